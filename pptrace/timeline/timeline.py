@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -295,25 +294,34 @@ class Timeline(Cells):
         Raises:
             ValueError: two slices of one lane overlap.
         """
-        ordered = sorted(slices, key=lambda s: (*_lane(s), s.start_ns, s.end_ns))
-        lanes = [(key, len(list(group))) for key, group in groupby(ordered, key=_lane)]
-        columns: dict[str, Any] = {
-            name: np.array([_value(s, name) for s in ordered], dtype=np.int64) for name in ROW_COLUMNS
-        }
-        timeline = cls(
-            placement=placement,
-            lane_rank=np.array([rank for (rank, _, _), _ in lanes], dtype=np.int32),
-            lane_stream=np.array([stream for (_, stream, _), _ in lanes], dtype=np.int8),
-            lane_peer=np.array([peer for (_, _, peer), _ in lanes], dtype=np.int32),
-            lane_ptr=np.cumsum([0, *(count for _, count in lanes)]),
-            **columns,
-        )
-        for lane in range(timeline.lanes):
-            rows = slice(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1]))
-            if (timeline.start_ns[rows][1:] < timeline.end_ns[rows][:-1]).any():
-                msg = f"slices of rank {timeline.lane_rank[lane]} overlap on one stream"
-                raise ValueError(msg)
-        return timeline
+        rows = list(slices)
+        names = ("rank", "stream", "peer", *ROW_COLUMNS)
+        columns = {name: np.array([_value(row, name) for row in rows], dtype=np.int64) for name in names}
+        return cls.from_columns(columns, placement)
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any], placement: Placement) -> Self:
+        """Return the timeline of slices in any order; ``cause`` refers to rows of the result.
+
+        The columns are ``rank``, ``stream``, ``peer`` and :data:`ROW_COLUMNS`.
+
+        Raises:
+            ValueError: two slices of one lane overlap.
+        """
+        order = np.lexsort([columns[name] for name in ("end_ns", "start_ns", "peer", "stream", "rank")])
+        columns = {name: values[order] for name, values in columns.items()}
+        lanes = np.stack([columns[name] for name in ("rank", "stream", "peer")])
+        is_first = (np.diff(lanes, prepend=-2) != 0).any(axis=0)
+        overlaps = ~is_first[1:] & (columns["start_ns"][1:] < columns["end_ns"][:-1])
+        if overlaps.any():
+            msg = f"slices of rank {columns['rank'][1:][overlaps][0]} overlap on one stream"
+            raise ValueError(msg)
+        lane_rank, lane_stream, lane_peer = lanes[:, is_first]
+        return cls(
+            placement=placement, lane_rank=lane_rank, lane_stream=lane_stream, lane_peer=lane_peer,
+            lane_ptr=np.append(np.flatnonzero(is_first), order.size),
+            **{name: columns[name] for name in ROW_COLUMNS},
+        )  # fmt: skip
 
     @property
     def ranks(self) -> int:
@@ -380,10 +388,6 @@ class Timeline(Cells):
     def __repr__(self) -> str:
         span = int(self.end_ns.max()) if len(self) else 0
         return f"<Timeline {self.ranks} ranks, {self.lanes} lanes, {len(self)} slices, {span} ns>"
-
-
-def _lane(item: Slice) -> tuple[int, int, int]:
-    return item.rank, int(item.stream), item.peer
 
 
 def _value(item: Slice, name: str) -> int:

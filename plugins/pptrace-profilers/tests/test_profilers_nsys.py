@@ -28,7 +28,7 @@ def test_times_count_from_the_epoch_where_the_session_says_when_it_began(pipelin
     whole = read_nsys(pipeline.nsys(tmp_path / "a.sqlite"), BUILT_IN)[0]
     without = read_nsys(pipeline.nsys(tmp_path / "b.sqlite", drop="TARGET_INFO_SESSION_START_TIME"), BUILT_IN)[0]
 
-    assert whole.executions[0].start_ns - without.executions[0].start_ns == 1_790_000_000 * 10**9
+    assert whole.executions.start_ns[0] - without.executions.start_ns[0] == 1_790_000_000 * 10**9
     assert whole.origin_ns is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pptrace.plugin import Action, Kind
 from pptrace_profilers.pipelines import infer_pipeline_group, ranks_by_stages
-from pptrace_profilers.recording import Execution, Recording
+from pptrace_profilers.recording import Executions, Recording
 
 NAMES = {"dp": "data_parallel_group", "cp": "mesh_cp", "tp": "TENSOR_MODEL_PARALLEL_GROUP"}
 
@@ -49,8 +49,8 @@ def test_groups_that_leave_no_axis_or_two_say_nothing(groups: dict[str, tuple[in
 def holding(*stages: int) -> Recording:
     """Return the recording of a rank with actions on some stages."""
     actions = [Action(kind=Kind.F, stage=stage, microbatch=0) for stage in stages]
-    executions = [Execution(action=action, start_ns=0, end_ns=1) for action in actions]
-    return Recording(path=Path("x"), rank=0, world=0, executions=tuple(executions))
+    executions = Executions(action=actions, start_ns=[0] * len(actions), end_ns=1)
+    return Recording(path=Path("x"), rank=0, world=0, executions=executions)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ import numpy as np
 from pptrace.plugin import Action, Kind, TraceError
 from pptrace_profilers.gpu_spans import add_gpu_spans, window_around
 from pptrace_profilers.pass_runs import autograd_runs, launch_runs, work_starts_ns
-from pptrace_profilers.recording import NO_STAGE, Annotations, Execution
+from pptrace_profilers.recording import NO_STAGE, Annotations, Executions
 from pptrace_profilers.stage_inference import Part, assign_by_chains, assign_by_route
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ _AUTOGRAD = "autograd's operations"
 """The source that identifies the forward of each backward."""
 _Places = dict[int, tuple[int, int]]
 """Stage and microbatch by the number of a rank's forward."""
+_ALWAYS = ("", -(2**63), 2**63 - 1)
+"""The window of a recording without steps: label, start and end."""
 _Verdict = tuple[str, str]
 """Confidence of an inference, and the reason against it; one of the two is empty."""
 _HELP = "`pptrace annotate` prints a module that marks them"
@@ -89,13 +91,13 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
     if not all(rank.forwards for rank in ranks):
         source = "the threads of launches"
         ranks = [
-            _RankRuns.of(recording, launch_runs(recording.operations, _posts(recording)))
+            _RankRuns.of(recording, launch_runs(recording.operations, recording.ends.host_ns))
             for recording in recordings
         ]
     if not all(rank.forwards for rank in ranks):
         return list(recordings), ""
     (confidence, objection), places_by_rank = _one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
-    if objection and any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
+    if objection and any((rank.recording.ends.peer >= 0).any() for rank in ranks):
         inference = _infer_from_messages(ranks, source)
         if inference is not None:
             (confidence, objection), ranks, places_by_rank, stages = inference
@@ -120,25 +122,20 @@ def _in_order(rank: _RankRuns) -> _Places:
 
 def _from_autograd(recording: Recording) -> list[Run]:
     try:
-        return autograd_runs(recording.path, _posts(recording))
+        return autograd_runs(recording.path, recording.ends.host_ns)
     except (TraceError, OSError):
         return []
 
 
-def _posts(recording: Recording) -> list[int]:
-    return [end.host_ns for end in recording.ends]
-
-
 def _with_actions(rank: _RankRuns, places: _Places) -> Recording:
     """Return a recording with its runs as actions; a kernel belongs to the action that launched it."""
-    executions = tuple(_executions(rank, places))
+    executions = Executions.from_rows(("action", "start_ns", "end_ns"), _executions(rank, places))
     recording = replace(rank.recording, executions=executions, unattributed=())
     operations = recording.operations
     if operations is None:
         return recording
     annotations = Annotations(
-        start_ns=np.array([execution.start_ns for execution in executions]),
-        end_ns=np.array([execution.end_ns for execution in executions]),
+        start_ns=executions.start_ns, end_ns=executions.end_ns,
         thread=np.full(len(executions), -1, dtype=np.int32), row=np.zeros(len(executions), dtype=np.int64),
     )  # fmt: skip
     launched = operations.launch_ns
@@ -147,8 +144,8 @@ def _with_actions(rank: _RankRuns, places: _Places) -> Recording:
     return add_gpu_spans(replace(recording, operations=replace(operations, action=action)))
 
 
-def _executions(rank: _RankRuns, places: _Places) -> Iterator[Execution]:
-    """Yield actions for the forwards that have a place, and for their backwards."""
+def _executions(rank: _RankRuns, places: _Places) -> Iterator[tuple[Action, int, int]]:
+    """Yield actions for the forwards that have a place, and for their backwards, each with start and end."""
     returned: Counter[int] = Counter()
     backwards = rank.backwards
     for run in rank.runs:
@@ -161,17 +158,20 @@ def _executions(rank: _RankRuns, places: _Places) -> Iterator[Execution]:
             returned[run.forward_number] += 1
         stage, microbatch = places[run.forward_number]
         action = Action(kind=kind, stage=stage, microbatch=microbatch)
-        yield Execution(action=action, start_ns=run.start_ns, end_ns=run.end_ns)
+        yield action, run.start_ns, run.end_ns
 
 
 def _one_stage_each(ranks: Sequence[_RankRuns], source: str) -> _Verdict:
     """Return the confidence that each rank holds one stage."""
-    ends = [(rank_index, end) for rank_index, rank in enumerate(ranks) for end in rank.recording.ends]
-    if not ends:
+    ends = [rank.recording.ends for rank in ranks]
+    if not any(map(len, ends)):
         return "", ": these ranks exchange no messages"
-    if all(end.peer < 0 for _, end in ends):
+    if all((of_rank.peer < 0).all() for of_rank in ends):
         return "", ": the files of the ranks that receive or send the other ends of their messages are missing"
-    if any(end.sends and end.peer >= 0 and abs(end.peer - rank_index) != 1 for rank_index, end in ends):
+    if any(
+        (of_rank.sends & (of_rank.peer >= 0) & (abs(of_rank.peer - number) != 1)).any()
+        for number, of_rank in enumerate(ends)
+    ):
         return "", (
             ": messages skip neighbouring ranks, so ranks hold several stages, and files lack data that assign "
             "actions to stages: autograd's operations with waits of hosts, or kernels of GPUs"
@@ -227,26 +227,25 @@ def _paired(rank: _RankRuns) -> Iterator[bool]:
 
 def _directed(rank: _RankRuns, number: int) -> Iterator[bool]:
     """Yield for each sent message whether its direction is that of the run before it."""
-    starts = [run.start_ns for run in rank.runs]
-    for end in rank.recording.ends:
-        run_index = int(np.searchsorted(starts, end.host_ns, side="right")) - 1
-        if end.sends and end.peer >= 0 and run_index >= 0 and rank.steps[run_index] >= 0:
-            yield end.peer - number == (1 if rank.runs[run_index].forward else -1)
+    ends = rank.recording.ends
+    ends = ends.of_rows(ends.sends & (ends.peer >= 0))
+    run_of_end = np.searchsorted([run.start_ns for run in rank.runs], ends.host_ns, side="right") - 1
+    for run_index, peer in zip(run_of_end.tolist(), ends.peer.tolist(), strict=True):
+        if run_index >= 0 and rank.steps[run_index] >= 0:
+            yield peer - number == (1 if rank.runs[run_index].forward else -1)
 
 
 def _counted(ranks: Sequence[_RankRuns]) -> Iterator[float]:
     """Yield the ratio of messages to forwards for each rank and neighbour."""
     for number, rank in enumerate(ranks):
         forward_count = len(rank.forwards)
-        windows = rank.recording.windows or [("", -(2**63), 2**63)]
+        ends = rank.recording.ends
+        in_step = np.zeros(len(ends), dtype=bool)
+        for _, start_ns, end_ns in rank.recording.windows or [_ALWAYS]:
+            in_step |= (start_ns <= ends.host_ns) & (ends.host_ns <= end_ns)
         for peer in (number - 1, number + 1):
             if 0 <= peer < len(ranks):
-                sent = sum(
-                    end.sends
-                    and end.peer == peer
-                    and any(start <= end.host_ns <= stop for _, start, stop in windows)
-                    for end in rank.recording.ends
-                )
+                sent = int((in_step & ends.sends & (ends.peer == peer)).sum())
                 yield min(sent, forward_count) / max(sent, forward_count)
 
 
@@ -256,9 +255,10 @@ _Inference = tuple[_Verdict, list[_RankRuns], list[_Places], int]
 
 def _infer_from_messages(ranks: Sequence[_RankRuns], source: str) -> _Inference | None:
     """Infer places from the routes of messages; None without waits of hosts and kernels of GPUs."""
-    on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
-    from_waits = source == _AUTOGRAD and not any(on_gpu)
-    if not from_waits and not all(on_gpu):
+    ends = [rank.recording.ends for rank in ranks]
+    on_gpu = np.concatenate([of_rank.posted_ns[of_rank.peer >= 0] >= 0 for of_rank in ends])
+    from_waits = source == _AUTOGRAD and not on_gpu.any()
+    if not from_waits and not on_gpu.all():
         return None
     places_by_rank: list[_Places] = [{} for _ in ranks]
     runs = [list(rank.runs) for rank in ranks]
@@ -285,11 +285,11 @@ def _infer_from_messages(ranks: Sequence[_RankRuns], source: str) -> _Inference 
 
 
 def _part(rank: _RankRuns, indices: Sequence[int], step: int) -> Part:
-    windows = rank.recording.windows
-    start, end = windows[step][1:] if windows else (-(2**63), 2**63)
+    windows, ends = rank.recording.windows, rank.recording.ends
+    _, start_ns, end_ns = windows[step] if windows else _ALWAYS
     return Part(
         runs=[rank.runs[index] for index in indices],
-        ends=[message for message in rank.recording.ends if start <= message.host_ns <= end],
+        ends=ends.of_rows((start_ns <= ends.host_ns) & (ends.host_ns <= end_ns)),
     )
 
 

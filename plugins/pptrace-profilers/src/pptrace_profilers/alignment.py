@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import Clock, Kind, Unattributed, kinds
-from pptrace_profilers.gpu_spans import window_around
-from pptrace_profilers.recording import list_some, shift
+from pptrace_profilers.gpu_spans import totals, window_around
+from pptrace_profilers.recording import MessageEnds, list_some, members_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pptrace.plugin import Action, Int64s
-    from pptrace_profilers.recording import Execution, MessageEnd, Recording
+    from pptrace_profilers.recording import Bools, Recording
 
     Step = tuple[Recording, ...]
+    Transfers = tuple[Int64s, Int64s, Int64s, Int64s]
 
 _UNBOUND = np.int64(2**62 - 1)
 """Larger than times since 1970; sums of two do not overflow."""
 
 
-def align(ranks: int, transfers: Sequence[tuple[int, int, int, int]]) -> list[Clock]:
+def align(ranks: int, transfers: Transfers) -> list[Clock]:
     """Return each rank's clock.
 
     Args:
@@ -38,15 +39,13 @@ def align(ranks: int, transfers: Sequence[tuple[int, int, int, int]]) -> list[Cl
 
     A rank without messages to and from rank 0, directly or indirectly, keeps its clock (0 pairs).
     """
+    source, target, posted_ns, arrived_ns = transfers
     # slack[a, b]: upper bound of the offset of b minus the offset of a.
     slack = np.full((ranks, ranks), _UNBOUND, dtype=np.int64)
     np.fill_diagonal(slack, 0)
-    pairs = np.zeros(ranks, dtype=np.int64)
-    for source, target, posted, arrived in transfers:
-        # With any offsets, a message arrives no earlier than it was posted.
-        slack[target, source] = min(slack[target, source], arrived - posted)
-        pairs[source] += 1
-        pairs[target] += 1
+    # With any offsets, a message arrives no earlier than it was posted.
+    np.minimum.at(slack, (target, source), arrived_ns - posted_ns)
+    pairs = np.bincount(np.concatenate([source, target]), minlength=ranks)
     for middle in range(ranks):
         slack = np.minimum(slack, np.minimum(slack[:, [middle]] + slack[[middle], :], _UNBOUND))
     return [_clock(rank, slack, int(pairs[rank])) for rank in range(ranks)]
@@ -80,7 +79,7 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step],
         numbers = [_by_mark(recording, labels) for recording in recordings]
     else:
         numbers = [_by_repetition(recording) for recording in recordings]
-        count = 1 + max(max(rank_numbers, default=-1) for rank_numbers in numbers)
+        count = 1 + max(rank_numbers.max(initial=-1) for rank_numbers in numbers)
         labels = [f"step {number}" for number in range(count)]
     steps = _split_recordings(recordings, numbers, len(labels))
     if not is_marked:
@@ -90,23 +89,26 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step],
     return _split_repetitions(labels, steps, notes)
 
 
-def _split_recordings(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[Step]:
+def _split_recordings(recordings: Sequence[Recording], numbers: Sequence[Int64s], count: int) -> list[Step]:
     """Split recordings into steps by the step of each action and message."""
     return list(zip(*map(_split_recording, recordings, numbers, [count] * len(recordings)), strict=True))
 
 
-def _split_recording(recording: Recording, numbers: Sequence[int], count: int) -> list[Recording]:
-    executions: list[list[Execution]] = [[] for _ in range(count)]
-    ends: list[list[MessageEnd]] = [[] for _ in range(count)]
-    for execution, step in zip(recording.executions, numbers, strict=False):
-        if step >= 0:
-            executions[step].append(execution)
-    for end, step in zip(recording.ends, numbers[len(recording.executions) :], strict=True):
-        if step >= 0:
-            ends[step].append(end)
+def _split_recording(recording: Recording, numbers: Int64s, count: int) -> list[Recording]:
+    actions, ends = (_rows_of_steps(part, count) for part in np.split(numbers, [len(recording.executions)]))
     return [
-        replace(recording, executions=tuple(executions[step]), ends=tuple(ends[step])) for step in range(count)
-    ]
+        replace(
+            recording, executions=recording.executions.of_rows(actions[step]),
+            ends=recording.ends.of_rows(ends[step]),
+        )
+        for step in range(count)
+    ]  # fmt: skip
+
+
+def _rows_of_steps(numbers: Int64s, count: int) -> list[Int64s]:
+    """Return the rows of each step, in their order."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.searchsorted(numbers[order], np.arange(count + 1)))[1:-1]
 
 
 def _split_repetitions(
@@ -116,9 +118,9 @@ def _split_repetitions(
     names: list[str] = []
     single_steps: list[Step] = []
     for label, step in zip(labels, steps, strict=True):
-        parts = [replace(part, ends=tuple(sorted(part.ends, key=lambda end: end.host_ns))) for part in step]
+        parts = [replace(part, ends=part.ends.sorted_by(part.ends.host_ns)) for part in step]
         numbers = [_by_repetition(part) for part in parts]
-        times = 1 + max(0, *(max(number, default=0) for number in numbers))
+        times = 1 + max(number.max(initial=0) for number in numbers)
         single_steps += _split_recordings(parts, numbers, times)
         names += [label] if times == 1 else [f"{label}, {number + 1} of {times}" for number in range(times)]
         if times > 1:
@@ -127,7 +129,7 @@ def _split_repetitions(
 
 
 def _omission_notes(
-    recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], marked: Sequence[Collection[str]],
+    recordings: Sequence[Recording], numbers: Sequence[Int64s], marked: Sequence[Collection[str]],
     labels: Sequence[str],
 ) -> Iterator[str]:  # fmt: skip
     """Yield notes on marked steps that some ranks lack, and on actions outside of all steps."""
@@ -137,153 +139,161 @@ def _omission_notes(
         yield f"{list_some(partial, len(partial), _MOST_NAMED)} {verb} not marked on every rank: left out"
         return
     for recording, number in zip(recordings, numbers, strict=True):
-        steps = zip(recording.executions, number, strict=False)
-        outside = [str(execution.action) for execution, step in steps if step < 0]
-        if outside:
-            count = "1 action is" if len(outside) == 1 else f"{len(outside):,} actions are"
+        outside = recording.executions.action[number[: len(recording.executions)] < 0]
+        if outside.size:
+            count = "1 action is" if outside.size == 1 else f"{outside.size:,} actions are"
             yield f"{recording.path.name}: {count} outside of all steps, {outside[0]} first: left out"
 
 
-def _by_mark(recording: Recording, labels: Sequence[str]) -> list[int]:
+def _by_mark(recording: Recording, labels: Sequence[str]) -> Int64s:
     """Return the step of each action, then of each message; -1 outside of all steps."""
     windows = sorted(
         (start, end, labels.index(label)) for label, start, end in recording.windows if label in labels
     )
     steps = np.array([*(number for _, _, number in windows), -1], dtype=np.int64)
-    starts_ns = [
-        *(execution.start_ns for execution in recording.executions),
-        *(end.host_ns for end in recording.ends),
-    ]
-    numbers: list[int] = steps[window_around([window[:2] for window in windows], starts_ns)].tolist()
-    return numbers
+    starts_ns = np.concatenate([recording.executions.start_ns, recording.ends.host_ns])
+    return steps[window_around([window[:2] for window in windows], starts_ns)]
 
 
-def _by_repetition(recording: Recording) -> list[int]:
+def _by_repetition(recording: Recording) -> Int64s:
     """Return the step of each action, then of each message, by counting repetitions."""
-    times: dict[str, int] = defaultdict(int)
+    executions, ends = recording.executions, recording.ends
+    times: Counter[Action] = Counter()
     starts: list[int] = []
     steps: list[int] = []
-    for execution in recording.executions:
-        if execution.action.microbatch < 0:
+    for action, start_ns in zip(executions.action, executions.start_ns.tolist(), strict=True):
+        if action.microbatch < 0:
             steps.append(max(len(starts) - 1, 0))
             continue
-        name = str(execution.action)
-        steps.append(times[name])
-        times[name] += 1
-        if len(starts) < times[name]:
-            starts.append(execution.start_ns)
+        steps.append(times[action])
+        times[action] += 1
+        if len(starts) < times[action]:
+            starts.append(start_ns)
     if not starts:
-        return [*steps, *[-1] * len(recording.ends)]
-    latest = np.searchsorted(starts, [end.host_ns for end in recording.ends], side="right") - 1
-    ended = np.maximum.accumulate(
-        np.array([execution.end_ns for execution in recording.executions], dtype=np.int64)
-    )
-    wait_ends_ns = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in recording.ends]
-    needed = np.searchsorted(ended, wait_ends_ns, side="right")
+        return np.array([*steps, *[-1] * len(ends)], dtype=np.int64)
+    latest = np.searchsorted(starts, ends.host_ns, side="right") - 1
+    wait_ends_ns = np.where(ends.posted_ns < 0, ends.end_ns, ends.posted_ns)
     # A receive belongs to the step of the action that ends next.
-    waits = np.array([not end.sends for end in recording.ends], dtype=bool)
-    waited_step = np.array(steps, dtype=np.int64)[np.minimum(needed, len(steps) - 1)]
-    return [*steps, *np.where(waits, waited_step, np.maximum(latest, 0)).tolist()]
+    needed = np.searchsorted(np.maximum.accumulate(executions.end_ns), wait_ends_ns, side="right")
+    waited_step = np.array(steps)[np.minimum(needed, len(steps) - 1)]
+    return np.concatenate([steps, np.where(ends.sends, np.maximum(latest, 0), waited_step)])
 
 
-Kernel = tuple[int, int, int, int, int]
-"""A kernel with messages: rank, stream, launch, start and end."""
 _Key = tuple[bool, int, int]
 """Whether a message is an activation, the stage that sends it, and its first microbatch."""
 
 
-@dataclass(slots=True)
-class Message:
-    """A message; :func:`shift_message` aligns its clocks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Messages of a step, one value per message; :func:`shift_messages` aligns their clocks."""
 
-    source: int
+    ends: MessageEnds
+    """Ends of messages on all ranks."""
+    rank: Int64s
+    """Rank of each end."""
+    sent: Int64s
+    """Row of the sender's end; -1 if not recorded."""
+    received: Int64s
+    """Row of the receiver's end; -1 if not recorded."""
+    source: Int64s
     """The sending rank; -1 if unknown."""
-    target: int
+    target: Int64s
     """The receiving rank; -1 if unknown."""
-    sent: MessageEnd | None
-    """The sender's end; None if not recorded."""
-    received: MessageEnd | None
-    """The receiver's end; None if not recorded."""
-    forward: bool = True
+    forward: Bools
     """Whether it is an activation."""
-    stage: int = -1
+    stage: Int64s
     """The sending stage; -1 if unknown."""
-    microbatch: int = -1
+    microbatch: Int64s
     """The first microbatch."""
-    span: int = 1
+    span: Int64s
     """Number of microbatches."""
 
     @property
-    def to_stage(self) -> int:
-        """Return the receiving stage."""
-        return self.stage + (1 if self.forward else -1)
+    def to_stage(self) -> Int64s:
+        """Return the receiving stages."""
+        return self.stage + np.where(self.forward, 1, -1)
 
 
-def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> list[Message]:
+def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> Messages:
     """Return a step's messages.
 
     Ends with the same action match in any order. The remaining ends match in the order of their times, per pair
     of ranks. An unmatched end is a message if it has an action, and is counted.
     """
-    messages, unmatched_sends, unmatched_receives = _by_action(ranks)
-    for source in range(len(ranks)):
-        for target in range(len(ranks)):
-            sent = [end for end in unmatched_sends[source] if end.peer == target]
-            received = [end for end in unmatched_receives[target] if end.peer == source]
-            for send, receive in zip(sent, received, strict=False):
-                messages.append(_message(source, target, send, receive))
-                unmatched_sends[source].remove(send)
-                unmatched_receives[target].remove(receive)
-    for rank in range(len(ranks)):
-        for ends, what in ((unmatched_sends[rank], "sends to"), (unmatched_receives[rank], "receives from")):
-            messages += [
-                _message(rank, end.peer, end, None) if end.sends else _message(end.peer, rank, None, end)
-                for end in ends
-                if end.action is not None
-            ]
-            unattributed += _count_unmatched(rank, what, ends)
-    return messages
+    rank = np.repeat(np.arange(len(ranks)), [len(recording.ends) for recording in ranks])
+    ends, pairs, unmatched = _by_action(MessageEnds.concatenate([recording.ends for recording in ranks]), rank)
+    links: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for row in unmatched.tolist():
+        here, peer = int(rank[row]), int(ends.peer[row])
+        if ends.sends[row]:
+            links[here, peer][0].append(row)
+        else:
+            links[peer, here][1].append(row)
+    in_order = [pair for link in sorted(links) for pair in zip(*links[link], strict=False)]
+    unmatched = unmatched[~np.isin(unmatched, in_order)]
+    single = []
+    for number in range(len(ranks)):
+        for sends, what in ((True, "sends to"), (False, "receives from")):
+            rows = unmatched[(rank[unmatched] == number) & (ends.sends[unmatched] == sends)]
+            single += [(row, -1) if sends else (-1, row) for row in rows.tolist() if ends.action[row] is not None]
+            unattributed += _count_unmatched(number, what, ends.of_rows(rows))
+    sent, received = np.array([*pairs, *in_order, *single], dtype=np.int64).reshape(-1, 2).T
+    actions = np.array([*ends.action, None])
+    contents = [_content(send or receive) for send, receive in zip(actions[sent], actions[received], strict=True)]
+    forward, stage, microbatch, span = np.array(contents, dtype=np.int64).reshape(-1, 4).T
+    return Messages(
+        ends=ends, rank=rank, sent=sent, received=received,
+        source=np.where(sent >= 0, rank[sent], ends.peer[received]),
+        target=np.where(received >= 0, rank[received], ends.peer[sent]),
+        forward=forward > 0, stage=stage, microbatch=microbatch, span=span,
+    )  # fmt: skip
 
 
-def _count_unmatched(rank: int, what: str, ends: Sequence[MessageEnd]) -> list[Unattributed]:
-    by_peer: dict[int, list[int]] = defaultdict(list)
-    for end in ends:
-        by_peer[end.peer].append(end.end_ns - end.start_ns)
+def _content(action: Action | None) -> tuple[bool, int, int, int]:
+    """Return whether a message is an activation, its sending stage, its first microbatch and their number."""
+    return (True, -1, -1, 1) if action is None else (*_message_key(action), action.span)
+
+
+def _count_unmatched(rank: int, what: str, ends: MessageEnds) -> list[Unattributed]:
+    columns = totals(ends.peer, ends.end_ns - ends.start_ns)
     return [
         Unattributed(
-            rank=rank, count=len(times), total_ns=sum(times),
+            rank=rank, count=count, total_ns=total_ns,
             what=f"{what} {f'rank {peer}' if peer >= 0 else 'an unknown rank'} without a matching end",
         )
-        for peer, times in sorted(by_peer.items())
+        for peer, count, total_ns in zip(*(column.tolist() for column in columns), strict=True)
     ]  # fmt: skip
 
 
-def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[MessageEnd]], list[list[MessageEnd]]]:
-    """Return messages with an action at both ends, and all other ends by rank."""
-    sent: dict[_Key, tuple[int, MessageEnd]] = {}
-    received: dict[_Key, tuple[int, MessageEnd]] = {}
-    unmatched: tuple[list[list[MessageEnd]], list[list[MessageEnd]]] = ([[] for _ in ranks], [[] for _ in ranks])
-    for number, rank in enumerate(ranks):
-        for end in rank.ends:
-            named, unnamed = (sent, unmatched[0]) if end.sends else (received, unmatched[1])
-            if end.action is None:
-                unnamed[number].append(end)
-                continue
-            key = _message_key(end.action)
-            if key in named and named[key][0] == number:
-                named[key] = (number, _join_parts(named[key][1], end))
-            else:
-                named.setdefault(key, (number, end))
-    messages = []
-    for key in sent.keys() & received.keys():
-        (source, send), (target, receive) = sent[key], received[key]
-        messages.append(_message(source, target, send, receive))
-    for key in sent.keys() ^ received.keys():
-        number, end = sent.get(key) or received[key]
-        (unmatched[0] if key in sent else unmatched[1])[number].append(end)
-    for ends in (*unmatched[0], *unmatched[1]):
-        ends.sort(key=lambda end: end.start_ns)
-    return sorted(messages, key=_begin), *unmatched
+def _by_action(ends: MessageEnds, rank: Int64s) -> tuple[MessageEnds, list[tuple[int, int]], Int64s]:
+    """Match ends with the same action, by the time of the send.
+
+    A message can have several parts, one per tensor, with the same action on one rank.
+
+    Returns:
+        The ends, of which the first has the times and the size of all parts of its message; the rows of both ends
+        of each message; and the rows of all other ends by time.
+    """
+    rows_of: dict[bool, dict[_Key, int]] = {True: {}, False: {}}
+    first = np.arange(len(ends))
+    for row, (action, sends) in enumerate(zip(ends.action, ends.sends.tolist(), strict=True)):
+        if action is not None:
+            first[row] = rows_of[sends].setdefault(_message_key(action), row)
+    parts = np.flatnonzero(rank[first] == rank)
+    start_ns, end_ns, size_bytes = ends.start_ns.copy(), ends.end_ns.copy(), np.zeros_like(ends.size_bytes)
+    np.minimum.at(start_ns, first[parts], ends.start_ns[parts])
+    np.maximum.at(end_ns, first[parts], ends.end_ns[parts])
+    np.add.at(size_bytes, first[parts], ends.size_bytes[parts])
+    sent, received = rows_of[True], rows_of[False]
+    pairs = sorted(
+        ((sent[key], received[key]) for key in sent.keys() & received.keys()), key=lambda pair: start_ns[pair[0]]
+    )
+    is_named = np.array([action is not None for action in ends.action], dtype=bool)
+    by_time = np.lexsort((is_named, start_ns))
+    is_left = first == np.arange(len(ends))
+    is_left[np.array(pairs, dtype=np.int64)] = False
+    ends = replace(ends, start_ns=start_ns, end_ns=end_ns, size_bytes=size_bytes)
+    return ends, pairs, by_time[is_left[by_time]]
 
 
 def _message_key(action: Action) -> _Key:
@@ -293,84 +303,68 @@ def _message_key(action: Action) -> _Key:
     return forward, action.stage - (1 if forward else -1), action.microbatch
 
 
-def _join_parts(end: MessageEnd, part: MessageEnd) -> MessageEnd:
-    """Return the end of a message in several parts, one per tensor."""
+def count_payloads(steps: Sequence[Messages]) -> list[Int64s]:
+    """Return for each step the number of messages of each end's kernel; 0 for a post of the host."""
+    kernels: list[list[tuple[int, ...]]] = []
+    count: Counter[tuple[int, ...]] = Counter()
+    for step in steps:
+        columns = step.rank, step.ends.stream, step.ends.posted_ns, step.ends.start_ns, step.ends.end_ns
+        kernels.append(list(zip(*(column.tolist() for column in columns), strict=True)))
+        carried = np.concatenate([step.sent, step.received])
+        count.update(kernels[-1][row] for row in carried[carried >= 0].tolist())
+    return [
+        np.where(step.ends.posted_ns < 0, 0, np.array([count[kernel] for kernel in of_ends], dtype=np.int64))
+        for step, of_ends in zip(steps, kernels, strict=True)
+    ]
+
+
+def shift_messages(messages: Messages, clocks: Sequence[Clock]) -> Messages:
+    """Return messages with the times of all ends by rank 0's clock."""
+    offset_ns = np.array([clock.offset_ns for clock in clocks], dtype=np.int64)[messages.rank]
+    ends = messages.ends
     return replace(
-        end, start_ns=min(end.start_ns, part.start_ns), end_ns=max(end.end_ns, part.end_ns),
-        size_bytes=end.size_bytes + part.size_bytes,
-    )  # fmt: skip
-
-
-def _begin(message: Message) -> int:
-    end = message.sent or message.received
-    return end.start_ns if end is not None else 0
-
-
-def _message(source: int, target: int, sent: MessageEnd | None, received: MessageEnd | None) -> Message:
-    """Return a message with the contents from the annotation of either end."""
-    message = Message(source=source, target=target, sent=sent, received=received)
-    actions = [end.action for end in (sent, received) if end is not None and end.action is not None]
-    for action in actions[:1]:
-        message.forward, message.stage, message.microbatch = _message_key(action)
-        message.span = action.span
-    return message
-
-
-def kernel_of(rank: int, end: MessageEnd) -> Kernel | None:
-    """Return the kernel of an end of a message; None for a post of the host."""
-    return None if end.posted_ns < 0 else (rank, end.stream, end.posted_ns, end.start_ns, end.end_ns)
-
-
-def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:
-    """Return the number of message ends per kernel; 0 for the key None."""
-    ends = (
-        (rank, end)
-        for message in messages
-        for rank, end in ((message.source, message.sent), (message.target, message.received))
+        messages, ends=replace(ends, start_ns=ends.start_ns + offset_ns, end_ns=ends.end_ns + offset_ns)
     )
-    count = Counter(kernel_of(rank, end) for rank, end in ends if end is not None)
-    del count[None]
-    return count
 
 
-def shift_message(message: Message, clocks: Sequence[Clock]) -> Message:
-    """Return a message with both ends' times by rank 0's clock."""
-    sent, received = (
-        shift(end, clocks[rank].offset_ns) if end is not None and rank >= 0 else end
-        for rank, end in ((message.source, message.sent), (message.target, message.received))
-    )
-    return replace(message, sent=sent, received=received)
-
-
-def name_messages(
-    ranks: Sequence[Recording], messages: Sequence[Message], unattributed: list[Unattributed]
-) -> None:
+def name_messages(ranks: Sequence[Recording], messages: Messages, unattributed: list[Unattributed]) -> Messages:
     """Infer the contents of messages without annotations, and missing ranks, from the order of actions.
 
     Messages carry the outputs of their sender for stages of their receiver, in order. If outputs of several stages
     or directions differ in number from the messages, the contents stay unknown.
     """
     holders = _holders(ranks)
-    named = {(message.forward, message.stage, message.microbatch) for message in messages if message.stage >= 0}
-    unnamed: dict[tuple[int, int], list[Message]] = defaultdict(list)
-    for message in messages:
-        if message.stage >= 0:
-            if message.source < 0:
-                message.source = holders.get((message.stage, message.microbatch), message.source)
-            if message.target < 0:
-                message.target = holders.get((message.to_stage, message.microbatch), message.target)
-        else:
-            unnamed[message.source, message.target].append(message)
-    for (source, target), pair_messages in unnamed.items():
-        outputs = _outputs(ranks[source], target, holders) if source >= 0 else []
+    source, target = (
+        np.where(
+            (rank < 0) & (messages.stage >= 0),
+            [holders.get(place, -1) for place in zip(stage.tolist(), messages.microbatch.tolist(), strict=True)],
+            rank,
+        )
+        for rank, stage in ((messages.source, messages.stage), (messages.target, messages.to_stage))
+    )
+    contents = np.stack([messages.forward, messages.stage, messages.microbatch, messages.span])
+    named = set(zip(*contents[:3, messages.stage >= 0].tolist(), strict=True))
+    unnamed: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in np.flatnonzero(messages.stage < 0).tolist():
+        unnamed[int(source[row]), int(target[row])].append(row)
+    for (sender, receiver), rows in unnamed.items():
+        outputs = _outputs(ranks[sender], receiver, holders) if sender >= 0 else []
         outputs = [action for action in outputs if _microbatch_key(action) not in named]
-        if len(pair_messages) != len(outputs) and len({_microbatch_key(action)[:2] for action in outputs}) > 1:
+        if len(rows) != len(outputs) and len({_microbatch_key(action)[:2] for action in outputs}) > 1:
             outputs = []
-        for message, action in zip(pair_messages, outputs, strict=False):
-            message.forward, message.stage, message.microbatch = _microbatch_key(action)
-            message.span = action.span
-        if len(pair_messages) > len(outputs):
-            unattributed.append(_nameless(source, target, pair_messages[len(outputs) :]))
+        for row, action in zip(rows, outputs, strict=False):
+            contents[:, row] = (*_microbatch_key(action), action.span)
+        if len(rows) > len(outputs):
+            nameless = messages.received[rows[len(outputs) :]]
+            received = messages.ends.of_rows(nameless[nameless >= 0])
+            unattributed.append(Unattributed(
+                rank=sender, what=f"messages to rank {receiver} that no annotation names", count=nameless.size,
+                total_ns=int((received.end_ns - received.start_ns).sum()),
+            ))  # fmt: skip
+    forward, stage, microbatch, span = contents
+    return replace(
+        messages, source=source, target=target, forward=forward > 0, stage=stage, microbatch=microbatch, span=span
+    )
 
 
 def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
@@ -384,7 +378,8 @@ def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
 
 
 def _passes(rank: Recording) -> Iterator[Action]:
-    return (action for execution in rank.executions for action in execution.members if action.kind in kinds.PASSES)
+    actions = (member for action in rank.executions.action for member in members_of(action))
+    return (action for action in actions if action.kind in kinds.PASSES)
 
 
 def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
@@ -399,11 +394,3 @@ def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int
 
 def _microbatch_key(action: Action) -> tuple[bool, int, int]:
     return action.kind is Kind.F, action.stage, action.microbatch
-
-
-def _nameless(source: int, target: int, messages: Sequence[Message]) -> Unattributed:
-    ends = [message.received for message in messages if message.received is not None]
-    return Unattributed(
-        rank=source, what=f"messages to rank {target} that no annotation names", count=len(messages),
-        total_ns=sum(end.end_ns - end.start_ns for end in ends),
-    )  # fmt: skip

@@ -15,7 +15,7 @@ from pptrace.plugin import TraceError
 from pptrace_profilers.events import EventBuilder, microseconds
 from pptrace_profilers.json_events import Blocks
 from pptrace_profilers.naming_rules import FILE_NAME
-from pptrace_profilers.recording import Execution, MessageEnd, Operations, Recording
+from pptrace_profilers.recording import Executions, MessageEnds, Operations, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,18 +141,18 @@ class _Contents:
     def _recording(
         self, rank: int, rows: list[_Match], unmatched: Events, unmatched_ranks: Int64s, notes: tuple[str, ...]
     ) -> Recording:
-        executions, ends = [], []
-        for start, end, meaning in sorted(rows, key=lambda row: (row[0], -row[1])):
-            if meaning.sends is not None:
-                ends.append(MessageEnd(
-                    sends=meaning.sends, peer=meaning.peer, start_ns=start, end_ns=end,
-                    size_bytes=meaning.size_bytes, action=meaning.action,
-                ))  # fmt: skip
-            elif meaning.action is not None:
-                executions.append(Execution(action=meaning.action, start_ns=start, end_ns=end))
+        rows = sorted(rows, key=lambda row: (row[0], -row[1]))
+        executions = Executions.from_rows(("start_ns", "end_ns", "action"), [
+            (start, end, meaning.action)
+            for start, end, meaning in rows if meaning.sends is None and meaning.action is not None
+        ])  # fmt: skip
+        ends = MessageEnds.from_rows(("start_ns", "end_ns", "sends", "peer", "size_bytes", "action"), [
+            (start, end, meaning.sends, meaning.peer, meaning.size_bytes, meaning.action)
+            for start, end, meaning in rows if meaning.sends is not None
+        ])  # fmt: skip
         return Recording(
-            path=self.path, rank=rank, world=0, executions=tuple(executions), ends=tuple(ends),
-            operations=None if executions else self._operations(unmatched, unmatched_ranks == rank),
+            path=self.path, rank=rank, world=0, executions=executions, ends=ends,
+            operations=None if len(executions) else self._operations(unmatched, unmatched_ranks == rank),
             origin_ns=0, notes=notes,
         )  # fmt: skip
 

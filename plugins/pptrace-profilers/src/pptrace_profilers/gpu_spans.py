@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import Action, Kind, Unattributed, kinds
-from pptrace_profilers.recording import Execution, GpuSpan, MessageEnd, Payload
+from pptrace_profilers.recording import Executions, MessageEnds, Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -48,16 +48,12 @@ def add_gpu_spans(recording: Recording) -> Recording:
     if operations is None:
         return recording
     work = _Work.of(recording.executions, operations)
-    spans = work.spans()
-    executions = [
-        replace(execution, gpu=spans.get(number)) for number, execution in enumerate(recording.executions)
-    ]
-    reductions = work.reductions()
-    ends = sorted(work.ends(), key=lambda end: end.start_ns)
+    executions = Executions.concatenate([work.executions_with_spans(), work.reductions()])
+    ends = work.ends()
     return replace(
         recording,
-        executions=tuple(sorted([*executions, *reductions], key=lambda execution: execution.start_ns)),
-        ends=tuple(ends) or recording.ends,
+        executions=executions.sorted_by(executions.start_ns),
+        ends=ends.sorted_by(ends.start_ns) if len(ends) else recording.ends,
         unattributed=(*recording.unattributed, *work.unattributed()),
     )
 
@@ -66,16 +62,15 @@ def add_gpu_spans(recording: Recording) -> Recording:
 class _Work:
     """A recording's operations, each with its role."""
 
-    executions: tuple[Execution, ...]
+    executions: Executions
     operations: Operations
     role: NDArray[np.int8]
     compute_stream: int
 
     @classmethod
-    def of(cls, executions: tuple[Execution, ...], operations: Operations) -> _Work:
-        kind_of = np.array([int(execution.action.kind) for execution in executions] or [-1])
-        kind = np.where(operations.action >= 0, kind_of[operations.action], -1)
-        unpaired = np.array([execution.pair < 0 for execution in executions] or [True])[operations.action]
+    def of(cls, executions: Executions, operations: Operations) -> _Work:
+        kind = np.append(executions.kind, -1)[operations.action]
+        unpaired = np.append(executions.pair, -1)[operations.action] < 0
         moves = (kind >= 0) & kinds.COMMUNICATION.mask(kind) & unpaired
         communicates = operations.communicates
         role = np.where(kind < 0, _Role.NONE, np.where(communicates, _Role.COLLECTIVE, _Role.COMPUTES))
@@ -90,12 +85,12 @@ class _Work:
             executions=executions, operations=operations, role=role, compute_stream=compute_stream(operations)
         )
 
-    def spans(self) -> dict[int, GpuSpan]:
-        """Return the GPU span of each action."""
+    def executions_with_spans(self) -> Executions:
+        """Return the actions with the time spans of their kernels."""
         operations = self.operations
         parts = np.flatnonzero((self.role == _Role.COMPUTES) | (self.role == _Role.COLLECTIVE))
         if not parts.size:
-            return {}
+            return self.executions
         parts = parts[np.lexsort((operations.start_ns[parts], operations.action[parts]))]
         action, first = np.unique(operations.action[parts].astype(np.int64), return_index=True)
         group = np.repeat(np.arange(action.size), np.diff([*first, parts.size]))
@@ -112,22 +107,14 @@ class _Work:
             covered_ns(group[rows], begin[rows], end[rows], action.size) for rows in (computing, order)
         )
         launch = np.minimum.reduceat(np.where(bounds, operations.launch_ns[parts], _LATEST), first)
-        columns = (action, low, high, launch, high - low - busy, busy - computed, main)
-        return {
-            number: GpuSpan(
-                start_ns=start, end_ns=stop, launch_ns=launched, gap_ns=gap, collective_ns=collective,
-                computes=on_main,
-            )
-            for number, start, stop, launched, gap, collective, on_main in zip(
-                *(column.tolist() for column in columns), strict=True
-            )
-        }  # fmt: skip
+        return self.executions.updated(
+            action, on_gpu=True, gpu_start_ns=low, gpu_end_ns=high, launch_ns=launch, gap_ns=high - low - busy,
+            collective_ns=busy - computed, computes=main,
+        )  # fmt: skip
 
     def _bounding(self, parts: Int64s, group: Int64s, groups: int) -> NDArray[np.bool_]:
         """Return the operations that bound an action: those on the compute stream, else computations, else all."""
-        carries = np.array([execution.action.kind in kinds.COMMUNICATION for execution in self.executions])[
-            self.operations.action[parts]
-        ]
+        carries = kinds.COMMUNICATION.mask(self.executions.kind[self.operations.action[parts]])
         computes = (
             self.role[parts] == _Role.COMPUTES
         ) != carries  # a communication phase is bounded by its communication
@@ -140,58 +127,57 @@ class _Work:
         self, action: Int64s, low: Int64s, high: Int64s, last: Int64s, main: NDArray[np.bool_]
     ) -> Int64s:
         """Return the ends, with the collectives that the next action's computation waits for."""
-        passes = (
-            np.array([self.executions[number].action.kind in kinds.PASSES for number in action.tolist()]) & main
-        )
+        passes = kinds.PASSES.mask(self.executions.kind[action]) & main
         order = np.flatnonzero(passes)[np.argsort(low[passes], kind="stable")]
         until = high.copy()
         until[order] = np.append(low[order][1:], _LATEST)
         extended: Int64s = np.maximum(high, np.minimum(last, until))
         return extended
 
-    def ends(self) -> Iterator[MessageEnd]:
-        """Yield the ends of messages."""
+    def ends(self) -> MessageEnds:
+        """Return the ends of messages."""
         operations = self.operations
+        launchers = np.array([*self.executions.action, None])[operations.action]
+        rows: list[tuple[int, Payload, Action | None]] = []
         for position in np.flatnonzero(self.role == _Role.MESSAGE).tolist():
-            number = int(operations.action[position])
-            launcher = self.executions[number].action if number >= 0 else None
+            launcher = launchers[position]
             is_message = launcher is not None and launcher.kind in kinds.COMMUNICATION
             is_send = launcher is not None and launcher.kind in kinds.SENDS
             payloads = [payload for payload in operations.payloads.get(position, ()) if payload.is_message]
             if not payloads and launcher is not None:
                 payloads = [Payload(operation="send" if is_send else "recv", action=launcher)]
             for payload in payloads:
-                sends = payload.operation == "send"
-                yield MessageEnd(
-                    sends=sends, peer=payload.peer, size_bytes=payload.size_bytes,
-                    action=payload.action or (launcher if is_message and is_send == sends else None),
-                    start_ns=int(operations.start_ns[position]), end_ns=int(operations.end_ns[position]),
-                    posted_ns=int(operations.launch_ns[position]), stream=int(operations.stream[position]),
-                )  # fmt: skip
+                is_named = is_message and is_send == (payload.operation == "send")
+                rows.append((position, payload, payload.action or (launcher if is_named else None)))
+        kernel = np.array([position for position, _, _ in rows], dtype=np.int64)
+        return MessageEnds(
+            action=[action for _, _, action in rows],
+            sends=[payload.operation == "send" for _, payload, _ in rows],
+            peer=[payload.peer for _, payload, _ in rows],
+            size_bytes=[payload.size_bytes for _, payload, _ in rows],
+            start_ns=operations.start_ns[kernel], end_ns=operations.end_ns[kernel],
+            posted_ns=operations.launch_ns[kernel], stream=operations.stream[kernel],
+        )  # fmt: skip
 
-    def reductions(self) -> list[Execution]:
+    def reductions(self) -> Executions:
         """Return the operations over data-parallel replicas as actions of the last active stage."""
-        reductions = []
-        stages = [
-            (execution.start_ns, execution.action.stage)
-            for execution in self.executions
-            if execution.action.kind in kinds.PASSES
-        ]
-        starts = [start for start, _ in stages]
-        for position in np.flatnonzero(self.role == _Role.REPLICAS).tolist():
-            launch = int(self.operations.launch_ns[position])
-            stage_index = int(np.searchsorted(starts, launch, side="right")) - 1
-            if not stages or launch < 0:
-                self.role[position] = _Role.NONE
-                continue
-            (payload, *_) = self.operations.payloads[position]
-            kind = Kind.UNSHARD if _GATHERS.search(payload.operation) else Kind.REDUCE_GRAD
-            start, end = int(self.operations.start_ns[position]), int(self.operations.end_ns[position])
-            reductions.append(Execution(
-                action=Action(kind=kind, stage=stages[max(stage_index, 0)][1]), start_ns=launch, end_ns=launch,
-                gpu=GpuSpan(start_ns=start, end_ns=end, launch_ns=launch, computes=False),
-            ))  # fmt: skip
-        return reductions
+        operations = self.operations
+        passes = self.executions.of_rows(kinds.PASSES.mask(self.executions.kind))
+        rows = np.flatnonzero(self.role == _Role.REPLICAS)
+        known = (operations.launch_ns[rows] >= 0) & (len(passes) > 0)
+        self.role[rows[~known]] = _Role.NONE
+        rows = rows[known]
+        launch_ns = operations.launch_ns[rows]
+        last_pass = np.maximum(np.searchsorted(passes.start_ns, launch_ns, side="right") - 1, 0)
+        gathers = [bool(_GATHERS.search(operations.payloads[row][0].operation)) for row in rows.tolist()]
+        return Executions(
+            action=[
+                Action(kind=Kind.UNSHARD if gather else Kind.REDUCE_GRAD, stage=action.stage)
+                for gather, action in zip(gathers, passes.action[last_pass], strict=True)
+            ],
+            start_ns=launch_ns, end_ns=launch_ns, launch_ns=launch_ns, on_gpu=True, computes=False,
+            gpu_start_ns=operations.start_ns[rows], gpu_end_ns=operations.end_ns[rows],
+        )  # fmt: skip
 
     def unattributed(self) -> list[Unattributed]:
         """Return the operations without an action, summed by name."""
@@ -271,7 +257,7 @@ def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int
     return keys, np.bincount(group, minlength=keys.size), total
 
 
-def window_around(windows: Sequence[tuple[int, int]], times_ns: Sequence[int]) -> Int64s:
+def window_around(windows: Sequence[tuple[int, int]], times_ns: Sequence[int] | Int64s) -> Int64s:
     """Return the last window that starts before each instant; -1 if it ends before the instant.
 
     Args:

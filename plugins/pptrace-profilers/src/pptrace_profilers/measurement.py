@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pptrace.plugin import ImportRequest
+    from pptrace_profilers.alignment import Transfers
     from pptrace_profilers.recording import Operations, Recording
 
 
@@ -33,15 +35,11 @@ def measure_recordings(
     if request.every_replica:
         return _measure_replicas(recordings, request, notes)
     pipeline, assumed = choose_pipeline(recordings, request.layout, request.replica)
-    has_actions = any(
-        execution.action.kind not in kinds.COMMUNICATION
-        for recording in pipeline
-        for execution in recording.executions
-    )
+    has_actions = not all(kinds.COMMUNICATION.mask(recording.executions.kind).all() for recording in pipeline)
     inference_note = ""
     if not has_actions:
         pipeline, inference_note = infer(pipeline)
-        has_actions = any(recording.executions for recording in pipeline)
+        has_actions = any(len(recording.executions) for recording in pipeline)
     numbers, ranks = numbers_of(pipeline, recordings, request.layout)
     try:
         measurement = assemble(pipeline, numbers) if has_actions else without_actions(pipeline)
@@ -96,16 +94,13 @@ def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:
 
 def _overlaps(recording: Recording) -> Iterator[str]:
     """Yield a note on the computations of a rank's host that begin before the end of another."""
-    until, first, count = -(2**63), "", 0
-    for execution in recording.executions:
-        if execution.action.kind in kinds.COMPUTE and execution.gpu is None:
-            if until > execution.start_ns:
-                first = first or str(execution.action)
-                count += 1
-            until = max(until, execution.end_ns)
-    if count:
+    executions = recording.executions
+    executions = executions.of_rows(kinds.COMPUTE.mask(executions.kind) & ~executions.on_gpu)
+    until_ns = np.maximum.accumulate(executions.end_ns)[:-1]
+    early = executions.action[1:][until_ns > executions.start_ns[1:]]
+    if early.size:
         yield (
-            f"{recording.path.name}: {count:,} actions begin before another has ended, {first} first: "
+            f"{recording.path.name}: {early.size:,} actions begin before another has ended, {early[0]} first: "
             "each is moved to start at that end"
         )
 
@@ -128,7 +123,7 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
     return Measurement(
         steps=(),
-        clocks=tuple(align(len(recordings), list(_transfers(recordings)))),
+        clocks=tuple(align(len(recordings), _transfers(recordings))),
         summaries=tuple(summaries),
         occupied=tuple(
             _occupied(rank, recording.operations)
@@ -139,17 +134,21 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     )
 
 
-def _transfers(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield sender, receiver, post time and arrival time of messages, in order between two ranks.
+def _transfers(recordings: Sequence[Recording]) -> Transfers:
+    """Return sender, receiver, post time and arrival time of messages, in order between two ranks.
 
     If two ranks have different numbers of sends and receives, their messages are left out.
     """
-    for source, sender in enumerate(recordings):
-        for target, receiver in enumerate(recordings):
-            sent = [end.start_ns for end in sender.ends if end.sends and end.peer == target]
-            received = [end.end_ns for end in receiver.ends if not end.sends and end.peer == source]
-            if len(sent) == len(received):
-                yield from ((source, target, *times) for times in zip(sent, received, strict=True))
+    columns = [(np.zeros(0, dtype=np.int64),) * 4]
+    for source, target in product(range(len(recordings)), repeat=2):
+        sender, receiver = recordings[source].ends, recordings[target].ends
+        posted_ns = sender.start_ns[sender.sends & (sender.peer == target)]
+        arrived_ns = receiver.end_ns[~receiver.sends & (receiver.peer == source)]
+        if posted_ns.size == arrived_ns.size:
+            sources, targets = (np.full(posted_ns.size, rank) for rank in (source, target))
+            columns.append((sources, targets, posted_ns, arrived_ns))
+    sources, targets, posted_ns, arrived_ns = map(np.concatenate, zip(*columns, strict=True))
+    return sources, targets, posted_ns, arrived_ns
 
 
 def _rank_summaries(rank: int, recording: Recording) -> list[Summary]:
@@ -190,11 +189,12 @@ def _message_summaries(rank: int, recording: Recording) -> Iterator[Summary]:
     operations = recording.operations
     times = () if operations is None else (operations.start_ns.tolist(), operations.end_ns.tolist())
     counted = set(zip(*times, strict=True))
+    spans = zip(recording.ends.start_ns.tolist(), recording.ends.end_ns.tolist(), strict=True)
+    on_host = np.array([span not in counted for span in spans], dtype=bool)
     for sends, what in ((True, "send"), (False, "receive")):
-        ends = [end for end in recording.ends if end.sends == sends and (end.start_ns, end.end_ns) not in counted]
-        if ends:
+        ends = recording.ends.of_rows(on_host & (recording.ends.sends == sends))
+        if len(ends):
             yield Summary(
                 rank=rank, what=what, communicates=True, count=len(ends),
-                total_ns=sum(end.end_ns - end.start_ns for end in ends),
-                size_bytes=sum(end.size_bytes for end in ends),
+                total_ns=int((ends.end_ns - ends.start_ns).sum()), size_bytes=int(ends.size_bytes.sum()),
             )  # fmt: skip

@@ -19,12 +19,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, kinds
 from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import window_around
 from pptrace_profilers.json_events import MOST_EVENT_BYTES, read_lines
-from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording, read_files
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Executions, MessageEnds, Recording, read_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -123,13 +124,12 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
     step_spans_ns = [(start, end) for _, start, end in windows]
     starts_ns = [span.start_ns for span in acting]
     step_of_span = window_around(step_spans_ns, starts_ns).tolist() if windows else [-1] * len(acting)
-    executions: list[Execution] = []
-    ends: list[MessageEnd] = []
+    executions, ends = [Executions()], [MessageEnds()]
     for step in range(len(windows)):
         step_spans = [span for span, number in zip(acting, step_of_span, strict=True) if number == step]
-        step_executions = _executions(step_spans, stage)
-        executions += step_executions
-        ends += _ends(step_spans, step_executions, stages) if stage != NO_STAGE else ()
+        executions.append(_executions(step_spans, stage))
+        if stage != NO_STAGE:
+            ends.append(_ends(step_spans, executions[-1], stages))
     outside = sum(number < 0 for number in step_of_span)
     sums = Counter[str]()
     for span in spans:
@@ -138,7 +138,7 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
     counts = Counter(span.name for span in spans)
     return Recording(
         path=path, rank=rank, world=parse_integer(spans[0].resource.get("dl.world_size"), 0), windows=windows,
-        executions=tuple(executions), ends=tuple(ends),
+        executions=Executions.concatenate(executions), ends=MessageEnds.concatenate(ends),
         notes=(f"rank {rank}: {outside:,} spans outside of all steps: left out",) if outside else (),
         unattributed=tuple(
             Unattributed(rank=max(rank, 0), what=name, count=counts[name], total_ns=total)
@@ -147,10 +147,10 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
     )  # fmt: skip
 
 
-def _executions(spans: Sequence[Span], stage: int) -> list[Execution]:
+def _executions(spans: Sequence[Span], stage: int) -> Executions:
     """Return the computations of a step; forwards and backwards without a number are counted separately."""
     counted: Counter[Kind] = Counter()
-    executions = []
+    rows = []
     for span in spans:
         kind = _ACTIONS.get(span.name)
         if kind is None:
@@ -159,43 +159,43 @@ def _executions(spans: Sequence[Span], stage: int) -> list[Execution]:
             (parse_integer(span.attributes[name], -1) for name in _NUMBERS if name in span.attributes), -1
         )
         action = Action(kind=kind, stage=stage, microbatch=recorded if recorded >= 0 else counted[kind])
-        executions.append(Execution(action=action, start_ns=span.start_ns, end_ns=span.end_ns))
+        rows.append((action, span.start_ns, span.end_ns))
         counted[kind] += 1
-    return executions
+    return Executions.from_rows(("action", "start_ns", "end_ns"), rows)
 
 
-def _ends(spans: Sequence[Span], executions: Sequence[Execution], stages: int) -> Iterator[MessageEnd]:
-    """Yield ends of messages: a receive feeds the next computation of its direction, a send follows the last."""
+def _ends(spans: Sequence[Span], executions: Executions, stages: int) -> MessageEnds:
+    """Return ends of messages: a receive feeds the next computation of its direction, a send follows the last."""
+    actions, starts_ns, ends_ns = executions.action, executions.start_ns.tolist(), executions.end_ns.tolist()
+    rows = []
     named = set()
     for span in spans:
         match = _MESSAGE.fullmatch(span.name)
         if match is None:
             continue
-        sends, kind = match[1] == "send", Kind.F if match[2] == "forward" else Kind.B
-        same_kind = [execution for execution in executions if execution.action.kind is kind]
+        sends, same_kind = match[1] == "send", executions.kind == (Kind.F if match[2] == "forward" else Kind.B)
         if sends:
-            fitting = [execution for execution in same_kind if execution.end_ns <= span.start_ns][-1:]
+            fitting = np.flatnonzero(same_kind & (executions.end_ns <= span.start_ns))[-1:]
         else:
-            fitting = [execution for execution in same_kind if execution.start_ns >= span.end_ns][:1]
-        for execution in fitting:
-            named.add((sends, execution.action))
-            yield _end(execution.action, span.start_ns, span.end_ns, sends=sends)
-    for index, execution in enumerate(executions):
-        previous_end_ns = executions[index - 1].end_ns if index else execution.start_ns
-        next_start_ns = executions[index + 1].start_ns if index + 1 < len(executions) else execution.end_ns
-        stage_change = 1 if execution.action.kind is Kind.F else -1
-        if 0 <= execution.action.stage - stage_change < stages and (False, execution.action) not in named:
-            yield _end(execution.action, min(previous_end_ns, execution.start_ns), execution.start_ns, sends=False)
-        if 0 <= execution.action.stage + stage_change < stages and (True, execution.action) not in named:
-            yield _end(execution.action, execution.end_ns, max(next_start_ns, execution.end_ns), sends=True)
+            fitting = np.flatnonzero(same_kind & (executions.start_ns >= span.end_ns))[:1]
+        for action in actions[fitting]:
+            named.add((sends, action))
+            rows.append(_end(action, span.start_ns, span.end_ns, sends=sends))
+    for index, (action, start_ns, end_ns) in enumerate(zip(actions, starts_ns, ends_ns, strict=True)):
+        previous_end_ns = ends_ns[index - 1] if index else start_ns
+        next_start_ns = starts_ns[index + 1] if index + 1 < len(starts_ns) else end_ns
+        stage_change = 1 if action.kind is Kind.F else -1
+        if 0 <= action.stage - stage_change < stages and (False, action) not in named:
+            rows.append(_end(action, min(previous_end_ns, start_ns), start_ns, sends=False))
+        if 0 <= action.stage + stage_change < stages and (True, action) not in named:
+            rows.append(_end(action, end_ns, max(next_start_ns, end_ns), sends=True))
+    return MessageEnds.from_rows(("action", "start_ns", "end_ns", "sends"), rows)
 
 
-def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> MessageEnd:
-    """Return the end of a message that a computation receives or sends."""
+def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> tuple[Action, int, int, bool]:
+    """Return the action, start, end and direction of an end of a message that a computation receives or sends."""
     kind = kinds.message_kind(sends=sends, forward=computed.kind is Kind.F)
-    return MessageEnd(
-        sends=sends, peer=-1, start_ns=start_ns, end_ns=end_ns, size_bytes=0, action=replace(computed, kind=kind)
-    )
+    return replace(computed, kind=kind), start_ns, end_ns, sends
 
 
 _LATEST_NS = 2**62

@@ -20,7 +20,7 @@ import numpy as np
 from pptrace.plugin import BySize, TraceError, check_events
 from pptrace_profilers.events import microseconds, parse_integer
 from pptrace_profilers.json_events import read_lines
-from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
+from pptrace_profilers.recording import MessageEnds, Operations, Payload, Recording, read_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -165,16 +165,14 @@ def _recording(
     path: Path, transfers: Sequence[Transfer], largest: Transfer, global_ranks: Mapping[str, Mapping[int, int]]
 ) -> Recording:
     ordered = sorted(transfers, key=_start)
-    ends = tuple(
-        MessageEnd(
-            sends=line.sends, start_ns=_start(line), end_ns=_start(line) + line.exec_ns,
-            size_bytes=line.size_bytes,
+    ends = MessageEnds.from_rows(("sends", "start_ns", "end_ns", "size_bytes", "peer"), [
+        (
+            line.sends, _start(line), _start(line) + line.exec_ns, line.size_bytes,
             # Ends without a time cannot align clocks, so they have no peer.
-            peer=global_ranks[line.communicator].get(line.peer, -1) if line.start_ns >= 0 else -1,
+            global_ranks[line.communicator].get(line.peer, -1) if line.start_ns >= 0 else -1,
         )
-        for line in ordered
-        if line.is_message
-    )  # fmt: skip
+        for line in ordered if line.is_message
+    ])  # fmt: skip
     collectives = [
         (
             Payload(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.plugin import TraceError
 from pptrace_profilers.events import microseconds, parse_integer
 from pptrace_profilers.json_events import Blocks
-from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
+from pptrace_profilers.recording import MessageEnds, Operations, Payload, Recording, read_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -187,8 +187,10 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
     return NcclOperation(
         name=str(event.fields.get("name", "")), communicator=communicator,
         posted_ns=posted_ns, start_ns=start_ns, end_ns=end_ns, peer=parse_integer(args.get("Peer"), -1),
-        size_bytes=max(parse_integer(args.get("Count", args.get("count")), 0), 0)
-        * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0),
+        size_bytes=min(
+            max(parse_integer(args.get("Count", args.get("count")), 0), 0)
+            * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0), _LARGEST,
+        ),
         stream=_address(call.get("Stream")),
     )  # fmt: skip
 
@@ -347,12 +349,11 @@ def _recording(
             collectives.append((payload, start, end, operation.stream, operation.posted_ns))
             continue
         peer_process = members.get(operation.communicator, {}).get(operation.peer, -1)
-        ends.append(MessageEnd(
-            sends=name.lower().startswith("send"), peer=ranks[peer_process] if peer_process >= 0 else -1,
-            start_ns=start, end_ns=end, size_bytes=size, posted_ns=operation.posted_ns,
-        ))  # fmt: skip
+        peer = ranks[peer_process] if peer_process >= 0 else -1
+        ends.append((name.lower().startswith("send"), peer, start, end, size, operation.posted_ns))
     notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]
     return Recording(
-        path=process.files[0].path, rank=rank, world=world, groups=groups, ends=tuple(ends),
+        path=process.files[0].path, rank=rank, world=world, groups=groups,
+        ends=MessageEnds.from_rows(("sends", "peer", "start_ns", "end_ns", "size_bytes", "posted_ns"), ends),
         operations=Operations.of_collectives(collectives), notes=tuple(notes),
     )  # fmt: skip

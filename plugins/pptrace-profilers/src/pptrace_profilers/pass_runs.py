@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import compute_stream
 from pptrace_profilers.json_events import Keep, read_events
 
@@ -50,15 +51,19 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Operation:
-    forward: bool
-    start_ns: int
-    end_ns: int
-    sequence: int
-    name: str
+class _Passes:
+    """Outer operations with a backward, and backward operations, by time."""
+
+    events: Events
+    row: Int64s
+    """Event of each operation."""
+    forward: list[bool]
+    """Whether each operation is of a forward."""
+    sequence: list[int]
+    """Sequence number of each operation; -1 for none."""
 
 
-def autograd_runs(path: Path, posts_ns: Sequence[int]) -> list[Run]:
+def autograd_runs(path: Path, posts_ns: Int64s) -> list[Run]:
     """Return the runs of a file by time; none if the file has no operations of autograd, or is too large.
 
     Args:
@@ -70,126 +75,108 @@ def autograd_runs(path: Path, posts_ns: Sequence[int]) -> list[Run]:
     """
     if path.stat().st_size > _MOST_BYTES:
         return []
-    operations = _operations(read_events(path, _KEEP))
-    posts = np.searchsorted(
-        np.sort(np.array(posts_ns, dtype=np.int64)), [operation.start_ns for operation in operations]
-    ).tolist()
+    operations = _passes(read_events(path, _KEEP))
+    posts = np.searchsorted(np.sort(posts_ns), operations.events.start_ns[operations.row]).tolist()
     runs, of_run = _runs(operations, posts, frozenset())
     begins = _separate_forwards(operations, of_run)
     return _runs(operations, posts, begins)[0] if begins else runs
 
 
-def _runs(
-    operations: Sequence[_Operation], posts: Sequence[int], begins: frozenset[int]
-) -> tuple[list[Run], list[int]]:
+def _runs(operations: _Passes, posts: Sequence[int], begins: frozenset[int]) -> tuple[list[Run], list[int]]:
     """Return the runs, and the run of each operation.
 
     Args:
-        operations: by time.
+        operations: operations of autograd.
         posts: number of messages posted before each operation.
         begins: indices of operations that start a forward without a post or a backward before them.
     """
-    groups: list[tuple[bool, int, list[_Operation]]] = []
+    groups: list[tuple[bool, int, list[int]]] = []
     of_run: list[int] = []
     forward_of: dict[int, int] = {}
     visited: set[int] = set()
     forwards, last_post = -1, -1
-    for number, (operation, post) in enumerate(zip(operations, posts, strict=True)):
+    columns = zip(operations.forward, operations.sequence, posts, strict=True)
+    for number, (of_forward, sequence, post) in enumerate(columns):
         is_forward, current, members = groups[-1] if groups and post == last_post else (None, -1, [])
-        joins = is_forward == operation.forward
+        joins = is_forward == of_forward
         last_post = post
-        if operation.forward:
+        if of_forward:
             joins = joins and number not in begins
             forwards += not joins
-            forward = forward_of[operation.sequence] = forwards
+            forward = forward_of[sequence] = forwards
         else:
-            forward = forward_of.get(operation.sequence, -1)
+            forward = forward_of.get(sequence, -1)
             # A pass of autograd runs each function once, so a repeated function starts the next pass.
-            joins = joins and forward in {-1, current} and operation.sequence not in visited
+            joins = joins and forward in {-1, current} and sequence not in visited
         if joins:
-            members.append(operation)
+            members.append(number)
         elif forward >= 0:
-            groups.append((operation.forward, forward, [operation]))
+            groups.append((of_forward, forward, [number]))
             visited = set()
-        if not operation.forward:
-            visited |= {operation.sequence} - {-1}
+        if not of_forward:
+            visited |= {sequence} - {-1}
         of_run.append(len(groups) - 1 if joins or forward >= 0 else -1)
-    runs = [
-        Run(
-            forward=is_forward, start_ns=members[0].start_ns, end_ns=max(member.end_ns for member in members),
-            forward_number=forward, operations=tuple(member.name for member in members) if is_forward else (),
-        )
-        for is_forward, forward, members in groups
-    ]  # fmt: skip
-    return runs, of_run
+    return [_run(operations, *group) for group in groups], of_run
 
 
-def _separate_forwards(operations: Sequence[_Operation], of_run: Sequence[int]) -> frozenset[int]:
+def _run(operations: _Passes, is_forward: bool, forward: int, members: list[int]) -> Run:  # noqa: FBT001 - a field
+    events, rows = operations.events, operations.row[members]
+    return Run(
+        forward=is_forward, start_ns=int(events.start_ns[rows[0]]), end_ns=int(events.end_ns[rows].max()),
+        forward_number=forward, operations=tuple(map(events.name_of, rows)) if is_forward else (),
+    )  # fmt: skip
+
+
+def _separate_forwards(operations: _Passes, of_run: Sequence[int]) -> frozenset[int]:
     """Return operations inside a forward that share no backward pass with the operations before them."""
     passes: dict[int, set[int]] = {}
-    for operation, run in zip(operations, of_run, strict=True):
-        if not operation.forward and operation.sequence >= 0:
-            passes.setdefault(operation.sequence, set()).add(run)
-    rows = [number for number, operation in enumerate(operations) if operation.forward]
+    for is_forward, sequence, run in zip(operations.forward, operations.sequence, of_run, strict=True):
+        if not is_forward and sequence >= 0:
+            passes.setdefault(sequence, set()).add(run)
+    rows = [number for number, is_forward in enumerate(operations.forward) if is_forward]
     last_of: dict[int, int] = {}
     for number in rows:
-        for run in passes[operations[number].sequence]:
+        for run in passes[operations.sequence[number]]:
             last_of[run] = number
     begins, reaches = set(), -1
     for previous, number in zip([-1, *rows], rows, strict=False):
         if previous >= 0 and of_run[previous] == of_run[number] and reaches < number:
             begins.add(number)
-        reaches = max(reaches, *(last_of[run] for run in passes[operations[number].sequence]))
+        reaches = max(reaches, *(last_of[run] for run in passes[operations.sequence[number]]))
     return frozenset(begins)
 
 
-def _operations(events: Events) -> list[_Operation]:
+def _passes(events: Events) -> _Passes:
     """Return the outer operations with a backward, and the backward operations, by time."""
-    rows = np.argsort(events.start_ns, kind="stable").tolist()
-    sequences = {row: _sequence(events, row) for row in rows}
-    backward_rows = {row for row in rows if events.name_of(row).startswith(_BACKWARD)}
-    returning = {sequences[row] for row in backward_rows} - {-1}
-    operations: list[_Operation] = []
+    sequence = np.full(len(events), -1, dtype=np.int64)
+    is_backward = np.zeros(len(events), dtype=bool)
+    for row, arguments in events.arguments.items():
+        sequence[row] = parse_integer(arguments.sequence_number, -1)
+        is_backward[row] = arguments.forward_thread not in {None, 0}  # only backwards have this argument
+    runs_backward = events.named(lambda name: name.startswith(_BACKWARD))
+    returns = np.isin(sequence, sequence[runs_backward & (sequence >= 0)]) & ~is_backward
+    returns &= ~events.named(lambda name: name.startswith(_EXCLUDED))
+    outer: list[int] = []
     busy_until = -1
-    for row in rows:
-        start, end, name = int(events.start_ns[row]), int(events.end_ns[row]), events.name_of(row)
-        forward = row not in backward_rows
-        if forward and (
-            sequences[row] not in returning or name.startswith(_EXCLUDED) or _is_backward(events, row)
-        ):
-            continue
-        if start < busy_until:  # inside another operation: recomputed, or a part of it
-            continue
-        busy_until = end
-        operations.append(
-            _Operation(forward=forward, start_ns=start, end_ns=end, sequence=sequences[row], name=name)
-        )
+    for row in events.by_start(runs_backward | returns).tolist():
+        if events.start_ns[row] >= busy_until:  # else inside another operation: recomputed, or a part of it
+            outer.append(row)
+            busy_until = events.end_ns[row]
     # An operation without a backward has the number of the next operation with a backward.
-    last = {operation.sequence: number for number, operation in enumerate(operations) if operation.forward}
-    return [
-        operation
-        for number, operation in enumerate(operations)
-        if not operation.forward or last[operation.sequence] == number
-    ]
-
-
-def _sequence(events: Events, row: int) -> int:
-    arguments = events.arguments.get(row)
-    number = arguments.sequence_number if arguments is not None else None
-    return number if isinstance(number, int) else -1
-
-
-def _is_backward(events: Events, row: int) -> bool:
-    """Return whether an operation is a backward; only backwards have the thread of the forward."""
-    arguments = events.arguments.get(row)
-    return arguments is not None and arguments.forward_thread not in {None, 0}
+    last = {int(sequence[row]): row for row in outer if not runs_backward[row]}
+    rows = np.array(
+        [row for row in outer if runs_backward[row] or last[int(sequence[row])] == row], dtype=np.int64
+    )
+    return _Passes(
+        events=events, row=rows, forward=(~runs_backward[rows]).tolist(), sequence=sequence[rows].tolist()
+    )
 
 
 _SHORT = 2
 """Divisor of the median number of kernels; shorter runs set gradients to zero or sum losses, and are dropped."""
 
 
-def launch_runs(operations: Operations | None, posts_ns: Sequence[int]) -> list[Run]:
+def launch_runs(operations: Operations | None, posts_ns: Int64s) -> list[Run]:
     """Return the runs by launch; none if fewer than two threads launched computations.
 
     The k-th backward is assigned to the k-th forward.
@@ -201,7 +188,7 @@ def launch_runs(operations: Operations | None, posts_ns: Sequence[int]) -> list[
     rows = _compute_rows(operations) if operations is not None else None
     if operations is None or operations.thread is None or rows is None:
         return []
-    post = np.searchsorted(np.sort(np.array(posts_ns, dtype=np.int64)), operations.launch_ns[rows])
+    post = np.searchsorted(np.sort(posts_ns), operations.launch_ns[rows])
     forward = operations.thread[rows] == operations.thread[rows[0]]  # a step begins with a forward
     cuts = np.flatnonzero((np.diff(forward) != 0) | (np.diff(post) != 0)) + 1
     parts = np.split(np.arange(rows.size), cuts)

@@ -7,8 +7,10 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pptrace.plugin import ConfigError, Layout, TraceError
-from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, list_some, pipeline_group
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, list_some, members_of, pipeline_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,10 +202,10 @@ def _coordinates(place: str) -> set[str]:
 
 def _span(recording: Recording) -> int:
     """Return the time from the first to the last action of a rank, by default of its operations."""
-    spans = [execution.gpu or execution for execution in recording.executions]
     operations = recording.operations
-    if spans:
-        return max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
+    if len(recording.executions):
+        start_ns, end_ns = recording.executions.work_ns
+        return int(end_ns.max() - start_ns.min())
     if operations is not None and operations.start_ns.size:
         return int(operations.end_ns.max()) - int(operations.start_ns.min())
     return 0
@@ -211,8 +213,8 @@ def _span(recording: Recording) -> int:
 
 def _local(recording: Recording, local: dict[int, int]) -> Recording:
     """Return a recording with pipeline ranks as peers; -1 for peers outside of the pipeline."""
-    ends = tuple(replace(end, peer=local.get(end.peer, -1)) for end in recording.ends)
-    return replace(recording, ends=ends)
+    peers = np.array([local.get(peer, -1) for peer in recording.ends.peer.tolist()])
+    return replace(recording, ends=replace(recording.ends, peer=peers))
 
 
 GROUPED = {
@@ -280,7 +282,7 @@ def ranks_by_stages(pipeline: Sequence[Recording], world: int) -> int:
 
 def stages_of(recording: Recording) -> list[int]:
     """Return the stages of a rank's actions, in order."""
-    return sorted({action.stage for execution in recording.executions for action in execution.members})
+    return sorted({member.stage for action in recording.executions.action for member in members_of(action)})
 
 
 def _stages_of_rank(number: int, ranks: int, chunks: int) -> tuple[list[int], list[int]]:

@@ -26,14 +26,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.plugin import Action, Kind, kinds
+from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import add_gpu_spans, union_ns
 from pptrace_profilers.json_events import MEMORY, Keep, read_events
 from pptrace_profilers.naming_rules import FILE_NAME
@@ -41,8 +41,8 @@ from pptrace_profilers.recording import (
     MOST_RANKS,
     NO_STAGE,
     Annotations,
-    Execution,
-    MessageEnd,
+    Executions,
+    MessageEnds,
     Operations,
     Payload,
     Recording,
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Int64s
     from pptrace_profilers.events import Arguments, Events
     from pptrace_profilers.naming_rules import Rules
-
-    _Timed = TypeVar("_Timed", MessageEnd, Execution)
 
 _STEP = re.compile(r"ProfilerStep#\d+")
 _FAMILIAR = re.compile(r"ProfilerStep#|gloo:|nccl:|Optimizer\.")
@@ -80,7 +78,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     recording = add_gpu_spans(Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
         windows=_windows(events),
-        executions=tuple(executions), ends=tuple(posted_ends(events, executions, members)),
+        executions=executions, ends=posted_ends(events, executions, members),
         operations=gpu_operations(events, rules, executions, annotations, members),
         notes=tuple(_notes(events, executions)),
         origin_ns=positive(events.top.get("baseTimeNanoseconds")),
@@ -90,12 +88,12 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     return replace(recording, notes=(*recording.notes, f"{events.path.name}: {hidden}")) if hidden else recording
 
 
-def _notes(events: Events, executions: Sequence[Execution]) -> Iterable[str]:
+def _notes(events: Events, executions: Executions) -> Iterable[str]:
     if events.cut:
         yield f"{events.path.name} ends in the middle: {len(events):,} events before that were read"
     if events.bad:
         yield f"{events.path.name}: {events.bad:,} events have no time, or a negative or infinite one: left out"
-    names = "" if executions else _unknown_names(events)
+    names = "" if len(executions) else _unknown_names(events)
     if names:
         yield (
             f"annotations such as {names} match no known action (# is a number): if they are actions, "
@@ -117,46 +115,51 @@ def _windows(events: Events) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def _annotated_actions(events: Events, rules: Rules) -> tuple[list[Execution], Annotations]:
+def _annotated_actions(events: Events, rules: Rules) -> tuple[Executions, Annotations]:
     """Return actions by time, and their annotations; of nested annotations of an action, the innermost counts."""
     actions = {number: action for number, name in enumerate(events.names) if (action := rules.action(name))}
-    phases = phase_executions(events)
+    phases = phase_actions(events)
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.of({"user_annotation"}))
     rows = np.union1d(rows, list(phases)).astype(np.int64)
     rows = rows[np.lexsort((rows, -events.end_ns[rows], events.start_ns[rows]))]
-    columns = (rows, events.name[rows], events.start_ns[rows], events.end_ns[rows])
-    executions = [
-        phases.get(row) or Execution(action=actions[name], start_ns=start, end_ns=end)
-        for row, name, start, end in zip(*(column.tolist() for column in columns), strict=True)
+    named = [
+        phases.get(row) or (actions[name], -1)
+        for row, name in zip(rows.tolist(), events.name[rows].tolist(), strict=True)
     ]
+    executions = Executions(
+        action=[action for action, _ in named], pair=[pair for _, pair in named],
+        start_ns=events.start_ns[rows], end_ns=events.end_ns[rows],
+    )  # fmt: skip
     kept = _innermost_of_each(executions, events.thread[rows].tolist())
     rows = rows[kept]
-    return [executions[number] for number in kept], Annotations(
+    return executions.of_rows(kept), Annotations(
         start_ns=events.start_ns[rows], end_ns=events.end_ns[rows], thread=events.thread[rows], row=rows
     )
 
 
-def _innermost_of_each(executions: list[Execution], threads: list[int]) -> list[int]:
+def _innermost_of_each(executions: Executions, threads: list[int]) -> Int64s:
     """Return the annotations to keep, without enclosing duplicates and without members of overlapped pairs.
 
     PyTorch's GPipe annotates receive, computation and send together as ``Forward 3``. An inner annotation of the
     computation is more precise.
     """
-    dropped = set()
+    kept = np.ones(len(executions), dtype=bool)
     open_on: dict[int, list[int]] = {}
-    for number, execution in enumerate(executions):
-        if execution.action.kind not in kinds.COMPUTE:
+    actions, end_ns = executions.action, executions.end_ns.tolist()
+    for number, start_ns in enumerate(executions.start_ns.tolist()):
+        action = actions[number]
+        if action.kind not in kinds.COMPUTE:
             continue
         enclosing = open_on.setdefault(threads[number], [])
-        while enclosing and executions[enclosing[-1]].end_ns <= execution.start_ns:
+        while enclosing and end_ns[enclosing[-1]] <= start_ns:
             enclosing.pop()
         for outer in enclosing:
-            if _is_same(executions[outer].action, execution.action):
-                dropped.add(outer)
-            elif any(_is_same(member, execution.action) for member in executions[outer].action.sub_actions):
-                dropped.add(number)
+            if _is_same(actions[outer], action):
+                kept[outer] = False
+            elif any(_is_same(member, action) for member in actions[outer].sub_actions):
+                kept[number] = False
         enclosing.append(number)
-    return [number for number in range(len(executions)) if number not in dropped]
+    return np.flatnonzero(kept)
 
 
 def _is_same(outer: Action, inner: Action) -> bool:
@@ -218,8 +221,8 @@ _PHASES = {
 """Kind by name, and half of the layer: 0 for attention, 1 for experts; of the sender or receiver in messages."""
 
 
-def phase_executions(events: Events) -> dict[int, Execution]:
-    """Return the phases by event; empty for a file without phases."""
+def phase_actions(events: Events) -> dict[int, tuple[Action, int]]:
+    """Return the action and the pair of each phase, by event; empty for a file without phases."""
     annotated = events.of({"user_annotation"})
     rows = events.by_start(events.named(_PHASES.__contains__) & annotated)
     pairs = np.sort(events.start_ns[annotated & events.named(_PAIR.__eq__)])
@@ -228,24 +231,20 @@ def phase_executions(events: Events) -> dict[int, Execution]:
     for row, number in zip(rows.tolist(), begun.tolist(), strict=True):
         layers[number, events.name_of(row)].append(row)
     return {
-        row: Execution(
-            action=_action(name, layer, len(repeated), max(number - 1, 0)), pair=max(number - 1, 0),
-            start_ns=int(events.start_ns[row]), end_ns=int(events.end_ns[row]),
-        )
+        row: (_action(name, layer, len(repeated), max(number - 1, 0)), max(number - 1, 0))
         for (number, name), repeated in layers.items()
         for layer, row in enumerate(repeated)
-    }  # fmt: skip
+    }
 
 
-def hidden_phases(executions: Sequence[Execution]) -> str:
+def hidden_phases(executions: Executions) -> str:
     """Return a note on the overlapped time of each transfer between halves; empty without pairs on a GPU."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     computing: list[tuple[int, int]] = []
-    for execution in executions:
-        if execution.pair < 0 or execution.gpu is None:
-            continue
-        kind, half = execution.action.kind, execution.action.stage % 2
-        span = (execution.gpu.start_ns, execution.gpu.end_ns)
+    paired = executions.of_rows((executions.pair >= 0) & executions.on_gpu)
+    spans_ns = zip(paired.gpu_start_ns.tolist(), paired.gpu_end_ns.tolist(), strict=True)
+    for action, span in zip(paired.action, spans_ns, strict=True):
+        kind, half = action.kind, action.stage % 2
         phase_name = next((name for name, phase in _PHASES.items() if phase == (kind, half)), "")
         (computing if kind not in kinds.COMMUNICATION else spans[phase_name]).append(span)
     descriptions = []
@@ -277,7 +276,7 @@ _MOST_ENCLOSING = 16
 """Maximum number of open annotations of messages at one instant."""
 
 
-def posted_ends(events: Events, executions: Sequence[Execution], members: Sequence[int]) -> list[MessageEnd]:
+def posted_ends(events: Events, executions: Executions, members: Sequence[int]) -> MessageEnds:
     """Return the ends of messages that the host posted, by time.
 
     The annotation of the backend (``gloo:send``) starts inside the posting operation and ends with the wait.
@@ -290,30 +289,35 @@ def posted_ends(events: Events, executions: Sequence[Execution], members: Sequen
     on_host = ~events.of(MIRRORS)
     posts = events.by_start(events.named(_POSTS.__contains__) & on_host)
     work = events.by_start(events.named(_WORK.fullmatch) & on_host)
-    moves = [execution for execution in executions if execution.action.kind in kinds.COMMUNICATION]
-    starts = np.array([move.start_ns for move in moves], dtype=np.int64)
-    inside = np.searchsorted(events.start_ns[work], events.start_ns[posts]).tolist()
-    begun = np.searchsorted(starts, events.start_ns[posts], side="right").tolist()
-    ends = []
-    for row, position, first in zip(posts.tolist(), inside, begun, strict=True):
-        start, sends = int(events.start_ns[row]), _POSTS[events.name_of(row)]
-        annotated = position < work.size and events.start_ns[work[position]] <= events.end_ns[row]
-        backend = int(work[position]) if annotated else row
-        sizes = (input_bytes(events.arguments.get(event)) for event in (backend, row))
-        ends.append(MessageEnd(
-            sends=sends, peer=global_rank(_peer(events.arguments.get(row)), members),
-            start_ns=start, end_ns=int(events.end_ns[backend]), size_bytes=next(filter(None, sizes), 0),
-            action=_enclosing_action(moves[max(first - _MOST_ENCLOSING, 0) : first], start, sends=sends),
-        ))  # fmt: skip
-    return ends
+    moves = _moves(executions)
+    enclosing = list(zip(moves.action, moves.end_ns.tolist(), strict=True))
+    start_ns = events.start_ns[posts]
+    first_inside = np.append(work, -1)[np.searchsorted(events.start_ns[work], start_ns)]
+    annotated = (first_inside >= 0) & (events.start_ns[first_inside] <= events.end_ns[posts])
+    backend = np.where(annotated, first_inside, posts)
+    begun = np.searchsorted(moves.start_ns, start_ns, side="right").tolist()
+    sends = [_POSTS[events.name_of(row)] for row in posts.tolist()]
+    arguments = [[events.arguments.get(row) for row in rows.tolist()] for rows in (backend, posts)]
+    return MessageEnds(
+        sends=sends, peer=[global_rank(_peer(post), members) for post in arguments[1]],
+        start_ns=start_ns, end_ns=events.end_ns[backend],
+        size_bytes=[input_bytes(work) or input_bytes(post) for work, post in zip(*arguments, strict=True)],
+        action=[
+            _enclosing_action(enclosing[max(first - _MOST_ENCLOSING, 0) : first], time_ns, sends=sends)
+            for first, time_ns, sends in zip(begun, start_ns.tolist(), sends, strict=True)
+        ],
+    )  # fmt: skip
 
 
-def _enclosing_action(moves: Sequence[Execution], time_ns: int, *, sends: bool) -> Action | None:
-    """Return the innermost action of the same direction that is open at an instant."""
+def _moves(executions: Executions) -> Executions:
+    """Return the actions that send or receive."""
+    return executions.of_rows(kinds.COMMUNICATION.mask(executions.kind))
+
+
+def _enclosing_action(moves: Sequence[tuple[Action, int]], time_ns: int, *, sends: bool) -> Action | None:
+    """Return the innermost action of the same direction that is open at an instant, of actions with their ends."""
     fitting = (
-        move.action
-        for move in reversed(moves)
-        if move.end_ns >= time_ns and (move.action.kind in kinds.SENDS) == sends
+        action for action, end_ns in reversed(moves) if end_ns >= time_ns and (action.kind in kinds.SENDS) == sends
     )
     return next(fitting, None)
 
@@ -321,7 +325,7 @@ def _enclosing_action(moves: Sequence[Execution], time_ns: int, *, sends: bool) 
 def _peer(arguments: Arguments | None) -> int:
     """Return the peer, the second to last input of ``c10d::send``."""
     try:
-        return int(json.loads(bytes(arguments.inputs))[-2]) if arguments is not None else -1
+        return parse_integer(json.loads(bytes(arguments.inputs))[-2], -1) if arguments is not None else -1
     except (ValueError, IndexError, TypeError, KeyError):
         return -1
 
@@ -347,7 +351,7 @@ _SEND_RECV = re.compile(r"SendRecv|Generic", re.IGNORECASE)
 
 
 def gpu_operations(
-    events: Events, rules: Rules, executions: Sequence[Execution], annotations: Annotations, members: Sequence[int]
+    events: Events, rules: Rules, executions: Executions, annotations: Annotations, members: Sequence[int]
 ) -> Operations | None:
     """Return GPU operations by time; None without operations."""
     rows = events.by_start(events.of(GPU))
@@ -381,7 +385,7 @@ def _launches(events: Events, rows: Int64s) -> Int64s:
 
 
 def _payloads(
-    events: Events, rows: Int64s, operations: Operations, executions: Sequence[Execution], members: Sequence[int]
+    events: Events, rows: Int64s, operations: Operations, executions: Executions, members: Sequence[int]
 ) -> dict[int, tuple[Payload, ...]]:
     """Return the payloads of communication operations that the trace describes."""
     payloads: dict[int, tuple[Payload, ...]] = {}
@@ -409,20 +413,19 @@ ITEM_BYTES = {
 _POST = re.compile(r"(?:nccl|gloo|ucc|mpi|xccl):(send|recv)(?: (\d+)(?:->|<-)(\d+))?")
 
 
-def _posts(events: Events, members: Sequence[int]) -> list[MessageEnd]:
+def _posts(events: Events, members: Sequence[int]) -> MessageEnds:
     """Return the host's annotations of sends and receives, such as ``nccl:send 0->1``, by time.
 
     Their copies on GPU streams are left out.
     """
-    posts = []
-    for row in events.by_start(events.named(_POST.fullmatch) & ~events.of(MIRRORS)).tolist():
-        operation, _, peer = _POST.findall(events.name_of(row))[0]
-        start = int(events.start_ns[row])
-        posts.append(MessageEnd(
-            sends=operation == "send", peer=global_rank(int(peer), members) if peer else -1, start_ns=start,
-            end_ns=start, size_bytes=input_bytes(events.arguments.get(row)),
-        ))  # fmt: skip
-    return posts
+    rows = events.by_start(events.named(_POST.fullmatch) & ~events.of(MIRRORS))
+    matches = [_POST.findall(events.name_of(row))[0] for row in rows.tolist()]
+    return MessageEnds(
+        sends=[operation == "send" for operation, _, _ in matches],
+        peer=[global_rank(parse_integer(peer, -1), members) for _, _, peer in matches],
+        start_ns=events.start_ns[rows], end_ns=events.start_ns[rows],
+        size_bytes=[input_bytes(events.arguments.get(row)) for row in rows.tolist()],
+    )  # fmt: skip
 
 
 def global_rank(rank: int, members: Sequence[int]) -> int:
@@ -440,8 +443,8 @@ def payload_of(arguments: Arguments) -> Payload | None:
     peer = arguments.target if sends else arguments.source
     return Payload(
         operation=arguments.collective,
-        peer=peer if isinstance(peer, int) else -1,
-        size_bytes=elements * item if isinstance(elements, int) else 0,
+        peer=parse_integer(peer, -1),
+        size_bytes=parse_integer(parse_integer(elements, 0) * item, 0),
         group=str(arguments.group_description or arguments.group or ""),
     )
 
@@ -451,13 +454,14 @@ def input_bytes(arguments: Arguments | None) -> int:
     try:
         dims = json.loads(bytes(arguments.input_dims)) if arguments is not None else []
         types = json.loads(bytes(arguments.input_type)) if arguments is not None else []
-        return sum(math.prod(d) * ITEM_BYTES.get(t.lower(), 0) for d, t in zip(dims, types, strict=True) if d)
+        sizes = (math.prod(d) * ITEM_BYTES.get(t.lower(), 0) for d, t in zip(dims, types, strict=True) if d)
+        return parse_integer(sum(sizes), 0)
     except (ValueError, TypeError, AttributeError):
         return 0
 
 
 def batch_payloads(
-    launches: Mapping[int, int], posts: Sequence[MessageEnd], executions: Sequence[Execution]
+    launches: Mapping[int, int], posts: MessageEnds, executions: Executions
 ) -> dict[int, tuple[Payload, ...]]:
     """Return the payloads of kernels without arguments: all posts since the previous launch.
 
@@ -466,46 +470,40 @@ def batch_payloads(
         posts: annotations of sends and receives, by time.
         executions: actions by time; actions that send or receive name the messages, and replace missing posts.
     """
-    moves = [execution for execution in executions if execution.action.kind in kinds.COMMUNICATION]
+    moves = _moves(executions)
+    posted = list(zip(posts.sends.tolist(), posts.peer.tolist(), posts.size_bytes.tolist(), strict=True))
+    kernels = sorted(launches, key=launches.__getitem__)
+    launch_ns = [-1, *(launches[kernel] for kernel in kernels)]
+    first_post, first_move = (
+        np.searchsorted(t.start_ns, launch_ns, side="right").tolist() for t in (posts, moves)
+    )
     payloads: dict[int, tuple[Payload, ...]] = {}
-    previous_ns = -1
-    for kernel, launch_ns in sorted(launches.items(), key=lambda launch: launch[1]):
-        batch, annotated = (
-            _launched_between(posts, previous_ns, launch_ns),
-            _launched_between(moves, previous_ns, launch_ns),
-        )
-        previous_ns = launch_ns
+    for number, kernel in enumerate(kernels):
+        batch = posted[first_post[number] : first_post[number + 1]]
+        annotated = moves.action[first_move[number] : first_move[number + 1]]
         actions = {
-            sends: [move.action for move in annotated if (move.action.kind in kinds.SENDS) == sends]
+            sends: [action for action in annotated if (action.kind in kinds.SENDS) == sends]
             for sends in (True, False)
         }
         if batch:
             payloads[kernel] = tuple(
                 Payload(
-                    operation=_operation(sends=post.sends), peer=post.peer, size_bytes=post.size_bytes,
+                    operation=_operation(sends=sends), peer=peer, size_bytes=size_bytes,
                     # The k-th send is the k-th action that sends, likewise receives.
-                    action=actions[post.sends].pop(0) if actions[post.sends] else None,
+                    action=actions[sends].pop(0) if actions[sends] else None,
                 )
-                for post in batch
+                for sends, peer, size_bytes in batch
             )  # fmt: skip
-        elif annotated:
+        elif annotated.size:
             payloads[kernel] = tuple(
-                Payload(operation=_operation(sends=move.action.kind in kinds.SENDS), action=move.action)
-                for move in annotated
+                Payload(operation=_operation(sends=action.kind in kinds.SENDS), action=action)
+                for action in annotated
             )
     return payloads
 
 
 def _operation(*, sends: bool) -> str:
     return "send" if sends else "recv"
-
-
-def _launched_between(timed: Sequence[_Timed], since_ns: int, until_ns: int) -> Sequence[_Timed]:
-    """Return the items that start after one launch and not after another."""
-    first, last = (
-        bisect_right(timed, time_ns, key=lambda item: item.start_ns) for time_ns in (since_ns, until_ns)
-    )
-    return timed[first:last]
 
 
 _KEEP = Keep(

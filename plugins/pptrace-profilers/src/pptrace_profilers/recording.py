@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pptrace.plugin import TraceError
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Action, Int32s, Int64s, Unattributed
 
-Shifted = TypeVar("Shifted", bound=Any)
-
+Actions: TypeAlias = NDArray[np.object_]
+Bools: TypeAlias = NDArray[np.bool_]
+_DTYPES: dict[str, type] = {"Actions": object, "Bools": np.bool_, "Int64s": np.int64}
 
 NO_STAGE = -1
 """Stage of an action whose name has no stage; stands for the single stage of its rank."""
@@ -29,70 +31,125 @@ MOST_RANKS = 2**22
 _PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpan:
-    """Time span of the kernels of an action."""
+# Defaults of columns; a column that must be given has no rows by default.
+NO_ROWS: Any = ()
+UNKNOWN: Any = -1
+NOTHING: Any = 0
+EVERY: Any = True
+NO_ACTION: Any = None
 
-    start_ns: int
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Rows:
+    """Base of tables in columns, one value per row; a default or a single value stands for all rows."""
+
+    start_ns: Int64s = NO_ROWS
+    """Start."""
+    end_ns: Int64s = NO_ROWS
+    """End."""
+
+    def __init__(self, **columns: Any) -> None:
+        if unknown := columns.keys() - {column.name for column in fields(self)}:
+            message = f"no columns: {unknown}"
+            raise TypeError(message)
+        rows = np.shape(columns.get("start_ns", NO_ROWS))
+        for column in fields(self):
+            values = columns.get(column.name, column.default)
+            values = np.asarray(values, dtype=_DTYPES[str(column.type)])
+            object.__setattr__(self, column.name, np.broadcast_to(values, rows))
+
+    def __len__(self) -> int:
+        return int(self.start_ns.size)
+
+    @classmethod
+    def from_rows(cls, names: Sequence[str], rows: Iterable[Sequence[object]]) -> Self:
+        """Return the table of rows that have the values of the named columns."""
+        columns = list(zip(*rows, strict=True)) or [()] * len(names)
+        return cls(**dict(zip(names, columns, strict=True)))
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[Self]) -> Self:
+        """Return the rows of all tables."""
+        names = [column.name for column in fields(cls)]
+        return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
+
+    def of_rows(self, rows: NDArray[Any]) -> Self:
+        """Return the given rows, in their order."""
+        return replace(self, **{column.name: getattr(self, column.name)[rows] for column in fields(self)})
+
+    def sorted_by(self, *keys: NDArray[Any]) -> Self:
+        """Return the rows in the order of the first key; later keys order equal rows."""
+        return self.of_rows(np.lexsort(keys[::-1]))
+
+    def updated(self, rows: NDArray[Any], **changes: Any) -> Self:
+        """Return the table with other values in some rows."""
+        columns = {name: np.array(getattr(self, name)) for name in changes}
+        for name, values in columns.items():
+            values[rows] = changes[name]
+        return replace(self, **columns)
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Executions(Rows):
+    """Actions with their annotations on the host, and with the time spans of their kernels."""
+
+    action: Actions = NO_ROWS
+    """The actions that the annotations name."""
+    pair: Int64s = UNKNOWN
+    """Number of the overlapped pair of which the action is a phase; -1 for all other actions."""
+    on_gpu: Bools = NOTHING
+    """Whether kernels of the action were recorded; without them, the following columns do not count."""
+    gpu_start_ns: Int64s = NOTHING
     """Start of the first kernel."""
-    end_ns: int
+    gpu_end_ns: Int64s = NOTHING
     """End of the last kernel."""
-    launch_ns: int = -1
+    launch_ns: Int64s = UNKNOWN
     """Launch of the first kernel on the host; -1 if not recorded."""
-    gap_ns: int = 0
-    """Time inside the span without a running kernel of the action."""
-    collective_ns: int = 0
-    """Time inside the span with collectives of the rank's group alone."""
-    computes: bool = True
+    gap_ns: Int64s = NOTHING
+    """Time from the first to the last kernel without a running kernel of the action."""
+    collective_ns: Int64s = NOTHING
+    """Time from the first to the last kernel with collectives of the rank's group alone."""
+    computes: Bools = EVERY
     """Whether the kernels ran on the compute stream."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """One action and its annotation."""
-
-    action: Action
-    """The action that the annotation names."""
-    start_ns: int
-    """Start of the annotation on the host."""
-    end_ns: int
-    """End of the annotation on the host."""
-    gpu: GpuSpan | None = None
-    """Span of its kernels; None if no GPU was recorded."""
-    pair: int = -1
-    """Number of the overlapped pair of which the action is a phase; -1 for all other actions."""
+    @property
+    def kind(self) -> Int64s:
+        """Return the kind of each action."""
+        return np.array([action.kind for action in self.action], dtype=np.int64)
 
     @property
-    def members(self) -> tuple[Action, ...]:
-        """Return the actions of an overlapped pair, or the single action."""
-        return self.action.sub_actions or (self.action,)
+    def work_ns(self) -> tuple[Int64s, Int64s]:
+        """Return the starts and ends of the kernels, by default of the annotations."""
+        start_ns = np.where(self.on_gpu, self.gpu_start_ns, self.start_ns)
+        return start_ns, np.where(self.on_gpu, self.gpu_end_ns, self.end_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageEnd:
-    """One end of a message."""
+def members_of(action: Action) -> tuple[Action, ...]:
+    """Return the actions of an overlapped pair, or the single action."""
+    return action.sub_actions or (action,)
 
-    sends: bool
-    """Whether this is the sender's end."""
-    peer: int
-    """Global rank at the other end; -1 if not recorded."""
-    start_ns: int
-    """Time of the post (on a GPU: start of the kernel)."""
-    end_ns: int
-    """End of the wait (on a GPU: end of the kernel)."""
-    size_bytes: int
-    """Size of the message; 0 if not recorded."""
-    action: Action | None = None
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class MessageEnds(Rows):
+    """Ends of messages: from the post to the end of the wait on the host, or a kernel of a GPU."""
+
+    action: Actions = NO_ACTION
     """``SEND_F`` and so on, from an annotation around the post; None without one."""
-    posted_ns: int = -1
+    sends: Bools = NO_ROWS
+    """Whether this is the sender's end."""
+    peer: Int64s = UNKNOWN
+    """Global rank at the other end; -1 if not recorded."""
+    size_bytes: Int64s = NOTHING
+    """Size of the message; 0 if not recorded."""
+    posted_ns: Int64s = UNKNOWN
     """Launch of the kernel on the host; -1 if ``start_ns`` is the host's post."""
-    stream: int = -1
+    stream: Int64s = UNKNOWN
     """GPU stream of the kernel; -1 if not recorded."""
 
     @property
-    def host_ns(self) -> int:
-        """Return when the host posted the message or launched its kernel."""
-        return self.posted_ns if self.posted_ns >= 0 else self.start_ns
+    def host_ns(self) -> Int64s:
+        """Return when the host posted the messages or launched their kernels."""
+        return np.where(self.posted_ns >= 0, self.posted_ns, self.start_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +189,7 @@ class Operations:
     """End."""
     launch_ns: Int64s
     """Launch on the host; -1 if not recorded."""
-    communicates: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    communicates: Bools
     """Whether the operation is communication."""
     action: Int32s
     """Position of the launching action among the annotated actions; -1 for none."""
@@ -175,9 +232,9 @@ class Recording:
     """Global ranks of each process group that has a description."""
     windows: tuple[tuple[str, int, int], ...] = ()
     """Label, start and end of each step that the profiler marked."""
-    executions: tuple[Execution, ...] = ()
+    executions: Executions = field(default_factory=Executions)
     """Actions by time."""
-    ends: tuple[MessageEnd, ...] = ()
+    ends: MessageEnds = field(default_factory=MessageEnds)
     """Ends of messages by time."""
     operations: Operations | None = None
     """GPU operations; None for a recording of the host."""
@@ -206,11 +263,6 @@ def list_some(items: Iterable[object], count: int, most: int = 16) -> str:
     """
     named = list(map(str, islice(items, most)))
     return ", ".join(named) + (f" and {count - len(named)} others" if count > len(named) else "")
-
-
-def shift(span: Shifted, by_ns: int, **changes: Any) -> Shifted:
-    """Return a span moved by ``by_ns``, with ``changes`` of other fields."""
-    return replace(span, start_ns=span.start_ns + by_ns, end_ns=span.end_ns + by_ns, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

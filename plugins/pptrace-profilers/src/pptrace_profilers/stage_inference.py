@@ -22,10 +22,10 @@ the choices of one action, later stages first. It backtracks when an action has 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pptrace_profilers.pass_runs import Run
-    from pptrace_profilers.recording import MessageEnd
+    from pptrace_profilers.recording import MessageEnds
 
 _Node = tuple[int, int]
 """A forward or a run: rank and index on that rank."""
@@ -48,7 +48,7 @@ class Part:
 
     runs: Sequence[Run]
     """Runs by time."""
-    ends: Sequence[MessageEnd]
+    ends: MessageEnds
     """Ends of messages by time; peers are indices of ranks."""
 
 
@@ -129,21 +129,21 @@ def _link_runs(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _
     second = [_second_passes(part.runs) for part in parts]
     receivers, senders = [set(indices) for indices in second], [set(indices) for indices in second]
     messages = [
-        (receive.end_ns, source, target, send, receive)
+        (arrival_ns, source, target, post_ns)
         for source, part in enumerate(parts)
         for target, target_part in enumerate(parts)
-        for send, receive in zip(
-            [end for end in part.ends if end.sends and end.peer == target],
-            [end for end in target_part.ends if not end.sends and end.peer == source],
+        for post_ns, arrival_ns in zip(
+            part.ends.host_ns[part.ends.sends & (part.ends.peer == target)].tolist(),
+            target_part.ends.end_ns[~target_part.ends.sends & (target_part.ends.peer == source)].tolist(),
             strict=False,
         )
     ]
-    for _, source, target, send, receive in sorted(messages, key=lambda message: message[:3]):
-        receiver = _consumer(parts[target].runs, receive, receivers[target])
+    for arrival_ns, source, target, post_ns in sorted(messages, key=lambda message: message[:3]):
+        receiver = _consumer(parts[target].runs, arrival_ns, receivers[target])
         if receiver < 0:
             continue
         run = parts[target].runs[receiver]
-        sender = _producer(parts[source].runs, send, senders[source], forward=run.forward)
+        sender = _producer(parts[source].runs, post_ns, senders[source], forward=run.forward)
         if sender < 0:
             continue
         receivers[target].add(receiver)
@@ -165,15 +165,15 @@ def _second_passes(runs: Sequence[Run]) -> set[int]:
     return second
 
 
-def _consumer(runs: Sequence[Run], receive: MessageEnd, excluded: set[int]) -> int:
-    """Return the first run after a receive that has no message yet; -1 for none."""
-    first = int(np.searchsorted([run.start_ns for run in runs], receive.end_ns))
+def _consumer(runs: Sequence[Run], arrival_ns: int, excluded: set[int]) -> int:
+    """Return the first run after an arrival that has no message yet; -1 for none."""
+    first = bisect_left(runs, arrival_ns, key=lambda run: run.start_ns)
     return next((number for number in range(first, len(runs)) if number not in excluded), -1)
 
 
-def _producer(runs: Sequence[Run], send: MessageEnd, excluded: set[int], *, forward: bool) -> int:
-    """Return the last run of a direction before a send whose output was not sent; -1 for none."""
-    last = int(np.searchsorted([run.start_ns for run in runs], send.host_ns)) - 1
+def _producer(runs: Sequence[Run], post_ns: int, excluded: set[int], *, forward: bool) -> int:
+    """Return the last run of a direction before a post whose output was not sent; -1 for none."""
+    last = bisect_left(runs, post_ns, key=lambda run: run.start_ns) - 1
     return next(
         (number for number in range(last, -1, -1) if number not in excluded and runs[number].forward == forward),
         -1,
@@ -286,7 +286,8 @@ def _find_producers(
     sent_to: list[list[int]] = []
     producers_of: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, part in enumerate(parts):
-        sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=attrgetter("host_ns"))
+        ends = part.ends.sorted_by(part.ends.host_ns)
+        sends = ends.of_rows(ends.sends & (ends.peer >= 0))
         consumers = [
             frozenset(receivers[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank)
             for receivers in ((*route[1:], _NO_RANK), (_NO_RANK, *route[:-1]))
@@ -295,26 +296,25 @@ def _find_producers(
             part, actions[rank], sends, consumers, {rank, _NO_RANK}, gradient_first=gradient_first
         )
         peers = [_NO_RANK] * len(part.runs)
-        for send, producer in zip(sends, producers, strict=True):
-            producers_of[rank, send.peer].append(producer)
+        for peer, producer in zip(sends.peer.tolist(), producers, strict=True):
+            producers_of[rank, peer].append(producer)
             if producer >= 0:
-                peers[producer] = send.peer
+                peers[producer] = peer
         sent_to.append(peers)
     inputs: dict[tuple[int, int, bool], list[tuple[_Node, int]]] = defaultdict(list)
     for target, part in enumerate(parts):
+        ends = part.ends.sorted_by(part.ends.host_ns)
         for source in range(len(parts)):
-            receives = sorted(
-                (end for end in part.ends if not end.sends and end.peer == source), key=attrgetter("host_ns")
-            )
-            for producer, receive in zip(producers_of[source, target], receives, strict=False):
+            arrivals_ns = ends.end_ns[~ends.sends & (ends.peer == source)].tolist()
+            for producer, arrival_ns in zip(producers_of[source, target], arrivals_ns, strict=False):
                 if producer >= 0:
-                    message = (source, producer), receive.end_ns
+                    message = (source, producer), arrival_ns
                     inputs[target, source, actions[source][producer].forward].append(message)
     return _Messages(sent_to=sent_to, inputs=inputs)
 
 
 def _producers(
-    part: Part, actions: Sequence[_Action], sends: Sequence[MessageEnd],
+    part: Part, actions: Sequence[_Action], sends: MessageEnds,
     consumers: Sequence[frozenset[int]], without_send: set[int], *, gradient_first: bool,
 ) -> list[int]:  # fmt: skip
     """Return the producer of each sent message by launch; -1 for none.
@@ -323,7 +323,7 @@ def _producers(
     ``without_send`` receive no message.
     """
     always = [not ranks & without_send for ranks in consumers]
-    started = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
+    started = np.searchsorted([run.start_ns for run in part.runs], sends.host_ns, side="right")
     producers = [-1] * len(sends)
     assigned: set[int] = set()
     for last in np.unique(started).tolist():
@@ -334,7 +334,7 @@ def _producers(
         else:  # actions that always send come first; ties go to the later action
             ready.sort(key=lambda number: (not always[not actions[number].forward], -number))
         for send_index in block:
-            peer = {sends[send_index].peer} - without_send
+            peer = {int(sends.peer[send_index])} - without_send
             fitting = (number for number in ready if peer & consumers[not actions[number].forward])
             producer = next(fitting, -1)
             producers[send_index] = producer
@@ -457,7 +457,7 @@ def _routes(parts: Sequence[Part], actions: Sequence[Sequence[_Action]]) -> Iter
     if ranks == 1 or len(forward_counts) != 1:
         return
     (forwards,) = forward_counts
-    sent = sum(end.sends for part in parts for end in part.ends)
+    sent = sum(int(part.ends.sends.sum()) for part in parts)
     microbatches = ranks * forwards - sent // 2
     if microbatches > 0 and forwards % microbatches == 0 and forwards > microbatches:
         yield tuple(range(ranks)) * (forwards // microbatches), microbatches

@@ -8,9 +8,8 @@ pairs of overlapped actions.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
-from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from pptrace.plugin import (
     Measurement,
     Schedule,
     ScheduleError,
-    Slice,
     Source,
     Step,
     Stream,
@@ -34,21 +32,20 @@ from pptrace.plugin import (
 )
 from pptrace_profilers.alignment import (
     align,
-    kernel_of,
-    kernel_payloads,
+    count_payloads,
     match_ends,
     name_messages,
-    shift_message,
+    shift_messages,
     split_steps,
 )
-from pptrace_profilers.recording import NO_STAGE, manifest_value, shift
+from pptrace_profilers.recording import NO_ROWS, NO_STAGE, NOTHING, UNKNOWN, Rows, manifest_value, members_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pptrace.plugin import Clock, Int64s, Placement
-    from pptrace_profilers.alignment import Message
-    from pptrace_profilers.recording import Execution, MessageEnd, Recording
+    from pptrace_profilers.alignment import Messages, Transfers
+    from pptrace_profilers.recording import Executions, Recording
 
 
 _EMPTY_SHARE = 0.1
@@ -74,11 +71,11 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         replace(work, rank=rank) for rank, recording in enumerate(recordings) for work in recording.unattributed
     ]
     matched = [match_ends(step, unattributed) for step in rank_steps]
-    clocks = align(len(recordings), list(_transfers([message for step in matched for message in step])))
+    clocks = align(len(recordings), _transfers(matched))
     notes = [*(note for recording in recordings for note in recording.notes), *left_out, *_contradictions(clocks)]
     aligned_steps = []
     for label, ranks, step_messages in zip(labels, rank_steps, matched, strict=True):
-        if all(execution.action.kind in kinds.COMMUNICATION for rank in ranks for execution in rank.executions):
+        if all(kinds.COMMUNICATION.mask(rank.executions.kind).all() for rank in ranks):
             notes.append(f"{label} holds no action: left out")
             continue
         places = numbers or range(len(ranks))
@@ -86,8 +83,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
             _align_recording(rank, clock, place) for rank, clock, place in zip(ranks, clocks, places, strict=True)
         ]
         _check_replicas(parts)
-        moves = [shift_message(message, clocks) for message in step_messages]
-        name_messages(parts, moves, unattributed)
+        moves = name_messages(parts, shift_messages(step_messages, clocks), unattributed)
         aligned_steps.append((label, parts, moves, arrivals_of(moves)))
     # A framework skips empty gradients in all steps, so one decision serves all of them.
     stated = manifest_value(recordings[0].path, "empty_input_gradient")
@@ -133,31 +129,26 @@ def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
     return tuple(sources) if len(sources) == len(recordings) else ()
 
 
-def _transfers(messages: Sequence[Message]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield sender, receiver, earliest departure and arrival of each message, by the clocks of these ranks.
+def _transfers(steps: Sequence[Messages]) -> Transfers:
+    """Return sender, receiver, earliest departure and arrival of each message, by the clocks of these ranks.
 
     A kernel with a single message ends when the message has left. That time is much later than its start if the
     kernel waits for its peer. It bounds the departure if both directions of a link have it, because clocks are set
     to the middle of the bounds of both directions.
     """
-    payloads = kernel_payloads(messages)
-    matched = [
-        (
-            message.source,
-            message.target,
-            message.sent,
-            message.received,
-            payloads[kernel_of(message.source, message.sent)] == 1,
-        )
-        for message in messages
-        if message.sent is not None and message.received is not None
-    ]  # fmt: skip
-    links = {(source, target) for source, target, _, _, is_single in matched if is_single}
-    for source, target, sent, received, is_single in matched:
-        departure_ns = sent.start_ns
-        if is_single and (target, source) in links:
-            departure_ns = max(departure_ns, sent.end_ns - _ENDING_NS)
-        yield source, target, departure_ns, received.end_ns
+    columns = []
+    for step, payloads in zip(steps, count_payloads(steps), strict=True):
+        ends, rows = step.ends, np.flatnonzero((step.sent >= 0) & (step.received >= 0))
+        sent, received = step.sent[rows], step.received[rows]
+        columns.append((
+            step.source[rows], step.target[rows], ends.start_ns[sent], ends.end_ns[sent],
+            ends.end_ns[received], payloads[sent] == 1,
+        ))  # fmt: skip
+    source, target, start_ns, end_ns, arrived_ns, is_single = map(np.concatenate, zip(*columns, strict=True))
+    ranks = int(source.max(initial=0) + target.max(initial=0)) + 1
+    both_directions = np.isin(target * ranks + source, (source * ranks + target)[is_single])
+    departure_ns = np.where(is_single & both_directions, np.maximum(start_ns, end_ns - _ENDING_NS), start_ns)
+    return source, target, departure_ns, arrived_ns
 
 
 def _sum_by_name(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ...]:
@@ -175,27 +166,22 @@ def _sum_by_name(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ..
 
 def _align_recording(part: Recording, clock: Clock, place: int) -> Recording:
     """Return a recording by rank 0's clock; an action without a stage gets the rank's place as its stage."""
-    return replace(
-        part,
-        executions=tuple(_align_execution(execution, clock.offset_ns, place) for execution in part.executions),
-    )
-
-
-def _align_execution(execution: Execution, offset_ns: int, place: int) -> Execution:
-    action, gpu = execution.action, execution.gpu
-    if action.stage == NO_STAGE:
-        action = replace(action, stage=place)
-    if gpu is not None:
-        gpu = shift(gpu, offset_ns, launch_ns=gpu.launch_ns + offset_ns if gpu.launch_ns >= 0 else -1)
-    return shift(execution, offset_ns, action=action, gpu=gpu)
+    old, by_ns = part.executions, clock.offset_ns
+    executions = replace(
+        old, action=np.array([replace(a, stage=place) if a.stage == NO_STAGE else a for a in old.action]),
+        start_ns=old.start_ns + by_ns, end_ns=old.end_ns + by_ns,
+        gpu_start_ns=old.gpu_start_ns + by_ns, gpu_end_ns=old.gpu_end_ns + by_ns,
+        launch_ns=np.where(old.launch_ns >= 0, old.launch_ns + by_ns, -1),
+    )  # fmt: skip
+    return replace(part, executions=executions)
 
 
 def _check_replicas(ranks: Sequence[Recording]) -> None:
     """Raise an error if several ranks run the same action, because they belong to different pipelines."""
-    holders: dict[str, int] = {}
+    holders: dict[Action, int] = {}
     for number, rank in enumerate(ranks):
-        members = (member for execution in rank.executions for member in execution.members)
-        for action in (str(member) for member in members if member.kind in kinds.PASSES):
+        members = (member for action in rank.executions.action for member in members_of(action))
+        for action in (member for member in members if member.kind in kinds.PASSES):
             first = holders.setdefault(action, number)
             if first != number:
                 a, b = ranks[first].rank, rank.rank
@@ -208,7 +194,7 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
 
 def _splits_backwards(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
     """Return whether any rank has an input gradient apart."""
-    return any(execution.action.kind is Kind.I for rank, _ in ranks for execution in rank.executions)
+    return any((rank.executions.kind == Kind.I).any() for rank, _ in ranks)
 
 
 def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
@@ -216,36 +202,50 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
 
     Waits for messages that were not recorded lengthen some of them, so their lower quartile counts.
     """
-    inputs = [
-        (execution, arrivals)
-        for rank, arrivals in ranks
-        for execution in rank.executions
-        if execution.action.kind is Kind.I
-    ]
-    on_gpu = any(execution.gpu is not None for execution, _ in inputs)
-    lengths = [  # on a GPU, an action without a kernel has no duration
-        (execution.action.stage, 0 if on_gpu and execution.gpu is None else work_ns(execution, arrivals))
-        for execution, arrivals in inputs
-    ]
-    first = [length for stage, length in lengths if stage == 0]
-    later_stages = [length for stage, length in lengths if stage > 0]
-    return bool(first and later_stages and np.quantile(first, 0.25) <= _EMPTY_SHARE * np.median(later_stages))
+    inputs = [(rank.executions.of_rows(rank.executions.kind == Kind.I), arrivals) for rank, arrivals in ranks]
+    on_gpu = any(executions.on_gpu.any() for executions, _ in inputs)
+    # On a GPU, an action without a kernel has no duration.
+    lengths = np.concatenate([
+        np.where(executions.on_gpu | (not on_gpu), work_ns(executions, arrivals), 0)
+        for executions, arrivals in inputs
+    ])  # fmt: skip
+    stage = np.array([action.stage for executions, _ in inputs for action in executions.action])
+    first, later_stages = lengths[stage == 0], lengths[stage > 0]
+    if not first.size or not later_stages.size:
+        return False
+    return bool(np.quantile(first, 0.25) <= _EMPTY_SHARE * np.median(later_stages))
 
 
 def _merge_first_stage_gradients(rank: Recording) -> Recording:
     """Replace the input and weight gradients of the first stage by one backward."""
-    executions = [
-        replace(execution, action=replace(execution.action, kind=Kind.B))
-        if execution.action.stage == 0 and execution.action.kind is Kind.W
-        else execution
-        for execution in rank.executions
-        if execution.action.stage != 0 or execution.action.kind is not Kind.I
-    ]
-    return replace(rank, executions=tuple(executions))
+    in_first_stage = np.array([action.stage == 0 for action in rank.executions.action], dtype=bool)
+    kept = rank.executions.of_rows(~in_first_stage | (rank.executions.kind != Kind.I))
+    actions = [replace(a, kind=Kind.B) if a.stage == 0 and a.kind is Kind.W else a for a in kept.action]
+    return replace(rank, executions=replace(kept, action=np.array(actions)))
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class _Slices(Rows):
+    """Slices of a timeline, with the gaps inside them and the ends of their receiving kernels."""
+
+    rank: Int64s = NO_ROWS
+    stream: Int64s = NO_ROWS
+    peer: Int64s = UNKNOWN
+    kind: Int64s = NO_ROWS
+    stage: Int64s = NO_ROWS
+    microbatch: Int64s = NO_ROWS
+    span: Int64s = NO_ROWS
+    pair: Int64s = UNKNOWN
+    enter_ns: Int64s = NO_ROWS
+    collective_ns: Int64s = NOTHING
+    size_bytes: Int64s = NOTHING
+    gap_ns: Int64s = NOTHING
+    received_ns: Int64s = UNKNOWN
+    """End of the receiving kernel of a received message; -1 without one."""
 
 
 def timeline_of(
-    ranks: Sequence[Recording], messages: Sequence[Message], arrivals: Arrivals
+    ranks: Sequence[Recording], messages: Messages, arrivals: Arrivals
 ) -> tuple[Timeline, Int64s, int]:
     """Return the timeline of a step from its first action, the gaps inside its slices, and its start.
 
@@ -253,164 +253,147 @@ def timeline_of(
         TraceError: the actions do not form a pipeline.
     """
     times = TimesAlone(ranks, arrivals)
-    actions = [row for number, rank in enumerate(ranks) for row in _actions(number, rank, arrivals, times)]
-    placement = _placement([action for action, _ in actions], len(ranks))
-    moves = [
-        (move, 0, received_ns)
-        for move, received_ns in _moves(messages)
-        # A message of a microbatch without computation does not belong to the step.
-        if move.action.stage < placement.stages
-        and move.action.microbatch + move.action.span <= placement.microbatches
-    ]
-    rows = [*((action, gap_ns, -1) for action, gap_ns in actions), *moves]
-    lane_and_time = attrgetter("rank", "stream", "peer", "start_ns", "end_ns")
-    rows.sort(key=lambda row: lane_and_time(row[0]))
-    timeline = Timeline.from_slices([row for row, _, _ in rows], placement)
-    begins_ns = int(timeline.start_ns.min())
-    timeline = replace(
-        timeline, start_ns=timeline.start_ns - begins_ns, end_ns=timeline.end_ns - begins_ns,
+    actions = [_actions(number, rank.executions, arrivals, times) for number, rank in enumerate(ranks)]
+    placement = _placement(actions)
+    moves = _moves(messages)
+    # A message of a microbatch without computation does not belong to the step.
+    moves = moves.of_rows(
+        (moves.stage < placement.stages) & (moves.microbatch + moves.span <= placement.microbatches)
+    )
+    slices = _Slices.concatenate([*actions, moves])
+    slices = slices.sorted_by(slices.rank, slices.stream, slices.peer, slices.start_ns, slices.end_ns)
+    begins_ns = int(slices.start_ns.min())
+    columns = {column.name: getattr(slices, column.name) for column in fields(slices)}
+    columns |= {
+        "start_ns": slices.start_ns - begins_ns, "end_ns": slices.end_ns - begins_ns,
         # Actions launched before the first action of the step wait from its start on.
-        enter_ns=np.maximum(timeline.enter_ns - begins_ns, 0),
-    )  # fmt: skip
-    timeline = add_group_waits(timeline)
-    received_ns = np.array([received_ns for _, _, received_ns in rows], dtype=np.int64)
-    if (received_ns >= 0).any():
-        timeline = add_causes(timeline, np.where(received_ns < 0, -1, received_ns - begins_ns))
-    return timeline, np.array([gap_ns for _, gap_ns, _ in rows], dtype=np.int64), begins_ns
+        "enter_ns": np.maximum(slices.enter_ns - begins_ns, 0),
+        "uncontended_ns": slices.end_ns - slices.start_ns,
+        "lag_ns": np.zeros_like(slices.start_ns), "cause": np.full_like(slices.start_ns, -1),
+    }  # fmt: skip
+    timeline = add_group_waits(Timeline.from_columns(columns, placement))
+    if (slices.received_ns >= 0).any():
+        received_ns = np.where(slices.received_ns < 0, -1, slices.received_ns - begins_ns)
+        timeline = add_causes(timeline, received_ns)
+    return timeline, slices.gap_ns, begins_ns
 
 
-def arrivals_of(messages: Sequence[Message]) -> Arrivals:
+def arrivals_of(messages: Messages) -> Arrivals:
     """Return the arrival of each input by whether it is an activation, its stage and its first microbatch."""
-    return {
-        (message.forward, message.to_stage, message.microbatch): message.received.end_ns
-        for message in messages
-        if message.stage >= 0 and message.received is not None
-    }
-
-
-def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) -> Iterator[tuple[Slice, int]]:
-    """Yield a rank's computations without the waits for their inputs, and its collectives, each with its gap."""
-    free: dict[Stream, int] = {}
-    pairs = 0
-    on_gpu = any(execution.gpu is not None for execution in step.executions)
-    for execution in sorted(step.executions, key=lambda execution: (execution.gpu or execution).start_ns):
-        if execution.action.kind in kinds.COMMUNICATION and execution.pair < 0:
-            continue
-        members, stream = execution.members, _stream(execution)
-        if on_gpu:
-            enter, begin, end = _on_gpu(execution, free.get(stream))
-        else:
-            enter, begin, end = _on_host(execution, free.get(stream, execution.start_ns), arrivals)
-        free[stream] = end
-        boundaries = times.boundaries(members, end - begin)
-        for number, member in enumerate(members):
-            first, last = begin + boundaries[number], begin + boundaries[number + 1]
-            gap, collective = _gap_and_collective(execution, number, len(members), last - first)
-            yield Slice(
-                rank=rank, stream=stream, action=member, start_ns=first, end_ns=last, enter_ns=min(enter, first),
-                pair=pairs if len(members) > 1 else execution.pair, collective_ns=collective,
-            ), gap  # fmt: skip
-        pairs += len(members) > 1
-
-
-def _stream(execution: Execution) -> Stream:
-    """Return the stream of the kernels of an action, by default the stream of its kind."""
-    kind, gpu = execution.action.kind, execution.gpu
-    if kind in kinds.COMMUNICATION and execution.pair >= 0:
-        return Stream.EXPERT_PARALLEL
-    computed = gpu is not None and gpu.computes and kind not in kinds.COMMUNICATION | kinds.COPIES
-    return Stream.COMPUTE if computed else kind.traits.stream
-
-
-def _on_host(execution: Execution, free: int, arrivals: Arrivals) -> tuple[int, int, int]:
-    """Return when an action reached the head of its stream, when it started and when it ended."""
-    # The members of a pair run one after another, so only the input of the first member delays the start.
-    arrival_ns = arrival(execution.members[0], arrivals, execution.start_ns)
-    begin = max(execution.start_ns, free, min(arrival_ns, execution.end_ns))
-    return min(execution.start_ns, begin), begin, max(execution.end_ns, begin)
-
-
-def _on_gpu(execution: Execution, free: int | None) -> tuple[int, int, int]:
-    """Return enter, start and end on a GPU; an action without a kernel has no duration."""
-    gpu = execution.gpu
-    if gpu is None:
-        time_ns = execution.start_ns if free is None else max(free, execution.start_ns)
-        return time_ns, time_ns, time_ns
-    begin = gpu.start_ns if free is None else max(free, gpu.start_ns)
-    launch = gpu.launch_ns if gpu.launch_ns >= 0 else begin
-    return min(max(launch, free or launch), begin), begin, max(gpu.end_ns, begin)
-
-
-def _gap_and_collective(execution: Execution, number: int, members: int, length: int) -> tuple[int, int]:
-    """Return a member's share of the gaps and collectives of an action, at most its length."""
-    if execution.gpu is None or execution.action.kind in kinds.COMMUNICATION:
-        return 0, 0
-    gap, collective = (
-        total_ns * (number + 1) // members - total_ns * number // members
-        for total_ns in (execution.gpu.gap_ns, execution.gpu.collective_ns)
+    rows = np.flatnonzero((messages.stage >= 0) & (messages.received >= 0))
+    keys = zip(
+        *(c[rows].tolist() for c in (messages.forward, messages.to_stage, messages.microbatch)), strict=True
     )
-    return min(gap, length), min(collective, length - min(gap, length))
+    return dict(zip(keys, messages.ends.end_ns[messages.received[rows]].tolist(), strict=True))
 
 
-def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
-    """Yield the slices of each message on both ranks, from the start of both ends to the arrival.
-
-    With each slice comes the end of the receiving kernel, -1 without one.
-    """
-    free: dict[tuple[int, int, bool], int] = {}
-    payloads = kernel_payloads(messages)
-    for message in sorted((message for message in messages if message.stage >= 0), key=_end):
-        sent, received = message.sent, message.received
-        batched = received is not None and payloads[kernel_of(message.target, received)] > 1
-        size = max(end.size_bytes for end in (sent, received) if end is not None)
-        sides = (message.source, message.target, sent, True), (message.target, message.source, received, False)
-        for rank, peer, end, sends in sides:
-            if end is None or rank < 0:
-                continue
-            start, stop = _times(end, sent, received, batched=batched)
-            stop = max(stop, free.get((rank, peer, sends), stop))
-            start = min(max(start, free.get((rank, peer, sends), start)), stop)
-            free[rank, peer, sends] = stop
-            yield Slice(
-                rank=rank, stream=Stream.SEND if sends else Stream.RECV, peer=peer, size_bytes=size,
-                start_ns=start, end_ns=stop, enter_ns=min(end.start_ns, start),
-                action=Action(
-                    kind=kinds.message_kind(sends=sends, forward=message.forward),
-                    stage=message.stage if sends else message.to_stage,
-                    microbatch=message.microbatch, span=message.span,
-                ),
-            ), -1 if sends or end.posted_ns < 0 else end.end_ns  # fmt: skip
-
-
-def _times(
-    end: MessageEnd, sent: MessageEnd | None, received: MessageEnd | None, *, batched: bool
-) -> tuple[int, int]:
-    """Return the start and end of a message at one of its ends.
-
-    An end has the times of its kernel or post if the other end is unknown, or if the sender's kernel ended before
-    the receiver started. A kernel with several messages ends with the last message. So a message has arrived when
-    the sender's kernel ends, if that is before the end of the receiver's kernel.
-    """
-    if sent is None or received is None or (sent.posted_ns >= 0 and sent.end_ns < received.start_ns):
-        return end.start_ns, end.end_ns
-    start, stop = max(sent.start_ns, received.start_ns), received.end_ns
-    return start, min(stop, max(sent.end_ns, start)) if batched else stop
-
-
-def _end(message: Message) -> int:
-    end = message.received or message.sent
-    return end.end_ns if end is not None else 0
-
-
-def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
-    rows = sorted(
-        (row for row in slices if row.stream is Stream.COMPUTE), key=lambda row: (row.rank, row.start_ns)
+def _actions(rank: int, executions: Executions, arrivals: Arrivals, times: TimesAlone) -> _Slices:
+    """Return a rank's computations without the waits for their inputs, and its collectives."""
+    is_gpu = bool(executions.on_gpu.any())
+    executions = executions.sorted_by(executions.work_ns[0])
+    executions = executions.of_rows(~kinds.COMMUNICATION.mask(executions.kind) | (executions.pair >= 0))
+    ready_ns, end_ns = executions.work_ns
+    if is_gpu:  # an action without a kernel has no duration
+        end_ns = np.where(executions.on_gpu, end_ns, ready_ns)
+    else:
+        ready_ns = np.maximum(ready_ns, np.minimum(_arrivals_at(executions, arrivals), end_ns))
+    stream = _streams(executions)
+    free_ns = _free_ns(stream, end_ns)
+    begin_ns = np.maximum(ready_ns, free_ns)
+    end_ns = np.maximum(end_ns, begin_ns)
+    enter_ns = executions.start_ns
+    if is_gpu:
+        enter_ns = np.where(executions.launch_ns >= 0, np.maximum(executions.launch_ns, free_ns), begin_ns)
+    members = [members_of(action) for action in executions.action]
+    count = np.array([len(of_action) for of_action in members], dtype=np.int64)
+    row = np.repeat(np.arange(count.size), count)
+    number = np.arange(row.size) - (np.cumsum(count) - count)[row]
+    bounds = list(map(times.boundaries, members, (end_ns - begin_ns).tolist()))
+    first_ns = begin_ns[row] + np.array([ns for of_action in bounds for ns in of_action[:-1]], dtype=np.int64)
+    last_ns = begin_ns[row] + np.array([ns for of_action in bounds for ns in of_action[1:]], dtype=np.int64)
+    gap_ns, collective_ns = (
+        (total_ns * (number + 1) // count[row] - total_ns * number // count[row])
+        for total_ns in (executions.gap_ns[row], executions.collective_ns[row])
     )
-    actions: list[list[Action]] = [[] for _ in range(ranks)]
-    for row in rows:
-        actions[row.rank].append(row.action)
+    computes = ~kinds.COMMUNICATION.mask(executions.kind)[row]
+    gap_ns = np.minimum(gap_ns, last_ns - first_ns) * computes
+    single = [member for of_action in members for member in of_action]
+    return _Slices(
+        rank=rank, stream=stream[row], kind=[a.kind for a in single], stage=[a.stage for a in single],
+        microbatch=[a.microbatch for a in single], span=[a.span for a in single],
+        pair=np.where(count > 1, np.cumsum(count > 1) - 1, executions.pair)[row],
+        start_ns=first_ns, end_ns=last_ns, enter_ns=np.minimum(enter_ns[row], first_ns), gap_ns=gap_ns,
+        collective_ns=np.minimum(collective_ns, last_ns - first_ns - gap_ns) * computes,
+    )  # fmt: skip
+
+
+def _streams(executions: Executions) -> Int64s:
+    """Return the stream of the kernels of each action, by default the stream of its kind."""
+    kind = executions.kind
+    computes = executions.on_gpu & executions.computes & ~kinds.COPIES.mask(kind)
+    of_kind = np.array([action.kind.traits.stream for action in executions.action], dtype=np.int64)
+    stream = np.where(computes, Stream.COMPUTE, of_kind)
+    return np.where(kinds.COMMUNICATION.mask(kind), Stream.EXPERT_PARALLEL, stream)
+
+
+def _free_ns(lane: Int64s, end_ns: Int64s) -> Int64s:
+    """Return when all previous rows of each row's lane have ended; the least integer for the first row."""
+    free_ns = np.full(lane.size, np.iinfo(np.int64).min)
+    order = np.argsort(lane, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(lane[order])) + 1):
+        free_ns[rows[1:]] = np.maximum.accumulate(end_ns[rows])[:-1]
+    return free_ns
+
+
+def _moves(messages: Messages) -> _Slices:
+    """Return the slices of each message on both ranks, from the start of both ends to the arrival."""
+    ends, (payloads,) = messages.ends, count_payloads([messages])
+    rows = np.flatnonzero(messages.stage >= 0)
+    last = np.where(messages.received >= 0, messages.received, messages.sent)[rows]
+    rows = rows[np.argsort(ends.end_ns[last], kind="stable")]
+    sent, received = messages.sent[rows], messages.received[rows]
+    both = (sent >= 0) & (received >= 0)
+    size_bytes = np.maximum(
+        np.where(sent >= 0, ends.size_bytes[sent], 0), np.where(received >= 0, ends.size_bytes[received], 0)
+    )
+    # A message that was sent before the receiver started has the times of each end's own kernel.
+    both &= (ends.posted_ns[sent] < 0) | (ends.end_ns[sent] >= ends.start_ns[received])
+    start_ns, end_ns = np.maximum(ends.start_ns[sent], ends.start_ns[received]), ends.end_ns[received]
+    # A kernel with several messages ends with the last one, so this message has arrived when it has left.
+    batched = payloads[received] > 1
+    end_ns = np.where(batched, np.minimum(end_ns, np.maximum(ends.end_ns[sent], start_ns)), end_ns)
+    source, target, forward = messages.source[rows], messages.target[rows], messages.forward[rows]
+    sides = []
+    for sends, end, rank, peer in ((True, sent, source, target), (False, received, target, source)):
+        slices = _Slices(
+            rank=rank, peer=peer, stream=Stream.SEND if sends else Stream.RECV,
+            kind=np.where(forward, *(kinds.message_kind(sends=sends, forward=is_f) for is_f in (True, False))),
+            stage=(messages.stage if sends else messages.to_stage)[rows],
+            microbatch=messages.microbatch[rows], span=messages.span[rows], size_bytes=size_bytes,
+            enter_ns=ends.start_ns[end], start_ns=np.where(both, start_ns, ends.start_ns[end]),
+            end_ns=np.where(both, end_ns, ends.end_ns[end]),
+            received_ns=np.where(ends.posted_ns[end] < 0, -1, ends.end_ns[end]) if not sends else -1,
+        ).of_rows((end >= 0) & (rank >= 0))  # fmt: skip
+        free_ns = _free_ns(slices.rank * (peer.max(initial=0) + 2) + slices.peer, slices.end_ns)
+        stop_ns = np.maximum(slices.end_ns, free_ns)
+        begin_ns = np.minimum(np.maximum(slices.start_ns, free_ns), stop_ns)
+        enter_ns = np.minimum(slices.enter_ns, begin_ns)
+        sides.append(replace(slices, start_ns=begin_ns, end_ns=stop_ns, enter_ns=enter_ns))
+    return _Slices.concatenate(sides)
+
+
+def _placement(slices: Sequence[_Slices]) -> Placement:
+    """Return the placement of the stages of a step, from the slices of each rank by time."""
+    computed = [of_rank.of_rows(of_rank.stream == Stream.COMPUTE) for of_rank in slices]
+    rows = [
+        [
+            Action(kind=Kind(kind), stage=stage, microbatch=microbatch, span=span)
+            for kind, stage, microbatch, span in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+        for columns in ((c.kind, c.stage, c.microbatch, c.span) for c in computed)
+    ]
     try:
-        return Schedule.from_rows(actions).placement
+        return Schedule.from_rows(rows).placement
     except ScheduleError as error:
         raise TraceError(f"its actions do not form a pipeline: {error}") from error
 
@@ -489,10 +472,10 @@ class TimesAlone:
     def __init__(self, ranks: Sequence[Recording], arrivals: Arrivals) -> None:
         times: dict[tuple[Kind, int], list[int]] = defaultdict(list)
         for rank in ranks:
-            for execution in rank.executions:
-                action = execution.action
+            lengths_ns = work_ns(rank.executions, arrivals).tolist()
+            for action, length_ns in zip(rank.executions.action, lengths_ns, strict=True):
                 if not action.sub_actions:
-                    times[action.kind, action.stage].append(work_ns(execution, arrivals))
+                    times[action.kind, action.stage].append(length_ns)
         self._by_stage = {key: median(lengths) for key, lengths in times.items()}
         for (kind, _), lengths in list(times.items()):
             times[kind, -1] += lengths
@@ -515,14 +498,21 @@ class TimesAlone:
         return time
 
 
-def arrival(action: Action, arrivals: Arrivals, default_ns: int) -> int:
-    """Return the arrival of the input of an action."""
-    return arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), default_ns)
+def _arrivals_at(executions: Executions, arrivals: Arrivals) -> Int64s:
+    """Return when the input of each action arrived, by default its start.
+
+    The members of a pair run one after another, so only the input of the first member delays the start.
+    """
+    first = [members_of(action)[0] for action in executions.action]
+    arrived_ns = [
+        arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), start_ns)
+        for action, start_ns in zip(first, executions.start_ns.tolist(), strict=True)
+    ]
+    return np.array(arrived_ns, dtype=np.int64)
 
 
-def work_ns(execution: Execution, arrivals: Arrivals) -> int:
-    """Return the duration of an action without the wait for its input."""
-    if execution.gpu is not None:
-        return execution.gpu.end_ns - execution.gpu.start_ns
-    arrival_ns = arrival(execution.action, arrivals, execution.start_ns)
-    return execution.end_ns - min(max(execution.start_ns, arrival_ns), execution.end_ns)
+def work_ns(executions: Executions, arrivals: Arrivals) -> Int64s:
+    """Return the duration of each action without the wait for its input."""
+    start_ns, end_ns = executions.work_ns
+    ready_ns = np.minimum(np.maximum(start_ns, _arrivals_at(executions, arrivals)), end_ns)
+    return end_ns - np.where(executions.on_gpu, start_ns, ready_ns)

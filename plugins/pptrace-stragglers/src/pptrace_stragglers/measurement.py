@@ -19,7 +19,7 @@ import numpy as np
 
 from pptrace.plugin import Action, ConfigError, ImportRequest, Kind, TraceError, Unattributed, kinds
 from pptrace_profilers.measurement import measure_recordings
-from pptrace_profilers.recording import Execution, MessageEnd, Recording
+from pptrace_profilers.recording import Executions, MessageEnds, Recording
 from pptrace_stragglers.simulation import Job, JobOperation
 from pptrace_stragglers.table import read_job_table
 
@@ -93,8 +93,7 @@ def _recording(
     table: JobTable, job: Job, rank: int, start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> Recording:
     """Return a rank's recording; operations without an action are unattributed."""
-    executions: list[Execution] = []
-    ends: list[MessageEnd] = []
+    of_actions, of_messages = [Executions()], [MessageEnds()]
     unattributed_ns: dict[str, list[Int64s]] = {}
     for index, operation in enumerate(job.operations):
         if operation.rank != rank:
@@ -104,21 +103,17 @@ def _recording(
             if not operation.category:
                 unattributed_ns.setdefault(operation.type, []).append(end[index] - start[index])
             continue
-        times = zip(start[index].tolist(), end[index].tolist(), strict=True)
         if action.kind in kinds.COMMUNICATION:
-            ends += [_message_end(action, rank, job.ranks, *span) for span in times]
+            of_messages.append(_message_ends(action, rank, job.ranks, start[index], end[index]))
         else:
-            executions += [
-                Execution(action=action, start_ns=start_ns, end_ns=end_ns) for start_ns, end_ns in times
-            ]  # fmt: skip
+            of_actions.append(Executions(action=action, start_ns=start[index], end_ns=end[index]))
+    executions, ends = Executions.concatenate(of_actions), MessageEnds.concatenate(of_messages)
     first, last = start.min(axis=0).tolist(), end.max(axis=0).tolist()
     return Recording(
         path=table.path, rank=rank, world=job.ranks,
         windows=tuple(zip(job.steps, first, last, strict=True)),
-        executions=tuple(
-            _without_overlaps(sorted(executions, key=lambda execution: (execution.start_ns, execution.end_ns)))
-        ),
-        ends=tuple(sorted(ends, key=lambda message_end: (message_end.start_ns, message_end.end_ns))),
+        executions=_without_overlaps(executions.sorted_by(executions.start_ns, executions.end_ns)),
+        ends=ends.sorted_by(ends.start_ns, ends.end_ns),
         unattributed=tuple(
             Unattributed(rank=rank, what=type_, count=sum(map(len, times_ns)), total_ns=int(np.sum(times_ns)))
             for type_, times_ns in unattributed_ns.items()
@@ -126,24 +121,22 @@ def _recording(
     )  # fmt: skip
 
 
-def _without_overlaps(executions: list[Execution]) -> list[Execution]:
+def _without_overlaps(executions: Executions) -> Executions:
     """Return executions in which consecutive computations do not overlap by rounding."""
-    computations = [index for index, execution in enumerate(executions) if execution.action.kind in kinds.COMPUTE]
-    for index, successor in pairwise(computations):
-        start_ns = executions[successor].start_ns
-        if 0 < executions[index].end_ns - start_ns <= _ROUNDING_NS:
-            executions[index] = replace(executions[index], end_ns=start_ns)
-    return executions
+    computations = np.flatnonzero(kinds.COMPUTE.mask(executions.kind))
+    next_start_ns = executions.start_ns[computations[1:]]
+    overlap_ns = executions.end_ns[computations[:-1]] - next_start_ns
+    rounded = (overlap_ns > 0) & (overlap_ns <= _ROUNDING_NS)
+    return executions.updated(computations[:-1][rounded], end_ns=next_start_ns[rounded])
 
 
-def _message_end(action: Action, rank: int, ranks: int, start_ns: int, end_ns: int) -> MessageEnd:
-    """Return an end of a message; its peer is the neighbour in the message's direction."""
+def _message_ends(action: Action, rank: int, ranks: int, start_ns: Int64s, end_ns: Int64s) -> MessageEnds:
+    """Return ends of a message, one per step; their peer is the neighbour in the message's direction."""
     sends = action.kind in kinds.SENDS
     to_next = sends == (action.kind in {Kind.SEND_F, Kind.RECV_F})
-    return MessageEnd(
-        sends=sends, peer=(rank + (1 if to_next else -1)) % ranks, start_ns=start_ns, end_ns=end_ns, size_bytes=0,
-        action=action,
-    )  # fmt: skip
+    return MessageEnds(
+        action=action, sends=sends, peer=(rank + (1 if to_next else -1)) % ranks, start_ns=start_ns, end_ns=end_ns
+    )
 
 
 _DIRECTIONS = {"forward": 1, "backward": -1}
