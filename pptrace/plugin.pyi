@@ -75,10 +75,10 @@ from pptrace.steps.message_calls import MessageCalls as MessageCalls
 from pptrace.steps.message_calls import MessageRequest as MessageRequest
 from pptrace.steps.message_calls import Policy as Policy
 from pptrace.steps.placement import Placement as Placement
+from pptrace.steps.pytorch_tables import Lowering as Lowering
+from pptrace.steps.pytorch_tables import compute_comms as compute_comms
 from pptrace.steps.pytorch_tables import compute_only as compute_only
 from pptrace.steps.pytorch_tables import insert_messages as insert_messages
-from pptrace.steps.pytorch_tables import insert_waits as insert_waits
-from pptrace.steps.pytorch_tables import limit_pending_sends as limit_pending_sends
 from pptrace.steps.pytorch_tables import unsupported_parts as unsupported_parts
 from pptrace.steps.pytorch_tables import unsupported_stages as unsupported_stages
 from pptrace.steps.schedule import Schedule as Schedule

@@ -11,6 +11,8 @@ Facts of the calls' meaning, from PyTorch 2.13 (``torch/distributed/distributed_
 - ``batch_isend_irecv`` brackets its messages with ``ncclGroupStart`` and ``ncclGroupEnd``: they are one operation
   of the whole group's communicator (``getKeyFromDevice``), with one request.
 - ``Work.wait`` makes the current stream wait for the operation. ``send`` and ``recv`` post and wait.
+- With PyTorch 2.15 and ``pipeline_per_edge_p2p``, each direction of a pair of ranks has a process group of its own
+  (``torch/distributed/pipelining/_p2p.py``).
 - NCCL knows no tags: of one communicator, messages from one rank to another are matched in order.
 """
 
@@ -107,6 +109,9 @@ class Writer:
     rank: int
     group: str = "pp"
     eager_init: bool = False
+    """Whether the process group was made with its device."""
+    per_edge: bool = False
+    """Whether each direction of a pair of ranks has its own communicator."""
     calls: Program = field(default_factory=list)
 
     def compute(self, kind: str, stage: int, microbatch: int) -> Compute:
@@ -122,6 +127,8 @@ class Writer:
         """Post one end unbatched."""
         name = group or self.group
         pair = () if self.eager_init else (min(self.rank, end.peer), max(self.rank, end.peer))
+        if self.per_edge:
+            pair = (self.rank, end.peer) if end.sends else (end.peer, self.rank)
         return self._post((end,), (name, *pair))
 
     def wait(self, handles: list[int]) -> None:

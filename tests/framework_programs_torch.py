@@ -3,7 +3,7 @@
 ``torch/distributed/pipelining/schedules.py``:
 
 - ``_batch_p2p``: sends alone, or receives alone, are posted one by one, unbatched; only a mixture is one
-  ``batch_isend_irecv``.
+  ``batch_isend_irecv``. In 2.15 with communicators per edge, a mixture is divided by its communicators.
 - ``ScheduleGPipe._step_microbatches`` and ``Schedule1F1B._step_microbatches``: the two with one stage a rank.
 - ``_PipelineScheduleRuntime._step_microbatches``: all others; it runs rows of computes, sends and receives. A
   receive is waited for before the compute that reads it, a send at the end of the step or, in 2.15, where its row
@@ -66,18 +66,14 @@ class _Stage(Writer):
         return [sent(Message("B", self.rank, m), self.rank - 1)] if self.rank else []
 
     def batch_p2p(self, ends: list[End]) -> list[int]:
-        if len({end.sends for end in ends}) == 2:
+        if len({end.sends for end in ends}) == 2 and not self.per_edge:
             return self.batch(ends)
         return [self.single(end) for end in ends]
 
 
-def _stages(ranks: int, *, eager_init: bool) -> list[_Stage]:
-    return [_Stage(rank, eager_init=eager_init, ranks=ranks) for rank in range(ranks)]
-
-
-def torch_gpipe(ranks: int, microbatches: int, *, eager_init: bool = False) -> list[Program]:
-    """``ScheduleGPipe``; ``eager_init``: of a process group that has its device."""
-    stages = _stages(ranks, eager_init=eager_init)
+def torch_gpipe(ranks: int, microbatches: int, **group: bool) -> list[Program]:
+    """``ScheduleGPipe``; ``group``: kind of the process group, see :class:`Writer`."""
+    stages = [_Stage(rank, ranks=ranks, **group) for rank in range(ranks)]
     for at in stages:
         sends: list[int] = []
         for m in range(microbatches):
@@ -94,7 +90,7 @@ def torch_gpipe(ranks: int, microbatches: int, *, eager_init: bool = False) -> l
     return [at.calls for at in stages]
 
 
-def torch_1f1b(ranks: int, microbatches: int, *, eager_init: bool = False) -> list[Program]:
+def torch_1f1b(ranks: int, microbatches: int, **group: bool) -> list[Program]:
     """``Schedule1F1B``.
 
     Raises:
@@ -102,7 +98,7 @@ def torch_1f1b(ranks: int, microbatches: int, *, eager_init: bool = False) -> li
     """
     if microbatches < ranks:
         raise ValueError("1F1B needs as many microbatches as stages")
-    stages = _stages(ranks, eager_init=eager_init)
+    stages = [_Stage(rank, ranks=ranks, **group) for rank in range(ranks)]
     for at in stages:
         _one_f_one_b(at, microbatches)
     return [at.calls for at in stages]
@@ -136,11 +132,9 @@ def _one_f_one_b(at: _Stage, microbatches: int) -> None:
     at.wait(sends)
 
 
-def torch_runtime(
-    rows: Sequence[Sequence[Action]], rank_of: Mapping[int, int], *, eager_init: bool = False
-) -> list[Program]:
+def torch_runtime(rows: Sequence[Sequence[Action]], rank_of: Mapping[int, int], **group: bool) -> list[Program]:
     """``_PipelineScheduleRuntime`` with rows of computes, sends and receives; ``rank_of`` each stage."""
-    return [_runtime(Writer(rank, eager_init=eager_init), row, rank_of) for rank, row in enumerate(rows)]
+    return [_runtime(Writer(rank, **group), row, rank_of) for rank, row in enumerate(rows)]
 
 
 def _runtime(at: Writer, row: Sequence[Action], rank_of: Mapping[int, int]) -> Program:
@@ -165,16 +159,14 @@ def _runtime(at: Writer, row: Sequence[Action], rank_of: Mapping[int, int]) -> P
     return at.calls
 
 
-def torch_interleaved_1f1b(
-    ranks: int, microbatches: int, chunks: int, *, eager_init: bool = False
-) -> list[Program]:
+def torch_interleaved_1f1b(ranks: int, microbatches: int, chunks: int, **group: bool) -> list[Program]:
     """``ScheduleInterleaved1F1B``, receives as soon as possible.
 
     Raises:
         ValueError: microbatches that are no multiple of the rounds, which the source refuses.
     """
     rows = interleaved_1f1b_rows(ranks, microbatches, chunks)
-    return torch_runtime(rows, {stage: stage % ranks for stage in range(ranks * chunks)}, eager_init=eager_init)
+    return torch_runtime(rows, {stage: stage % ranks for stage in range(ranks * chunks)}, **group)
 
 
 def interleaved_1f1b_rows(ranks: int, microbatches: int, chunks: int) -> list[list[Action]]:

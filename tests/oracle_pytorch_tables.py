@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["limited", "lowered", "with_reductions", "with_waits"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["limited", "lowered", "with_reductions", "with_waits", "without_weights"]
 
 _ACTION = re.compile(r"(\d+)([A-Z_]+?)(\d*)")
 _WEIGHTS = re.compile(r"\d+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD)")
@@ -36,10 +39,13 @@ def _ranks(rows: Rows) -> dict[int, int]:
     return {part.stage: rank for rank, row in enumerate(rows) for cell in row for part in _parts(cell)}
 
 
-def lowered(rows: Rows, microbatches: int, *, waits: bool = False) -> Rows:
-    """Return rows with messages, without actions on weights; with ``waits``, in the rounds of 2.15."""
+def lowered(
+    rows: Rows, microbatches: int, *, waits: bool = False, lookahead: Sequence[int] = (), deferred: bool = False
+) -> Rows:
+    """Return rows with actions on weights and messages; with ``waits``, in the rounds of 2.15."""
     rank_of = _ranks(rows)
-    left = [_with_weights(row, microbatches, waits=waits) for row in rows]
+    gathered = [_with_gathers(row, lookahead[rank] if lookahead else _ACTIVE) for rank, row in enumerate(rows)]
+    left = [_with_reductions(row, microbatches, waits=waits, deferred=deferred) for row in gathered]
     placed: Rows = [[] for _ in rows]
     here: list[set[tuple[str, int, str]]] = [set() for _ in rows]
     while any(left):
@@ -60,7 +66,12 @@ def lowered(rows: Rows, microbatches: int, *, waits: bool = False) -> Rows:
                     placed[rank].append(f"{part.stage}SEND_{way}{part.microbatch}")
                     placed[rank_of[to]].append(f"{to}RECV_{way}{part.microbatch}")
                     here[rank_of[to]].add((way, part.stage, part.microbatch))
-    return [[cell for cell in row if not _WEIGHTS.fullmatch(cell)] for row in placed]
+    return placed
+
+
+def without_weights(rows: Rows) -> Rows:
+    """Return rows without actions on weights."""
+    return [[cell for cell in row if not _WEIGHTS.fullmatch(cell)] for row in rows]
 
 
 def _needs(part: _Part, stages: int) -> tuple[str, int, str] | None:
@@ -71,26 +82,45 @@ def _needs(part: _Part, stages: int) -> tuple[str, int, str] | None:
     return None
 
 
-def _with_weights(row: list[str], microbatches: int, *, waits: bool) -> list[str]:
-    """Return a row with gathers, releases, reductions and, for 2.15, waits for reductions."""
+def _with_gathers(row: list[str], lookahead: int) -> list[str]:
+    """Return a row with gathers and releases."""
     full: list[str] = []
     active: list[int] = []
-    done = dict.fromkeys(_ranks([row]), 0)
     for position, cell in enumerate(row):
-        soon: list[int] = []
-        for later in row[position:]:
-            soon += [stage for stage in dict.fromkeys(part.stage for part in _parts(later)) if stage not in soon]
-            if len(soon) >= _ACTIVE:
-                break
-        full += [f"{stage}RESHARD" for stage in active if stage not in soon]
+        kept, soon = (_next_stages(row[position:], count) for count in (_ACTIVE, lookahead))
+        full += [f"{stage}RESHARD" for stage in active if stage not in kept]
         full += [f"{stage}UNSHARD" for stage in soon if stage not in active]
-        active = soon
+        active = [stage for stage in active if stage in kept] + [stage for stage in soon if stage not in active]
+        full.append(cell)
+    return full + [f"{stage}RESHARD" for stage in active]
+
+
+def _next_stages(row: list[str], count: int) -> list[int]:
+    """Return the stages of the first cells that have as many."""
+    soon: list[int] = []
+    for cell in row:
+        soon += [stage for stage in dict.fromkeys(part.stage for part in _parts(cell)) if stage not in soon]
+        if len(soon) >= count:
+            break
+    return soon
+
+
+def _with_reductions(row: list[str], microbatches: int, *, waits: bool, deferred: bool) -> list[str]:
+    """Return a row with reductions and, for 2.15, waits for them."""
+    full: list[str] = []
+    pending: list[str] = []
+    done = dict.fromkeys(_ranks([row]), 0)
+    for cell in row:
         full.append(cell)
         for part in _parts(cell):
             done[part.stage] += part.kind in {"B", "W"}
             if part.kind in {"B", "W"} and done[part.stage] == microbatches:
-                full += [f"{part.stage}REDUCE_GRAD"] + [f"{part.stage}WAIT_REDUCE_GRAD"] * waits
-    return full + [f"{stage}RESHARD" for stage in active]
+                full += [*pending, f"{part.stage}REDUCE_GRAD"]
+                pending = [f"{part.stage}WAIT_REDUCE_GRAD"] * waits
+                if not deferred:
+                    full += pending
+                    pending = []
+    return full + pending
 
 
 def with_reductions(rows: Rows) -> Rows:

@@ -28,10 +28,11 @@ from pptrace.steps.action_insertion import (
     with_reductions,
 )
 from pptrace.steps.kinds import COMPUTE, COPIES, GRADIENTS, STAGE_ENDS, Kind, Stream
+from pptrace.steps.pytorch_tables import ACTIVE_STAGES
 from pptrace.timeline.actions import folded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -75,7 +76,7 @@ def change_table(
         table = _with_offload(resolved, offload, table, workload, run)
         if offload.alone != 1:
             workload = _with_lone_copies(workload, run(table), table.microbatches, offload)
-    return with_sharding(resolved, table, workload), workload
+    return with_sharding(resolved, table, workload, policy.lookahead), workload
 
 
 def _with_recompute(resolved: Resolved, recompute: Recompute, table: Schedule, workload: Workload) -> Schedule:
@@ -342,14 +343,15 @@ def _overlap_ns(timeline: Timeline, rows: Int64s, opposite: Int64s, group: int) 
 _SHARDS = "write costs.zero: 3, or remove the key"
 _KEYS = ("reshard", "active_stages")
 _USUAL = (None, Reshard.NEVER)
-_ACTIVE = 3
-"""Gathered stages in PyTorch's runtime."""
 
 
-def with_sharding(resolved: Resolved, table: Schedule, workload: Workload) -> Schedule:
+def with_sharding(
+    resolved: Resolved, table: Schedule, workload: Workload, lookahead: Sequence[int] = ()
+) -> Schedule:
     """Return a table with gathers, and with reductions after each backward, as configured.
 
-    Weights that only the optimizer shards are gathered once and never freed.
+    Weights that only the optimizer shards are gathered once and never freed. ``lookahead`` is the number of stages
+    to gather ahead by rank, for weights that are never freed in between.
 
     Raises:
         ConfigError: a key without sharded weights, reductions without overlap, reductions in the table, or
@@ -370,8 +372,8 @@ def with_sharding(resolved: Resolved, table: Schedule, workload: Workload) -> Sc
             raise resolved.error(written[0], f"{name} already has gathers: remove the key")
         return table
     if freed.any():
-        reshard, active = configured.reshard or Reshard.NEVER, configured.active_stages or _ACTIVE
-        return with_gathers(table, freed | gathered, reshard, active)
+        reshard, active = configured.reshard or Reshard.NEVER, configured.active_stages or ACTIVE_STAGES
+        return with_gathers(table, freed | gathered, reshard, active, lookahead)
     return with_gathers(table, gathered, None) if gathered.any() else table
 
 

@@ -281,8 +281,9 @@ def _rerouted_step(run: Run, lost: int) -> int:
     order = _order(prepared, placement, np.tile(run.metrics.memory.peak_activations, replicas))
     network = prepared.network if prepared.job is None else replace(prepared.job, all_replicas=True)
     timeline = simulate(
-        with_sharding(prepared.resolved, order, workload), workload, network, prepared.policy,
-        contention=prepared.contention, overlap_reduction=experiment.data_parallel.overlaps, stage_replicas=False,
+        with_sharding(prepared.resolved, order, workload, prepared.policy.lookahead), workload, network,
+        prepared.policy, contention=prepared.contention, overlap_reduction=experiment.data_parallel.overlaps,
+        stage_replicas=False,
     )  # fmt: skip
     return measure(timeline, workload).step_ns
 

@@ -344,19 +344,21 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-_OFF_MESSAGES = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
+_GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
 
 
 def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     """Insert messages into the issue order. Recomputed forwards stay adjacent to their backward.
 
-    The position of messages does not depend on copies, gathers and reductions within a row, or on recomputed
-    forwards that wait for gradients or that a program ignores: these are inserted after the messages.
+    The position of messages does not depend on copies and reductions within a row, on gathers unless the policy
+    has a lowering, or on recomputed forwards that wait for gradients or that a program ignores: these are inserted
+    after the messages.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    rows, waits = _rows_off_messages(schedule), False
+    off_messages = COPIES if policy.lowering is not None else KindSet({*_GATHERS, *COPIES})
+    rows, waits = _rows_off_messages(schedule, off_messages), False
     if not rows.size and (schedule.recompute_waits or policy.program is not None):
         rows, waits = np.flatnonzero(RECOMPUTES.mask(schedule.kind)), schedule.recompute_waits
     if rows.size:
@@ -371,14 +373,14 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
-def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
-    """Return copies, gathers, and reductions of single microbatches that a computation of their rank follows."""
+def _rows_off_messages(schedule: Schedule, off_messages: KindSet) -> NDArray[np.int64]:
+    """Return actions of some kinds, and reductions of microbatches, that a computation of their rank follows."""
     kind = schedule.kind
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
     per_microbatch = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
-    candidate = _OFF_MESSAGES.mask(kind) | (reduces & per_microbatch)
+    candidate = off_messages.mask(kind) | (reduces & per_microbatch)
     if schedule.has_communication or not candidate.any():
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))

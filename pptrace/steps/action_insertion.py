@@ -7,13 +7,16 @@ arrives: Liu et al., Mario: Near Zero-cost Activation Checkpointing in Pipeline 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pptrace.config.choices import Reshard
+from pptrace.steps.columns import unset
+from pptrace.steps.kernels import gathers as kernels
 from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,8 +29,7 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class Blocks(NamedTuple):
     """Computations of ranks in sequence: single actions, and overlapped pairs as a unit."""
 
     of_row: NDArray[np.int64]
@@ -196,29 +198,58 @@ _Added: TypeAlias = tuple[int, Kind, int]
 
 
 def with_gathers(
-    schedule: Schedule, sharded: NDArray[np.bool_], reshard: Reshard | None, active: int | None = None
+    schedule: Schedule,
+    sharded: NDArray[np.bool_],
+    reshard: Reshard | None,
+    active: int | None = None,
+    lookahead: Sequence[int] = (),
 ) -> Schedule:
     """Return a table with gathers of stages' weights before their passes, and with their releases.
 
     ``never`` is the rule of PyTorch's pipeline runtime (``_add_unshard_reshard`` of
-    ``torch.distributed.pipelining.schedules``): before each computation, the next ``active`` stages are gathered
-    and all other stages are freed. Other rules issue each gather one computation ahead, to overlap it.
+    ``torch.distributed.pipelining.schedules``): before each computation, stages that are not among the next
+    ``active`` stages are freed, and the next ``lookahead`` stages are gathered. Both numbers are exceeded to take
+    all stages of an overlapped pair. Other rules issue each gather one computation ahead, to overlap it.
 
     Args:
         schedule: the table, without gathers.
         sharded: shape (stages,): whether a stage's weights are sharded.
         reshard: rule for freeing; None for a single gather without freeing.
         active: for ``never``, the number of stages of a rank that are gathered at once; None for all.
+        lookahead: for ``never``, the number of stages to gather ahead, by rank of a replica and at most
+            ``active``; empty for ``active``.
     """
-    blocks, columns = blocks_of(schedule), []
+    blocks = blocks_of(schedule)
+    if reshard is Reshard.NEVER:
+        return insert_stage_actions(schedule, _gather_next(schedule, blocks, sharded, active, lookahead))
+    columns = []
     for rank in range(schedule.ranks):
-        rank_blocks = _blocks_of_rank(schedule, blocks, rank, sharded)
-        if reshard is Reshard.NEVER:
-            added = _gather_next(rank_blocks, active)
-        else:
-            added = _gather_and_free(rank_blocks, reshard)
+        added = _gather_and_free(_blocks_of_rank(schedule, blocks, rank, sharded), reshard)
         columns += [(row, rank, kind, stage) for row, kind, stage in added]
     return insert_stage_actions(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
+
+
+def _gather_next(
+    schedule: Schedule, blocks: Blocks, sharded: NDArray[np.bool_], active: int | None, lookahead: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return gathers and releases by the rule ``never``, in the columns of :func:`insert_stage_actions`."""
+    rows, stages = len(schedule), schedule.stages
+    most = stages if active is None else active
+    added = np.empty((4, 2 * rows), dtype=np.int64)
+    upcoming = kernels.Upcoming(
+        next=np.full(stages, -1), stage=unset(stages), gathered=unset(stages),
+        is_gathered=np.zeros(stages, dtype=np.int8), later=unset(rows),
+    )  # fmt: skip
+    count = run(
+        kernels.gather_next,
+        (
+            np.searchsorted(blocks.first, schedule.row_ptr), blocks, schedule.stage, sharded, most,
+            np.minimum(np.resize(lookahead or [most], schedule.ranks), most),
+        ),
+        (upcoming, kernels.Added(*added)),
+        work=rows,
+    )  # fmt: skip
+    return added[:, :count]
 
 
 def with_reductions(schedule: Schedule, reduced: NDArray[np.bool_]) -> Schedule:
@@ -243,33 +274,6 @@ def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDAr
         stages = tuple(dict.fromkeys(stage for _, stage in rows))
         rank_blocks.append(_Block(first, last + 1, stages, frozenset(stages) - backwards))
     return rank_blocks
-
-
-def _gather_next(blocks: Sequence[_Block], active: int | None) -> Iterator[_Added]:
-    """Gather the next ``active`` stages before each block, and free the others."""
-    gathered: list[int] = []
-    for block, next_stages in zip(blocks, _next_stages(blocks, active), strict=True):
-        for stage in [stage for stage in gathered if stage not in next_stages]:
-            yield block.first, Kind.RESHARD, stage
-            gathered.remove(stage)
-        for stage in [stage for stage in next_stages if stage not in gathered]:
-            yield block.first, Kind.UNSHARD, stage
-            gathered.append(stage)
-    for stage in gathered:
-        yield blocks[-1].end, Kind.RESHARD, stage
-
-
-def _next_stages(blocks: Sequence[_Block], active: int | None) -> list[list[int]]:
-    """Return, per block, its stages and the stages of later blocks, in order of next use.
-
-    The list has at most ``active`` stages, but at least those of the block.
-    """
-    order: list[int] = []
-    next_stages = []
-    for block in reversed(blocks):
-        order = [*block.stages, *(stage for stage in order if stage not in block.stages)]
-        next_stages.append(order if active is None else order[: max(active, len(block.stages))])
-    return next_stages[::-1]
 
 
 def _gather_and_free(blocks: Sequence[_Block], reshard: Reshard | None) -> Iterator[_Added]:

@@ -328,6 +328,8 @@ class Policy:
     lowering: Callable[[Schedule], Schedule] | None = None
     """Function that inserts messages and waits into a table, or moves its waits; None for the rule of ``receive``.
     A policy has no ``program`` then."""
+    lookahead: tuple[int, ...] = ()
+    """By rank, the number of next stages whose sharded weights are gathered; empty for all that may be."""
     title: str = ""
     """Name of the plugin's offer."""
 
@@ -340,6 +342,7 @@ class Policy:
         stream: str = "direction",
         program: Program | None = None,
         lowering: Callable[[Schedule], Schedule] | None = None,
+        lookahead: tuple[int, ...] = (),
     ) -> Self:
         """Return a policy from the words of the configuration section ``p2p``.
 
@@ -348,8 +351,9 @@ class Policy:
         """
         receives = None if receive is None else Receive(receive)
         return cls(
-            name=PolicyName(name), receive=receives, stream=StreamPer(stream), program=program, lowering=lowering
-        )
+            name=PolicyName(name), receive=receives, stream=StreamPer(stream), program=program, lowering=lowering,
+            lookahead=lookahead,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ wait per reduction, and then a wait per send.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,7 +28,6 @@ from pptrace.steps.kinds import (
     COMMUNICATION,
     PASSES,
     SEND_WAITS,
-    WAITS,
     WEIGHT_GRADIENTS,
     Kind,
     KindSet,
@@ -39,19 +38,19 @@ from pptrace.steps.schedule import index_schedule
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from pptrace.steps.schedule import Positions, Schedule
 
-_ACTIVE_STAGES = 3
+ACTIVE_STAGES = 3
 """Stages of a rank whose weights are gathered at once: the default of ``max_active_stages``."""
 
-_INSERTED = KindSet({*COMMUNICATION, *WAITS, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
-"""Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 _GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
-_REDUCTIONS = (Kind.REDUCE_GRAD, Kind.WAIT_REDUCE_GRAD)
+_REDUCTIONS = KindSet({Kind.REDUCE_GRAD, Kind.WAIT_REDUCE_GRAD})
+_INSERTED = KindSet({*COMMUNICATION, *SEND_WAITS, *_GATHERS, *_REDUCTIONS})
+"""Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 
 _WAITS = (
     (Kind.SEND_F, Kind.WAIT_SEND_F, Result.AWAITED_ACTIVATION),
@@ -141,46 +140,101 @@ def _unsupported_counts(schedule: Schedule) -> Iterator[Unsupported]:
 
 def compute_only(schedule: Schedule) -> Schedule:
     """Return a table without the messages and the other actions that PyTorch inserts."""
-    return schedule.selected(np.flatnonzero(~_INSERTED.mask(schedule.kind)))
+    return _without(schedule, _INSERTED)
 
 
-def insert_messages(schedule: Schedule, receive: str = "asap", *, waits: bool = False) -> Schedule:
-    """Return a table with the messages that PyTorch inserts.
+def compute_comms(schedule: Schedule, *, waits: bool) -> Schedule:
+    """Return a table with all actions that PyTorch inserts, as its loader reads it as ``compute_comms``.
+
+    Messages of the table keep their places. Gathers and reductions are where PyTorch puts them: without
+    reductions, the runtime neither reduces nor scales gradients.
 
     Args:
-        schedule: the table; one with messages is returned unchanged.
-        receive: places of receives, ``asap`` or ``deferred``.
-        waits: whether a wait follows each reduction, as in PyTorch 2.15. The wait takes a round.
+        schedule: the table.
+        waits: whether sends and reductions have waits, as in PyTorch 2.15.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    if schedule.has_communication:
-        return schedule
-    if waits:
-        schedule = _insert_reduction_waits(schedule)
-    table, inserted = schedule, set[Kind]()
-    if not _GATHERS.mask(schedule.kind).any():
+    removed = _GATHERS | _REDUCTIONS | (set() if waits else SEND_WAITS)
+    return lower(_without(schedule, KindSet(removed)), Lowering(waits=waits))
+
+
+def _without(schedule: Schedule, removed: KindSet) -> Schedule:
+    return schedule.selected(np.flatnonzero(~removed.mask(schedule.kind)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """Options of PyTorch's pipeline runtime."""
+
+    receive: str = "asap"
+    """Places of receives, ``asap`` or ``deferred`` (``defer_pp_recv``)."""
+    waits: bool = False
+    """Whether sends and reductions have waits, as in PyTorch 2.15. All further options need them."""
+    lookahead: tuple[int, ...] = ()
+    """By rank, the number of next stages to gather (``unshard_lookahead``); empty for all that can be gathered."""
+    defers_reduction_waits: bool = False
+    """Whether a reduction is waited for before the next one or at the end of the row
+    (``defer_reduce_grad_wait``); otherwise at once."""
+    max_pending_sends: int | None = None
+    """Most sends of a rank that have begun and that no wait follows (``max_outstanding_sends``)."""
+
+
+def lower(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
+    """Return a table with all actions that PyTorch's runtime inserts.
+
+    These are gathers and releases of weights, reductions, messages, and waits. Such actions of the table keep
+    their places.
+
+    Raises:
+        ScheduleError: no order of messages lets every action run, or a send must exceed the limit.
+    """
+    table = schedule
+    if not _GATHERS.mask(table.kind).any():
         sharded = np.ones(schedule.stages, dtype=bool)
-        table = with_gathers(table, sharded, Reshard.NEVER, active=_ACTIVE_STAGES)
-        inserted |= _GATHERS
-    if not KindSet(_REDUCTIONS).mask(schedule.kind).any():
-        table = _insert_reductions(table, _REDUCTIONS if waits else _REDUCTIONS[:1])
-        inserted |= {*_REDUCTIONS}
-    issued = with_messages(table, Receive(receive))
-    kept = issued.selected(np.flatnonzero(~KindSet(inserted).mask(issued.kind)))
-    return replace(schedule, row_ptr=kept.row_ptr, **kept.cells._asdict())
+        table = with_gathers(table, sharded, Reshard.NEVER, ACTIVE_STAGES, lowering.lookahead)
+    if not _REDUCTIONS.mask(table.kind).any():
+        table = _insert_reductions(table)
+    if lowering.waits:
+        table = _insert_reduction_waits(table, deferred=lowering.defers_reduction_waits)
+    if not schedule.has_communication:
+        issued = with_messages(table, Receive(lowering.receive))
+        table = replace(table, row_ptr=issued.row_ptr, **issued.cells._asdict())
+    if lowering.waits:
+        table = _insert_send_waits(table)
+    if lowering.max_pending_sends is not None:
+        table = _limit_pending_sends(table, lowering.max_pending_sends)
+    return table
 
 
-def _insert_reductions(schedule: Schedule, kinds: Sequence[Kind]) -> Schedule:
-    """Insert actions of a stage after its last backward on each rank."""
+def insert_messages(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
+    """Return a table with the messages and waits that PyTorch inserts, without gathers and reductions of its own.
+
+    Raises:
+        ScheduleError: as :func:`lower`.
+    """
+    if schedule.has_communication and not lowering.waits:
+        return schedule
+    lowered = lower(schedule, lowering)
+    inserted = np.zeros(len(lowered), dtype=bool)
+    for kinds in (_GATHERS, _REDUCTIONS):
+        if not kinds.mask(schedule.kind).any():
+            inserted |= kinds.mask(lowered.kind)
+    return lowered.selected(np.flatnonzero(~inserted))
+
+
+def _insert_reductions(schedule: Schedule) -> Schedule:
+    """Insert a reduction after the last backward of each stage on each rank."""
     last = np.full((schedule.ranks, schedule.stages), -1)
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(schedule.kind))
     np.maximum.at(last, (schedule.rank_of_row()[rows], schedule.stage[rows]), rows)
     rank, stage = np.nonzero(last >= 0)
+    order = np.argsort(last[rank, stage])
+    rank, stage = rank[order], stage[order]
     position = _ends_of_blocks(schedule)[last[rank, stage]]
-    added = [np.stack([position, rank, np.full(rank.size, kind), stage]) for kind in kinds]
-    return insert_stage_actions(schedule, np.concatenate(added, axis=1))
+    kind = np.full(rank.size, Kind.REDUCE_GRAD)
+    return insert_stage_actions(schedule, np.stack([position, rank, kind, stage]))
 
 
 def _ends_of_blocks(schedule: Schedule) -> NDArray[np.int64]:
@@ -190,14 +244,12 @@ def _ends_of_blocks(schedule: Schedule) -> NDArray[np.int64]:
     return np.repeat(ends, ends - starts)
 
 
-def insert_waits(schedule: Schedule) -> Schedule:
-    """Return a table in which each send and each reduction has a wait, as PyTorch 2.15 lowers tables.
+def _insert_send_waits(schedule: Schedule) -> Schedule:
+    """Insert a wait for each send that has none.
 
     The wait for a forward's send is right after the backward of the same stage and microbatch. All other waits
-    for sends are at the row's end, in the order of their sends, but before weight updates. The wait for a
-    reduction is right after it. Waits of the table keep their places.
+    are at the row's end, in the order of their sends, but before weight updates.
     """
-    schedule = _insert_reduction_waits(schedule)
     positions, block_end = index_schedule(schedule), _ends_of_blocks(schedule)
     row_end = _row_ends(schedule)[schedule.rank_of_row()]
     columns = []
@@ -232,20 +284,29 @@ def _row_ends(schedule: Schedule) -> NDArray[np.int64]:
     return ends
 
 
-def _insert_reduction_waits(schedule: Schedule) -> Schedule:
-    """Insert a wait after each reduction that has none before the stage's next reduction on its rank."""
+def _insert_reduction_waits(schedule: Schedule, *, deferred: bool) -> Schedule:
+    """Insert a wait for each reduction that has none before the stage's next reduction on its rank.
+
+    The wait is right after the reduction or, if ``deferred``, right before the rank's next reduction, and at the
+    row's end after the last one.
+    """
     rank_of_row, pending = schedule.rank_of_row(), dict[tuple[int, int], int]()
     unmatched = list[int]()
-    for row in np.flatnonzero(KindSet(_REDUCTIONS).mask(schedule.kind)).tolist():
+    for row in np.flatnonzero(_REDUCTIONS.mask(schedule.kind)).tolist():
         reduction = pending.pop((int(rank_of_row[row]), int(schedule.stage[row])), -1)
         if schedule.kind[row] == Kind.REDUCE_GRAD:
             pending[int(rank_of_row[row]), int(schedule.stage[row])] = row
             unmatched += [reduction] * (reduction >= 0)
     reductions = np.array(sorted([*unmatched, *pending.values()]), dtype=np.int64)
-    return insert_actions(schedule, reductions + 1, Kind.WAIT_REDUCE_GRAD, reductions)
+    place = reductions + 1
+    if deferred:
+        starts = np.flatnonzero(schedule.kind == Kind.REDUCE_GRAD)
+        following = np.append(starts, len(schedule))[np.searchsorted(starts, reductions, side="right")]
+        place = np.minimum(following, _row_ends(schedule)[rank_of_row[reductions]])
+    return insert_actions(schedule, place, Kind.WAIT_REDUCE_GRAD, reductions)
 
 
-def limit_pending_sends(schedule: Schedule, limit: int) -> Schedule:
+def _limit_pending_sends(schedule: Schedule, limit: int) -> Schedule:
     """Return a table in which waits for sends are moved forward, as PyTorch's ``max_outstanding_sends`` does.
 
     Before a send above the limit, the rank waits for a pending send: the first whose receive is certain to have

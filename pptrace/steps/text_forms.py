@@ -22,7 +22,7 @@ from pptrace.files import replace_file
 from pptrace.steps.actions import CellColumns, Form, cells_of, parse_row
 from pptrace.steps.kinds import PER_STAGE, WAITS, Kind
 from pptrace.steps.placement import infer_placement
-from pptrace.steps.pytorch_tables import compute_only, insert_messages, insert_waits
+from pptrace.steps.pytorch_tables import Lowering, compute_only, insert_messages
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -188,10 +188,10 @@ def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.
     if dialect is Dialect.COMPUTE:
         return compute_only(schedule)
     if dialect is Dialect.WAITS:
-        return insert_waits(insert_messages(schedule, receive.value, waits=True))
+        return insert_messages(schedule, Lowering(receive=receive.value, waits=True))
     waits = WAITS.mask(schedule.kind)
     without_waits = schedule.selected(np.flatnonzero(~waits)) if waits.any() else schedule
-    return insert_messages(without_waits, receive.value)
+    return insert_messages(without_waits, Lowering(receive=receive.value))
 
 
 def _cells(schedule: Schedule) -> list[str]:

@@ -1,23 +1,24 @@
-"""PyTorch's runtime: tables that it runs, and where it puts messages and waits."""
+"""Messages and waits are where PyTorch's runtime puts them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracle_pytorch_tables import limited, lowered, with_reductions, with_waits
+from oracle_pytorch_tables import limited, lowered, with_reductions, with_waits, without_weights
 from strategies import valid_schedules
 
 from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
 from pptrace.steps.kinds import Kind
 from pptrace.steps.pytorch_tables import (
+    Lowering,
     compute_only,
     insert_messages,
-    insert_waits,
-    limit_pending_sends,
+    lower,
     unsupported_parts,
     unsupported_stages,
 )
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 @st.composite
 def tables(draw: DrawFn) -> Schedule:
     """Draw a table that the runtime takes: each stage on one rank, an action of one microbatch."""
-    pairs = draw(st.booleans())
-    schedule = draw(valid_schedules(spans=False, pairs=pairs, max_chunks=3 if pairs else 5))
+    schedule = draw(valid_schedules(spans=False, pairs=draw(st.booleans()), max_chunks=5))
     ranks = schedule.placement.stage_rank
     assume((ranks == ranks[0]).all())
     return schedule
@@ -83,11 +83,24 @@ def test_messages_waits_and_gathers_are_dropped_from_a_table_of_computations() -
     assert compute_only(table).rows() == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
-@given(schedule=tables(), waits=st.booleans())
-def test_messages_are_placed_in_the_rounds_of_the_runtime(schedule: Schedule, waits: bool) -> None:  # noqa: FBT001 - drawn
-    inserted = insert_messages(schedule, waits=waits)
+@st.composite
+def options(draw: DrawFn, schedule: Schedule) -> dict[str, Any]:
+    """Draw options of 2.15 that change the order of actions."""
+    lookahead = st.one_of(st.just(()), st.tuples(*[st.integers(1, 3)] * schedule.ranks))
+    return {"lookahead": draw(lookahead), "deferred": draw(st.booleans())}
 
-    assert inserted.rows() == lowered(schedule.rows(), schedule.microbatches, waits=waits)
+
+@given(schedule=tables(), data=st.data())
+def test_a_table_is_lowered_as_the_runtime_lowers_it(schedule: Schedule, data: st.DataObject) -> None:
+    chosen = data.draw(options(schedule)) if data.draw(st.booleans()) else None
+    if chosen is None:
+        lowering, expected = Lowering(), lowered(schedule.rows(), schedule.microbatches)
+    else:
+        lowering = Lowering(waits=True, lookahead=chosen["lookahead"], defers_reduction_waits=chosen["deferred"])
+        expected = with_waits(lowered(schedule.rows(), schedule.microbatches, waits=True, **chosen))
+
+    assert lower(schedule, lowering).rows() == expected
+    assert insert_messages(schedule, lowering).rows() == without_weights(expected)
 
 
 @given(schedule=tables(), waits=st.booleans())
@@ -97,23 +110,20 @@ def test_reductions_of_a_table_take_the_rounds_of_those_that_the_runtime_inserts
 ) -> None:
     reducing = Schedule.from_rows(with_reductions(schedule.rows()), schedule.placement)
 
-    inserted = insert_messages(reducing, waits=waits)
+    inserted = insert_messages(reducing, Lowering(waits=waits))
 
     assert in_dialect(inserted, Dialect.COMPUTE) == schedule
-    messages = [[cell for cell in row if not cell.endswith("REDUCE_GRAD")] for row in inserted.rows()]
-    assert messages == insert_messages(schedule, waits=waits).rows()
+    assert without_weights(inserted.rows()) == insert_messages(schedule, Lowering(waits=waits)).rows()
 
 
 @given(schedule=tables(), receive=st.sampled_from(Receive))
 def test_each_send_has_one_wait_where_the_runtime_has_it(schedule: Schedule, receive: Receive) -> None:
-    messages = insert_messages(schedule, receive.value, waits=True)
-
     table = in_dialect(schedule, Dialect.WAITS, receive)
 
+    messages = in_dialect(table, Dialect.COMMS)
     assert table.rows() == with_waits(messages.rows())
-    assert insert_waits(table) == table
+    assert in_dialect(table, Dialect.WAITS) == table
     assert in_dialect(table, Dialect.COMPUTE) == schedule
-    assert in_dialect(table, Dialect.COMMS) == messages
     read = parse_table(table_text(table)).schedule
     assert read == table
     validate(read)
@@ -126,14 +136,14 @@ def test_waits_are_moved_as_the_runtime_moves_them(
     most: int,
     compiled: bool,  # noqa: FBT001 - drawn
 ) -> None:
-    table = in_dialect(schedule, Dialect.WAITS, receive)
-    wanted = limited(table.rows(), most)
+    wanted = limited(in_dialect(schedule, Dialect.WAITS, receive).rows(), most)
+    lowering = Lowering(receive=receive.value, waits=True, max_pending_sends=most)
 
     def moved() -> Schedule:
         if not compiled:
-            return limit_pending_sends(table, most)
+            return insert_messages(schedule, lowering)
         with always_compiled():
-            return limit_pending_sends(table, most)
+            return insert_messages(schedule, lowering)
 
     if wanted is None:
         with pytest.raises(ScheduleError, match=f"exceeds the limit of {most} pending sends"):
@@ -145,34 +155,39 @@ def test_waits_are_moved_as_the_runtime_moves_them(
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=20)
-@given(schedule=tables(), most=st.integers(1, 4))
-def test_the_second_implementation_lowers_as_pytorch_does(schedule: Schedule, most: int) -> None:
+@given(schedule=tables(), most=st.integers(1, 4), data=st.data())
+def test_the_second_implementation_lowers_as_pytorch_does(
+    schedule: Schedule, most: int, data: st.DataObject
+) -> None:
     pytorch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    has_waits = hasattr(pytorch, "_add_wait_send")  # from 2.15 on
+    chosen = data.draw(options(schedule)) if has_waits else {}
     rank_of = schedule.placement.stage_rank[0].tolist().__getitem__
-    actions = {
-        rank: pytorch._add_reduce_grad(
-            pytorch._add_unshard_reshard(list(map(pytorch._Action.from_str, row))), schedule.microbatches
-        )
-        for rank, row in enumerate(schedule.rows())
-    }
+    actions = {}
+    for rank, row in enumerate(schedule.rows()):
+        gathers = {"unshard_lookahead": chosen["lookahead"][rank]} if chosen.get("lookahead") else {}
+        reductions = {"defer_reduce_grad_wait": chosen["deferred"]} if chosen else {}
+        gathered = pytorch._add_unshard_reshard(list(map(pytorch._Action.from_str, row)), **gathers)
+        actions[rank] = pytorch._add_reduce_grad(gathered, schedule.microbatches, **reductions)
 
     def text(rows: dict[int, list[object]]) -> list[list[str]]:
-        weights = ("SHARD", "REDUCE_GRAD")
-        return [[cell for cell in map(str, rows[rank]) if not cell.endswith(weights)] for rank in sorted(rows)]
+        return [list(map(str, rows[rank])) for rank in sorted(rows)]
 
     rows = pytorch._add_send_recv(actions, rank_of, schedule.stages)
 
-    has_waits = hasattr(pytorch, "_add_wait_send")  # from 2.15 on
-    expected = lowered(schedule.rows(), schedule.microbatches, waits=has_waits)
+    expected = lowered(schedule.rows(), schedule.microbatches, waits=has_waits, **chosen)
+    if not has_waits:  # its releases of one position have no order
+        assert without_weights(text(rows)) == without_weights(expected)
+        assert list(map(Counter, text(rows))) == list(map(Counter, expected))
+        return
     assert text(rows) == expected
-    if has_waits:
-        waited = pytorch._add_wait_send(rows)
-        assert text(waited) == with_waits(expected)
-        try:
-            moved = text(pytorch._add_wait_send_budget(waited, rank_of, most))
-        except ValueError:
-            moved = None
-        assert moved == limited(with_waits(expected), most)
+    waited = pytorch._add_wait_send(rows)
+    assert text(waited) == with_waits(expected)
+    try:
+        moved = without_weights(text(pytorch._add_wait_send_budget(waited, rank_of, most)))
+    except ValueError:
+        moved = None
+    assert moved == limited(with_waits(without_weights(expected)), most)
 
 
 def test_waits_of_a_table_keep_their_places() -> None:
@@ -183,7 +198,7 @@ def test_waits_of_a_table_keep_their_places() -> None:
         ]
     )
 
-    assert insert_waits(table).rows() == [
+    assert insert_messages(table, Lowering(waits=True)).rows() == [
         ["0F0", "0SEND_F0", "0WAIT_SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1",
          "0WAIT_SEND_F1"],
         ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1", "1REDUCE_GRAD",

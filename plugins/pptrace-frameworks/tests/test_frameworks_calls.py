@@ -19,15 +19,16 @@ from oracle_frameworks import (
     torch_interleaved_1f1b,
     torch_runtime,
 )
-from oracle_pytorch_tables import limited, lowered, with_waits
+from oracle_pytorch_tables import limited, lowered, with_waits, without_weights
 
 from pptrace import simulate as simulate_step
 from pptrace.network.contract import Links, Paths
+from pptrace.plugin import load, prepare
 from pptrace.plugins.construction import build_policy, checked_options
 from pptrace.plugins.registry import Registry
 from pptrace.sim.simulation import simulate
 from pptrace.steps.actions import Action as TableAction
-from pptrace.steps.kinds import SENDS, Kind
+from pptrace.steps.kinds import PASSES, SENDS, Kind
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
@@ -87,7 +88,7 @@ def _transfer(source: int, target: int, _kind: str = "") -> int:
 
 
 def _duration(call: Compute) -> int:
-    return {"F": 20, "B": 41}[call.kind] + 5 * (call.stage % 3)
+    return {"F": 20, "B": 41, "I": 23, "W": 17}[call.kind] + 5 * (call.stage % 3)
 
 
 def _table(programs: list[Program], chunks: int) -> Schedule:
@@ -108,16 +109,25 @@ def _simulated(table: Schedule, name: str, options: dict[str, Any]) -> Timeline:
     policy = build_policy(offer, table, checked_options(offer, options, "p2p.options"))
     stages = np.arange(table.stages)
     costs = Workload.uniform(table.stages, f_ns=1, b_ns=1, boundary_bytes=0, edges=table.stages - 1)
-    costs = replace(costs, f_ns=20 + 5 * (stages % 3), b_ns=41 + 5 * (stages % 3))
+    more = 5 * (stages % 3)
+    costs = replace(costs, f_ns=20 + more, b_ns=41 + more, i_ns=23 + more, w_ns=17 + more)
     return simulate(table, costs, Uneven(), policy)
 
 
 def _check(programs: list[Program], name: str, options: dict[str, Any], chunks: int = 1) -> None:
+    _check_table(_table(programs, chunks), programs, name, options)
+
+
+def _check_table(table: Schedule, programs: list[Program], name: str, options: dict[str, Any]) -> None:
     wanted = run(programs, _duration, _transfer)
-    step = _simulated(_table(programs, chunks), name, options)
+    step = _simulated(table, name, options)
     spans = list(zip(step.start_ns.tolist(), step.end_ns.tolist(), strict=True))
     cells = list(zip(step.kind.tolist(), step.stage.tolist(), step.microbatch.tolist(), strict=True))
-    computes = {Compute(Kind(k).name, s, u): span for (k, s, u), span in zip(cells, spans, strict=True) if k < 2}
+    computes = {
+        Compute(Kind(k).name, s, u): span
+        for (k, s, u), span in zip(cells, spans, strict=True)
+        if Kind(k) in PASSES
+    }
     assert computes == wanted.computes
     messages = {
         Message(Kind(k).name[-1], s, u): span
@@ -163,32 +173,85 @@ def test_runtime_of_torch(ranks: int, microbatches: int, chunks: int) -> None:
     _check(torch_interleaved_1f1b(ranks, microbatches, chunks), "torch", {}, chunks)
 
 
-@pytest.mark.parametrize(("ranks", "microbatches", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 6, 2)])
-@pytest.mark.parametrize("most", [None, 1, 2, 4])
-def test_runtime_of_torch_with_waits(ranks: int, microbatches: int, chunks: int, most: int | None) -> None:
-    computes = _table(torch_interleaved_1f1b(ranks, microbatches, chunks), chunks).rows()
-    rows = with_waits(lowered(computes, microbatches, waits=True))
-    limited_rows = rows if most is None else limited(rows, most)
-    assert limited_rows is not None
-    actions = [[_action(cell) for cell in row] for row in limited_rows]
-    programs = torch_runtime(actions, {stage: stage % ranks for stage in range(ranks * chunks)})
+RUNTIME_OPTIONS: dict[str, dict[str, Any]] = {
+    "2.13": {},
+    "2.15": {"version": "2.15"},
+    "one-send": {"version": "2.15", "max_outstanding_sends": 1},
+    "two-sends": {"version": "2.15", "max_outstanding_sends": 2},
+    "auto-lookahead": {"version": "2.15", "unshard_lookahead": "auto"},
+    "lookahead": {"version": "2.15", "unshard_lookahead": (1, 1, 2, 1)},
+    "deferred-waits": {"version": "2.15", "defer_reduce_grad_wait": True},
+    "per-edge": {"version": "2.15", "p2p_per_edge": True},
+    "all": {"version": "2.15", "max_outstanding_sends": 4, "unshard_lookahead": (2, 2, 2, 2),
+            "defer_reduce_grad_wait": True, "p2p_per_edge": True},
+}  # fmt: skip
 
-    _check(programs, "torch", {"version": "2.15", "max_outstanding_sends": most}, chunks)
+
+@pytest.mark.parametrize("options", RUNTIME_OPTIONS.values(), ids=RUNTIME_OPTIONS)
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("interleaved-1f1b", 2), ("interleaved-1f1b", 5), ("looped-bfs", 4), ("interleaved-zb", 2), ("zb-h1", 1),
+     ("zb-v", 2), ("v-half", 2)],
+)  # fmt: skip
+def test_runtime_of_torch_with_its_options(schedule: str, chunks: int, options: dict[str, Any]) -> None:
+    table = prepare(load(None, flags={"schedule": schedule, "pp": 4, "vp": chunks, "microbatches": 8}), REGISTRY)
+    programs = _runtime_programs(table.schedule, options)
+
+    _check_table(table.schedule, programs, "torch", options)
+
+
+def _runtime_programs(table: Schedule, options: dict[str, Any]) -> list[Program]:
+    """Return what the ranks of PyTorch's runtime call for a table, by the slow second implementation."""
+    lookahead = options.get("unshard_lookahead", ())
+    rows = lowered(
+        table.rows(), table.microbatches, waits="version" in options,
+        lookahead=(2, 3, 3, 3) if lookahead == "auto" else lookahead,
+        deferred="defer_reduce_grad_wait" in options,
+    )  # fmt: skip
+    rows = without_weights(with_waits(rows) if "version" in options else rows)
+    limited_rows = limited(rows, options["max_outstanding_sends"]) if "max_outstanding_sends" in options else rows
+    assert limited_rows is not None
+    rank_of = dict(enumerate(table.placement.stage_rank[0].tolist()))
+    actions = [[_action(cell) for cell in row] for row in limited_rows]
+    return torch_runtime(actions, rank_of, per_edge="p2p_per_edge" in options)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [size for size in SIZES if size[1] >= size[0]])
+def test_classes_of_torch_with_a_communicator_per_edge(ranks: int, microbatches: int) -> None:
+    options = {"version": "2.15", "p2p_per_edge": True}
+
+    _check(torch_1f1b(ranks, microbatches, per_edge=True), "torch", options)
+    _check(torch_gpipe(ranks, microbatches, per_edge=True), "torch", options)
+
+
+@pytest.mark.parametrize("options", [{"unshard_lookahead": "auto"}, {"defer_reduce_grad_wait": True}])
+def test_options_of_the_runtime_run_1f1b_in_it(options: dict[str, Any]) -> None:
+    table = prepare(load(None, flags={"schedule": "1f1b", "pp": 4, "microbatches": 8}), REGISTRY).schedule
+    options = {"version": "2.15", **options}
+
+    _check_table(table, _runtime_programs(table, options), "torch", options)
 
 
 @pytest.mark.parametrize(
-    ("version", "overlap", "step_ns"),
-    [("2.13", "true", 150), ("2.15", "true", 180), ("2.13", "false", 180), ("2.15", "false", 180)],
+    ("options", "overlap", "starts_ns"),
+    [
+        ({}, "true", [60, 100, 140]),
+        ({"version": "2.15"}, "true", [60, 170, 280]),
+        ({"version": "2.15", "defer_reduce_grad_wait": True}, "true", [60, 100, 170]),
+        ({}, "false", [60, 100, 140]),
+        ({"version": "2.15"}, "false", [60, 100, 140]),
+    ],
 )
-def test_runtime_of_torch_waits_for_reductions(version: str, overlap: str, step_ns: int) -> None:
-    costs = {"name": "table", "forward": "20 ns", "backward": "40 ns", "reduction": "30 ns"}
-    step = {
-        "schedule": "interleaved-1f1b", "parallel": {"pp": 1, "vp": 2}, "batch": {"microbatches": 1},
-        "costs": costs, "p2p": {"policy": "torch", "options": {"version": version}},
-        "data_parallel": {"overlap": overlap == "true"},
-    }  # fmt: skip
+def test_runtime_of_torch_waits_for_reductions(
+    options: dict[str, Any], overlap: str, starts_ns: list[int]
+) -> None:
+    step = simulate_step({
+        "schedule": "interleaved-1f1b", "parallel": {"pp": 1, "vp": 3}, "batch": {"microbatches": 1},
+        "costs": {"name": "table", "forward": "20 ns", "backward": "40 ns", "reduction": "70 ns"},
+        "p2p": {"policy": "torch", "options": options}, "data_parallel": {"overlap": overlap == "true"},
+    }).timeline  # fmt: skip
 
-    assert simulate_step(step).metrics.step_ns == step_ns
+    assert step.start_ns[step.kind == Kind.B].tolist() == starts_ns
 
 
 def _action(cell: str) -> Action:

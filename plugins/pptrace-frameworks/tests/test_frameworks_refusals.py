@@ -103,7 +103,19 @@ CASES = {
     ),
     "a-limit-of-sends-under-torch-2.13": (
         f"--pp 4 {LOOPED} --p2p torch --set p2p.options.max_outstanding_sends=2",
-        "p2p.options.max_outstanding_sends: needs version 2.15: PyTorch 2.13 does not limit pending sends",
+        "p2p.options.max_outstanding_sends: needs version 2.15: PyTorch 2.13 has no such option",
+    ),
+    "a-lookahead-for-other-ranks": (
+        f"--pp 4 {LOOPED} {SINCE_2_15} --set p2p.options.unshard_lookahead=[1,2]",
+        "p2p.options.unshard_lookahead: 2 numbers for 4 ranks: give one per rank",
+    ),
+    "a-lookahead-in-a-table-with-messages": (
+        f"--schedule waits.csv {SINCE_2_15} --set p2p.options.unshard_lookahead=auto",
+        "p2p.options.unshard_lookahead: PyTorch gathers ahead in tables without messages only: remove one of both",
+    ),
+    "an-edge-per-communicator-under-torch-2.13": (
+        "--pp 4 --schedule 1f1b --microbatches 8 --p2p torch --set p2p.options.p2p_per_edge=true",
+        "p2p.options.p2p_per_edge: needs version 2.15",
     ),
     "a-limit-of-sends-that-deadlocks": (
         f"--schedule turns.csv {SINCE_2_15} --set p2p.options.max_outstanding_sends=1",

@@ -9,8 +9,12 @@ receives is one batch on the communicator of the group.
 * ``ScheduleGPipe``: receives are blocking; ranks wait for sends after the last forward and the last backward.
 * All other classes run a table with explicit SEND and RECV. Each is a separate operation. A receive completes
   before its use, sends complete at the end of the step. That is ``ordered`` with a stream per pair of ranks.
-* The runtime of 2.15 has explicit waits for sends and reductions: see ``insert_waits``. ``max_outstanding_sends``
-  exists in the runtime alone, which then also runs the orders of 1F1B and GPipe.
+  ``lower`` describes the places of messages.
+* The runtime of 2.15 has explicit waits for sends and reductions. ``unshard_lookahead``,
+  ``defer_reduce_grad_wait`` and ``max_outstanding_sends`` exist in the runtime alone, which then also runs the
+  orders of 1F1B and GPipe.
+* With communicators per edge (2.15, ``torch.distributed.config.pipeline_per_edge_p2p``), each direction of a pair
+  of ranks has its own communicator. A send and a receive are then never one batch.
 
 ``build`` refuses the same tables as these classes. ``Schedule1F1B`` refuses fewer microbatches than stages.
 ``ScheduleInterleavedZeroBubble`` refuses rounds of unequal size. The runtime refuses stages on several ranks,
@@ -22,7 +26,7 @@ names.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -30,17 +34,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pptrace.plugin import (
     ConstraintError,
     Kind,
+    Lowering,
     MessageCalls,
     Policy,
     insert_messages,
-    insert_waits,
-    limit_pending_sends,
     unsupported_stages,
 )
 from pptrace_frameworks.rows import Ends, cannot, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,6 +52,10 @@ if TYPE_CHECKING:
 
 SENT, RECEIVED, BATCH = 1, 2, 4
 """Turns between two actions: a send, after the wait for the previous send (turn 0); a receive; a batch."""
+
+
+_RUNTIME = ("unshard_lookahead", "defer_reduce_grad_wait", "max_outstanding_sends")
+"""Options of the runtime of 2.15, which its classes for 1F1B and GPipe lack."""
 
 
 class TorchOptions(BaseModel):
@@ -72,6 +79,21 @@ class TorchOptions(BaseModel):
         ge=1,
         description="For version 2.15: most sends of a rank that have begun and that it has not waited for.",
     )
+    unshard_lookahead: Literal["full", "auto"] | tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default="full",
+        description="For version 2.15: number of next stages whose weights each rank gathers, a list with one "
+        "number per rank; auto for rank + 2, full for data_parallel.active_stages, which is also the most.",
+    )
+    defer_reduce_grad_wait: bool = Field(
+        default=False,
+        description="For version 2.15: whether a rank waits for the reduction of a stage before its next "
+        "reduction or at the end of the step, and not at once.",
+    )
+    p2p_per_edge: bool = Field(
+        default=False,
+        description="For version 2.15: whether each direction of a pair of ranks has its own communicator "
+        "(TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P), and not each pair.",
+    )
 
     @field_validator("version", mode="before")
     @classmethod
@@ -87,18 +109,58 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
         ConstraintError: a table that PyTorch refuses, or an option that its version lacks.
     """
     _check_stages(schedule)
-    limit, has_waits = options["max_outstanding_sends"], options["version"] == "2.15"
-    if limit is not None and not has_waits:
-        raise ConstraintError(
-            "needs version 2.15: PyTorch 2.13 does not limit pending sends",
-            key="p2p.options.max_outstanding_sends",
-        )
+    has_waits, per_edge = options["version"] == "2.15", options["p2p_per_edge"]
+    written = [name for name, field in TorchOptions.model_fields.items() if options[name] != field.default]
+    _check_options(schedule, written, has_waits=has_waits)
     _check_waits(schedule, has_waits=has_waits)
-    program = None if schedule.has_communication or limit else _program_of(schedule)
-    if program is not None:
-        return Policy.of("batched", program=program)
-    lowering = partial(_lower, receive=options["receive"], limit=limit) if has_waits else None
-    return Policy.of("ordered", stream="pair", receive=options["receive"], lowering=lowering)
+    lookahead = _lookahead(schedule, options["unshard_lookahead"])
+    if not schedule.has_communication and not any(name in written for name in _RUNTIME):
+        program = _program_of(schedule)
+        if program is not None:
+            return Policy.of("batched", program=partial(program, per_edge=per_edge))
+    lowering = Lowering(
+        receive=options["receive"], waits=has_waits, lookahead=lookahead,
+        defers_reduction_waits=options["defer_reduce_grad_wait"],
+        max_pending_sends=options["max_outstanding_sends"],
+    )  # fmt: skip
+    return Policy.of(
+        "ordered", stream="direction" if per_edge else "pair", lookahead=lookahead,
+        lowering=partial(insert_messages, lowering=lowering),
+    )  # fmt: skip
+
+
+def _check_options(schedule: Schedule, written: Sequence[str], *, has_waits: bool) -> None:
+    """Refuse options that the release or the form of the table does not have.
+
+    Raises:
+        ConstraintError: an option of 2.15 with 2.13, or gathers ahead in a table with messages.
+    """
+    for name in written:
+        if not has_waits and name != "receive":
+            raise ConstraintError("needs version 2.15: PyTorch 2.13 has no such option", key=f"p2p.options.{name}")
+    if schedule.has_communication and "unshard_lookahead" in written:
+        raise ConstraintError(
+            "PyTorch gathers ahead in tables without messages only: remove one of both",
+            key="p2p.options.unshard_lookahead",
+        )
+
+
+def _lookahead(schedule: Schedule, option: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the number of next stages to gather by rank; empty for all that can be gathered.
+
+    Raises:
+        ConstraintError: not one number per rank.
+    """
+    if option == "auto":
+        return tuple(range(2, 2 + schedule.ranks))
+    if isinstance(option, str):
+        return ()
+    if len(option) != schedule.ranks:
+        raise ConstraintError(
+            f"{len(option)} numbers for {schedule.ranks} ranks: give one per rank",
+            key="p2p.options.unshard_lookahead",
+        )
+    return option
 
 
 def _check_waits(schedule: Schedule, *, has_waits: bool) -> None:
@@ -121,12 +183,6 @@ def _check_waits(schedule: Schedule, *, has_waits: bool) -> None:
         )
 
 
-def _lower(schedule: Schedule, *, receive: str, limit: int | None) -> Schedule:
-    """Return a table with the messages and waits of the runtime of 2.15."""
-    lowered = insert_waits(insert_messages(schedule, receive, waits=True))
-    return lowered if limit is None else limit_pending_sends(lowered, limit)
-
-
 def _check_stages(schedule: Schedule) -> None:
     """Refuse tables that neither PyTorch's runtime nor a schedule class runs.
 
@@ -137,7 +193,7 @@ def _check_stages(schedule: Schedule) -> None:
         raise cannot("torch", f"has {part}", runs="chains of stages, each stage on one rank")
 
 
-def _program_of(schedule: Schedule) -> Callable[[MessageRequest], MessageCalls] | None:
+def _program_of(schedule: Schedule) -> Callable[..., MessageCalls] | None:
     """Return the program of PyTorch's two schedules of one stage per rank, None for other tables.
 
     Neither schedule splits backwards: a table with split backwards runs in the runtime.
@@ -211,13 +267,18 @@ def _warm_up(rows: Rows) -> Ints:
     return np.minimum(np.arange(rows.ranks)[::-1], rows.count - 1)
 
 
-def _communicators(ends: Ends, rows: Rows, is_batched: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return the communicator of each message: that of the group for batches, else that of its pair of ranks."""
+def _communicators(ends: Ends, rows: Rows, is_batched: NDArray[np.bool_], *, per_edge: bool) -> NDArray[np.int32]:
+    """Return the communicator of each message: that of the group for batches, else that of its pair of ranks.
+
+    With ``per_edge``, each pair has one per direction, and the group has none.
+    """
     pair = np.minimum(ends.source, ends.target)
+    if per_edge:
+        return (2 * pair + ends.gradient).astype(np.int32)
     return np.where(is_batched, rows.ranks, pair).astype(np.int32)
 
 
-def _one_f_one_b(request: MessageRequest) -> MessageCalls:
+def _one_f_one_b(request: MessageRequest, *, per_edge: bool) -> MessageCalls:
     rows = rows_of(request.schedule, "torch")
     ends = Ends.of(request, rows)
     warm_up = _warm_up(rows)
@@ -237,11 +298,12 @@ def _one_f_one_b(request: MessageRequest) -> MessageCalls:
     return MessageCalls(
         send=after_producer + np.where(is_batched, BATCH, SENT),
         send_waited=np.where(is_batched, after_producer + BATCH, waited),
-        receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, is_batched),
+        receive=receive, receive_waited=receive,
+        communicator=_communicators(ends, rows, is_batched, per_edge=per_edge),
     )  # fmt: skip
 
 
-def _gpipe(request: MessageRequest) -> MessageCalls:
+def _gpipe(request: MessageRequest, *, per_edge: bool) -> MessageCalls:
     rows = rows_of(request.schedule, "torch")
     ends = Ends.of(request, rows)
     last = np.where(ends.gradient, rows.backward[ends.source, -1], rows.forward[ends.source, -1])
@@ -249,5 +311,6 @@ def _gpipe(request: MessageRequest) -> MessageCalls:
     none = np.zeros(ends.producer_index.size, dtype=bool)
     return MessageCalls(
         send=request.after(request.producer) + SENT, send_waited=request.after(last) + SENT,
-        receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, none),
+        receive=receive, receive_waited=receive,
+        communicator=_communicators(ends, rows, none, per_edge=per_edge),
     )  # fmt: skip

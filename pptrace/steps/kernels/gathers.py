@@ -1,0 +1,146 @@
+"""Kernel that gathers and frees the weights of stages, as PyTorch's pipeline runtime does.
+
+Columns are lists or arrays of integers, hence without annotations. A *block* is a computation or an overlapped
+pair.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pptrace.steps.kinds import Kind
+
+UNSHARD, RESHARD = int(Kind.UNSHARD), int(Kind.RESHARD)
+
+
+class Added(NamedTuple):
+    """Gathers and releases in the order of their positions, with room for one of each per row."""
+
+    row: Any
+    """Row of the table before which the action is."""
+    rank: Any
+    kind: Any
+    stage: Any
+
+
+class Upcoming(NamedTuple):
+    """Scratch: the stages of a rank in the order of their next rows."""
+
+    next: Any
+    """Per stage, the next row of the rank, -1 for none; initialised with -1."""
+    stage: Any
+    """The stages with a next row, sorted by it."""
+    gathered: Any
+    """The gathered stages, in the order of their gathers."""
+    is_gathered: Any
+    """Per stage; initialised with 0."""
+    later: Any
+    """Per row, the next row of its stage on its rank, -1 for none."""
+
+
+def gather_next(block_ptr, blocks, stage_of_row, is_sharded, active, lookahead, upcoming, added):
+    """Gather the next stages before each block, and free stages that are not among the next ones.
+
+    Args:
+        block_ptr: first block of each rank.
+        blocks: :class:`~pptrace.steps.action_insertion.Blocks`.
+        stage_of_row: per row, its stage.
+        is_sharded: per stage, whether its weights are sharded; other stages are ignored.
+        active: number of next stages that stay gathered.
+        lookahead: per rank, number of next stages that are gathered.
+        upcoming: scratch.
+        added: the gathers and releases.
+
+    Returns:
+        The number of gathers and releases.
+    """
+    count = 0
+    for rank in range(len(block_ptr) - 1):
+        size = _find_rows(block_ptr[rank], block_ptr[rank + 1], blocks, stage_of_row, is_sharded, upcoming)
+        gathered = 0
+        for block in range(block_ptr[rank], block_ptr[rank + 1]):
+            row = blocks.first[block]
+            kept = _within(active, size, blocks, upcoming)
+            held = 0
+            for i in range(gathered):
+                stage = upcoming.gathered[i]
+                if _place(stage, size, upcoming) < kept:
+                    upcoming.gathered[held] = stage
+                    held += 1
+                else:
+                    upcoming.is_gathered[stage] = 0
+                    count = _add(added, count, row, rank, RESHARD, stage)
+            gathered = held
+            for i in range(_within(lookahead[rank], size, blocks, upcoming)):
+                stage = upcoming.stage[i]
+                if upcoming.is_gathered[stage] == 0:
+                    upcoming.is_gathered[stage] = 1
+                    upcoming.gathered[gathered] = stage
+                    gathered += 1
+                    count = _add(added, count, row, rank, UNSHARD, stage)
+            size = _advance(block, size, blocks, stage_of_row, is_sharded, upcoming)
+        for i in range(gathered):
+            stage = upcoming.gathered[i]
+            upcoming.is_gathered[stage] = 0
+            count = _add(added, count, blocks.last[block_ptr[rank + 1] - 1] + 1, rank, RESHARD, stage)
+    return count
+
+
+def _find_rows(begin, end, blocks, stage_of_row, is_sharded, upcoming):
+    """Find the next row after each row of a rank, and its first row of each stage; return the number of stages."""
+    if begin == end:
+        return 0
+    for row in range(blocks.last[end - 1], blocks.first[begin] - 1, -1):
+        if blocks.of_row[row] >= 0:
+            stage = stage_of_row[row]
+            upcoming.later[row] = upcoming.next[stage]
+            upcoming.next[stage] = row
+    size = 0
+    for row in range(blocks.first[begin], blocks.last[end - 1] + 1):
+        stage = stage_of_row[row]
+        if upcoming.next[stage] == row and is_sharded[stage]:
+            upcoming.stage[size] = stage
+            size += 1
+    return size
+
+
+def _within(wanted, size, blocks, upcoming):
+    """Return the number of the first ``wanted`` next stages and of all others of the same blocks."""
+    if size <= wanted:
+        return size
+    last = blocks.of_row[upcoming.next[upcoming.stage[wanted - 1]]]
+    taken = wanted
+    while taken < size and blocks.of_row[upcoming.next[upcoming.stage[taken]]] == last:
+        taken += 1
+    return taken
+
+
+def _place(stage, size, upcoming):
+    """Return the place of a stage among the next ones, their number if it is none of them."""
+    place = 0
+    while place < size and upcoming.stage[place] != stage:
+        place += 1
+    return place
+
+
+def _advance(block, size, blocks, stage_of_row, is_sharded, upcoming):
+    """Pass a block: move its stages to the places of their next rows; return the number of stages with one."""
+    for row in range(blocks.first[block], blocks.last[block] + 1):
+        if blocks.of_row[row] < 0:
+            continue
+        stage = stage_of_row[row]
+        upcoming.next[stage] = upcoming.later[row]
+        if is_sharded[stage]:
+            place = _place(stage, size, upcoming)
+            later = upcoming.later[row]
+            while place + 1 < size and (later < 0 or upcoming.next[upcoming.stage[place + 1]] < later):
+                upcoming.stage[place] = upcoming.stage[place + 1]
+                place += 1
+            upcoming.stage[place] = stage
+            size -= later < 0
+    return size
+
+
+def _add(added, index, row, rank, kind, stage):
+    added.row[index], added.rank[index], added.kind[index], added.stage[index] = row, rank, kind, stage
+    return index + 1
