@@ -16,6 +16,7 @@ from pptrace.plugin import (
     ConfigError,
     OutputError,
     Registry,
+    compute_comms,
     compute_only,
     load,
     prepare,
@@ -36,7 +37,8 @@ _EXAMPLES = """\b
 pptrace torch run step.yaml -o run/
 pptrace diff step.yaml run/
 pptrace torch run better.csv --costs run/ -o run2/
-pptrace torch export step.yaml -o best.csv"""
+pptrace torch export step.yaml -o best.csv
+pptrace torch export step.yaml -o best.csv --comms --torch 2.15"""
 
 _UNIT_NS = 10_000_000
 """Duration of one unit of costs without times."""
@@ -117,16 +119,26 @@ def _run(
 )
 @click.option("--for", "framework", type=click.Choice(["torchtitan"]),
               help="Also print the arguments with which this framework runs the table.")  # fmt: skip
+@click.option("--comms", is_flag=True,
+              help="Write the messages and other actions too that PyTorch inserts (compute_comms).")  # fmt: skip
+@click.option("--torch", "release", type=click.Choice(["2.13", "2.15"]), default="2.13", show_default=True,
+              help="With --comms: the release that reads the table; since 2.15 it has waits.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
-def export(source: str, output: Path, framework: str | None, sets: tuple[str, ...]) -> None:
+def export(
+    source: str, output: Path, framework: str | None, release: str, sets: tuple[str, ...], *, comms: bool
+) -> None:
     """Write the table of SOURCE as PyTorch's pipeline runtime reads it (compute_only)."""
     if output.suffix.lower() != ".csv":
         raise OutputError("PyTorch reads tables that end in .csv", file=output)
+    if comms and framework:
+        raise click.UsageError(f"{framework} reads tables without messages: leave out --comms")
     prepared = _prepared(source, sets, None)
     schedule = compute_only(prepared.schedule)
     check_table(schedule)
-    write_table(schedule, output)
+    write_table(compute_comms(prepared.schedule, waits=release == "2.15") if comms else schedule, output)
     sys.stderr.write(f"wrote {output}\n")
+    if comms:
+        sys.stderr.write(f'PyTorch {release} reads it with _load_csv(file, format="compute_comms")\n')
     if framework:
         click.echo(torchtitan_arguments(prepared.resolved.experiment, schedule, str(output)).line)
 
