@@ -70,6 +70,24 @@ def test_a_stage_of_pytorch_is_marked(torch: Any, log: list[str]) -> None:
     assert log.count("/PP:2F5") == 1
 
 
+def test_restored_stages_have_the_methods_that_they_had(torch: Any) -> None:
+    stage, other = Stage(), Stage()
+    own_forward = stage.forward_one_chunk = lambda chunk: f"own {chunk}"
+    isend = torch.distributed.isend
+    module, second = loaded("pytorch"), loaded("pytorch")
+    module.annotate(SimpleNamespace(_stage=stage))
+    second.annotate(SimpleNamespace(_stage=other))
+
+    second.restore(SimpleNamespace(_stage=other))
+
+    assert vars(other).keys() == {"arriving", "leaving"}
+    assert torch.distributed.isend.marks, "another module still marks messages"
+    module.restore(SimpleNamespace(_stage=stage))
+    assert vars(stage).keys() == {"arriving", "leaving", "forward_one_chunk"}
+    assert stage.forward_one_chunk is own_forward
+    assert torch.distributed.isend is torch.c10d.isend is isend
+
+
 def test_a_schedule_that_marks_its_own_is_left_alone(torch: Any) -> None:
     class Runtime:
         _stages = (Stage(),)

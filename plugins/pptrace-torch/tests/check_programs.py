@@ -3,111 +3,150 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from pipelines import autograd, batch, loss_of, modules, on_each_rank, stages_of
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from pipelines import gradient_errors, loss_of, modules, on_each_rank, run_step, runnable_tables, stages_of
+from torch.distributed import distributed_c10d
+from torch.distributed.pipelining import schedules
 
-import pptrace
-from pptrace.errors import ConfigError, ScheduleError
+from pptrace.errors import PptraceError, ScheduleError
+from pptrace.plugin import Registry
 from pptrace_torch import capture, load
-from pptrace_torch.manifest import Manifest
 
 if TYPE_CHECKING:
-    from pptrace.steps.schedule import Schedule
+    from collections.abc import Callable
 
-RANKS, MICROBATCHES = 4, 8
+RANKS, MICROBATCHES = 4, 12
 CLOSE = 5e-6
-
-
-def table_of(name: str) -> Schedule:
-    """Return a schedule's table."""
-    return pptrace.simulate(schedule=name, pp=RANKS, microbatches=MICROBATCHES).prepared.schedule
-
-
-def run_table(rank: int, table: Schedule) -> list[Any]:
-    """Return gradients of this rank's stages after one step, with the number of each stage."""
-    layers = modules(table.stages)
-    indices = table.placement.stages_of(rank)
-    runtime = load(table, stages_of(layers, indices), loss_of)
-    step(runtime, indices, table.stages)
-    return [(index, [parameter.grad.tolist() for parameter in layers[index].parameters()]) for index in indices]
-
-
-def step(runtime: Any, indices: list[int], stages: int) -> None:
-    """Run one step."""
-    data = batch(MICROBATCHES)
-    inputs = (data,) if 0 in indices else ()
-    targets = {"target": data.flip(0)} if stages - 1 in indices else {}
-    runtime.step(*inputs, **targets)
+NOT_RUN = {"chimera", "dualpipe"}
+"""Schedules with replicated stages."""
+CLASSES: dict[str, Callable[[int], list[int]]] = {
+    "ScheduleGPipe": lambda rank: [rank],
+    "Schedule1F1B": lambda rank: [rank],
+    "ScheduleInterleaved1F1B": lambda rank: [rank, rank + RANKS],
+    "ScheduleLoopedBFS": lambda rank: [rank, rank + RANKS],
+    "ScheduleInterleavedZeroBubble": lambda rank: [rank, rank + RANKS],
+    "ScheduleZBVZeroBubble": lambda rank: [rank, 2 * RANKS - 1 - rank],
+    "ScheduleDualPipeV": lambda rank: [rank, 2 * RANKS - 1 - rank],
+}
+"""Schedule classes of PyTorch, and the stages of a rank."""
+REPLACED = (
+    "forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk",
+    "get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops",
+)  # fmt: skip
+"""Methods of a stage that annotations replace."""
 
 
 def gradients() -> None:
-    """Compare every schedule's gradients with autograd's, and try a table with losses out of order."""
-    for name in ("gpipe", "1f1b", "zb-h1", "zb-v", "v-min", "dualpipe-v"):
-        table = table_of(name)
-        expected = autograd(table.stages, MICROBATCHES)
-        for found in on_each_rank(RANKS, lambda rank, table=table: run_table(rank, table)):
-            assert not isinstance(found, str), f"{name}: {found}"
-            for index, values in found:
-                for value, right in zip(values, expected[index], strict=True):
-                    difference = float((torch.tensor(value) - right).abs().max() / right.abs().max())
-                    assert difference < CLOSE, f"{name}, stage {index}: {difference}"
-    other = on_each_rank(RANKS, refused)
-    assert all("stages" in text for text in other), other
-
-
-def refused(rank: int) -> str:
-    """Return why stages of another rank are refused."""
-    table = table_of("1f1b")
-    try:
-        load(table, stages_of(modules(RANKS), [(rank + 1) % RANKS]), loss_of)
-    except ScheduleError as error:
-        return str(error)
-    return "accepted"
+    """Compare the gradients of every schedule with autograd's, and refuse the stages of another rank."""
+    for ranks in (RANKS, 2):
+        tables = runnable_tables(ranks, MICROBATCHES)
+        assert set(Registry.load().schedules) - set(tables) == NOT_RUN
+        for name, error in gradient_errors(ranks, tables).items():
+            assert error < CLOSE, f"{name} on {ranks} ranks: {error}"
+    table = runnable_tables(RANKS, MICROBATCHES)["1f1b"]
+    reasons = on_each_rank(
+        RANKS, lambda rank: error_of(lambda: load(table, stages_of(modules(RANKS), [(rank + 1) % RANKS]), loss_of))
+    )
+    assert all("stages" in reason for reason in reasons), reasons
 
 
 def captures(folder: str) -> None:
-    """Record the classes that do not mark their actions, and a table."""
-    for name in ("1f1b", "gpipe", "table"):
-        results = on_each_rank(RANKS, lambda rank, name=name: captured(rank, name, str(Path(folder) / name)))
+    """Record every schedule class of PyTorch and a table, and check what a failure leaves."""
+    table = runnable_tables(RANKS, MICROBATCHES)["zb-h1"]
+    for name in (*CLASSES, "table", "failures"):
+
+        def check(rank: int, name: str = name) -> str:
+            if name in CLASSES:
+                return captured(class_pipeline(name, rank), Path(folder) / name)
+            pipeline = load(table, stages_of(modules(RANKS), [rank]), loss_of)
+            return captured(pipeline, Path(folder) / name) if name == "table" else failures(rank, Path(folder))
+
+        results = on_each_rank(RANKS, check)
         assert results == ["clean"] * RANKS, f"{name}: {results}"
-        assert len(list((Path(folder) / name).glob("rank*.json.gz"))) == RANKS
-        schedule = Manifest.read(Path(folder) / name).schedule
-        assert schedule.rows() == table_of("zb-h1" if name == "table" else name).rows()
 
 
-def captured(rank: int, name: str, folder: str) -> str:
-    """Return ``clean`` if a capture recorded its steps and removed its changes."""
-    layers = modules(RANKS)
-    stages = stages_of(layers, [rank])
-    if name == "table":
-        runtime: Any = load(table_of("zb-h1"), stages, loss_of)
-    else:
-        kind = Schedule1F1B if name == "1f1b" else ScheduleGPipe
-        runtime = kind(stages[0], MICROBATCHES, loss_fn=loss_of)
-    before = (dist.isend, dist.irecv, dict(stages[0].__dict__).keys(), runtime.step)
-    with capture(runtime, folder, after=1, warmup=1, steps=2):
-        for _ in range(5):
-            dist.barrier()
-            step(runtime, [rank], RANKS)
-    after = (dist.isend, dist.irecv, dict(stages[0].__dict__).keys(), runtime.step)
-    if (
-        before[:2] != after[:2]
-        or before[3] != after[3]
-        or "pptrace_marks" in after[2]
-        or "forward_one_chunk" in after[2]
-    ):
-        return "changes are left"
+def class_pipeline(name: str, rank: int) -> Any:
+    """Return a schedule of a class of PyTorch."""
+    indices = CLASSES[name](rank)
+    stages = stages_of(modules(len(indices) * RANKS), indices)
+    return getattr(schedules, name)(stages if len(stages) > 1 else stages[0], MICROBATCHES, loss_fn=loss_of)
+
+
+def captured(pipeline: Any, folder: Path) -> str:
+    """Return ``clean`` if a capture removed all its changes."""
+    before = replaced_functions(pipeline)
+    with capture(pipeline, folder, after=1, warmup=1, steps=2):
+        run_steps(pipeline, 5)
+    return "clean" if replaced_functions(pipeline) == before else "changes are left"
+
+
+def failures(rank: int, folder: Path) -> str:
+    """Return ``clean`` if captures that fail say why, leave no trace, and keep what is not theirs."""
+    pipeline = class_pipeline("Schedule1F1B", rank)
+    stage = pipeline._stage  # noqa: SLF001 - no public name
+    own_step, own_forward = pipeline.step, stage.forward_one_chunk
+    pipeline.step = partial(own_step)
+    stage.forward_one_chunk = partial(own_forward)
+    before = replaced_functions(pipeline)
+
+    def run(output: Path, **window: int) -> None:
+        with capture(pipeline, output, **window):
+            run_steps(pipeline, 3)
+
+    def raise_in_recording() -> None:
+        with capture(pipeline, folder / "raising", after=0, warmup=1, steps=3):
+            run_steps(pipeline, 2)
+            raise ScheduleError("of the program")
+
+    (folder / f"file{rank}").write_text("")
+    reasons = [
+        error_of(lambda: run(folder / "short", after=0, warmup=1, steps=3)),
+        error_of(raise_in_recording),
+        error_of(lambda: run(folder / f"file{rank}")),
+        error_of(lambda: run(folder / "none", steps=0)),
+    ]
+    for reason, words in zip(reasons, ("3 of 4 steps", "of the program", "cannot be made", "steps"), strict=True):
+        if words not in reason or "\n" in reason:
+            return f"{words}: {reason}"
+    left = [str(file) for name in ("short", "raising", "none") for file in (folder / name).glob("*")]
+    if left:
+        return f"left: {left}"
+    return "clean" if replaced_functions(pipeline) == before else "changes are left"
+
+
+def run_steps(pipeline: Any, count: int) -> None:
+    """Run some steps of a pipeline."""
+    stages = local_stages(pipeline)
+    for _ in range(count):
+        dist.barrier()
+        run_step(pipeline, [stage.stage_index for stage in stages], stages[0].num_stages, MICROBATCHES)
+
+
+def replaced_functions(pipeline: Any) -> list[Any]:
+    """Return everything that a capture replaces."""
+    functions = [getattr(module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")]
+    methods = [getattr(stage, name) for stage in local_stages(pipeline) for name in REPLACED]
+    marks = [hasattr(stage, "pptrace_marks") for stage in local_stages(pipeline)]
+    return [*functions, *methods, *marks, pipeline.step]
+
+
+def local_stages(pipeline: Any) -> list[Any]:
+    """Return this rank's stages of a schedule."""
+    return getattr(pipeline, "_stages", None) or [pipeline._stage]  # noqa: SLF001 - no public name
+
+
+def error_of(function: Callable[[], Any]) -> str:
+    """Return the message of an error that a user can cause."""
     try:
-        with capture(runtime, f"{folder}-short", after=5):
-            step(runtime, [rank], RANKS)
-    except ConfigError:
-        return "clean"
-    return "a short capture is accepted"
+        function()
+    except PptraceError as error:
+        return str(error)
+    return "accepted"
 
 
 if __name__ == "__main__":

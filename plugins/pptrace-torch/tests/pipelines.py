@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
+from pptrace.plugin import PptraceError, Registry, load, prepare
+from pptrace_torch import load as load_table
+from pptrace_torch.tables import check_table, compute_only
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
+
+    from pptrace.plugin import Schedule
 
 WIDTH, ROWS = 8, 4
 
@@ -30,7 +37,7 @@ def on_each_rank(ranks: int, function: Callable[[int], Any]) -> list[Any]:
         ]
         for process in processes:
             process.start()
-        results = [receiver.recv() if receiver.poll(60) else "no answer" for receiver, _ in pipes]
+        results = [receiver.recv() if receiver.poll(300) else "no answer" for receiver, _ in pipes]
         for process in processes:
             process.kill()
             process.join()
@@ -77,3 +84,46 @@ def autograd(stages: int, microbatches: int) -> list[list[torch.Tensor]]:
     data = batch(microbatches)
     loss_of(torch.nn.Sequential(*layers)(data), data.flip(0)).backward()
     return [[parameter.grad / microbatches for parameter in layer.parameters()] for layer in layers]
+
+
+def runnable_tables(ranks: int, microbatches: int) -> dict[str, Schedule]:
+    """Return the tables of all installed schedules that PyTorch runs, with two stages per rank where possible."""
+    registry, tables = Registry.load(), {}
+    for name in registry.schedules:
+        for chunks in ({"vp": 2}, {}):
+            with suppress(PptraceError):
+                flags = {"schedule": name, "pp": ranks, "microbatches": microbatches, **chunks}
+                table = compute_only(prepare(load(None, flags=flags), registry).schedule)
+                check_table(table)
+                tables[name] = table
+                break
+    return tables
+
+
+def run_step(runtime: Any, indices: list[int], stages: int, microbatches: int) -> None:
+    """Run one step of a rank with these stages."""
+    data = batch(microbatches)
+    inputs = (data,) if 0 in indices else ()
+    targets = {"target": data.flip(0)} if stages - 1 in indices else {}
+    runtime.step(*inputs, **targets)
+
+
+def gradient_errors(ranks: int, tables: dict[str, Schedule]) -> dict[str, float]:
+    """Return by table the largest difference of a gradient from autograd's, as a share of its largest element."""
+    results = on_each_rank(ranks, lambda rank: {name: _gradient_error(rank, tables[name]) for name in tables})
+    failed = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, str)]
+    assert not failed, failed
+    return {name: max(result[name] for result in results) for name in tables}
+
+
+def _gradient_error(rank: int, table: Schedule) -> float:
+    """Return the error of this rank's gradients after one step of a table."""
+    layers, indices = modules(table.stages), table.placement.stages_of(rank)
+    runtime = load_table(table, stages_of(layers, indices), loss_of)
+    run_step(runtime, indices, table.stages, table.microbatches)
+    expected = autograd(table.stages, table.microbatches)
+    return max(
+        float((parameter.grad - right).abs().max() / right.abs().max())
+        for index in indices
+        for parameter, right in zip(layers[index].parameters(), expected[index], strict=True)
+    )

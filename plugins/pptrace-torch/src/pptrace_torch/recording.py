@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import ScheduleGPipe
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pptrace.plugin import ConfigError, replace_file
+from pptrace.plugin import ConfigError, OutputError, replace_file
 from pptrace_profilers.annotation import module_for
 from pptrace_torch.manifest import Manifest
 
@@ -29,7 +29,7 @@ __all__ = ["capture", "record_steps"]
 def record_steps(
     file: Path, *, after: int = 0, warmup: int, steps: int, device: torch.device
 ) -> Iterator[profile]:
-    """Yield a profiler whose ``step`` ends a step, and write a trace of the recorded ones.
+    """Yield a profiler whose ``step`` ends a step, and write a trace once all recorded steps have ended.
 
     Args:
         file: the trace, ``.json`` or ``.json.gz``.
@@ -42,6 +42,8 @@ def record_steps(
     window = schedule(wait=after, warmup=warmup, active=steps, repeat=1)
 
     def write(profiler: profile) -> None:
+        if profiler.step_num < after + warmup + steps:  # the block ended early
+            return
         with replace_file(file) as temporary:
             profiler.export_chrome_trace(str(temporary))
 
@@ -67,17 +69,23 @@ def capture(
         steps: recorded steps.
 
     Raises:
-        ConfigError: the block ended before the last of these steps.
+        ConfigError: an impossible number of steps, or the block ended before the last of these steps.
+        OutputError: the folder cannot be made, or a file in it cannot be written.
 
     >>> with capture(schedule, "run/", after=10, warmup=1, steps=3):  # doctest: +SKIP
     ...     train()
     """
     folder, rank = Path(folder), dist.get_rank()
-    folder.mkdir(parents=True, exist_ok=True)
+    if min(after, warmup) < 0 or steps < 1:
+        raise ConfigError("capture takes after and warmup of at least 0, and steps of at least 1")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot be made: {(error.strerror or str(error)).lower()}", file=folder) from None
     file = folder / f"rank{rank}.json.gz"
     device = stages_of(pipeline)[0].device
     durations_s: list[float] = []
-    run_step = pipeline.step
+    run_step, own_step = pipeline.step, pipeline.__dict__.get("step")
     with (
         _annotated(pipeline),
         record_steps(file, after=after, warmup=warmup, steps=steps, device=device) as profiler,
@@ -94,7 +102,10 @@ def capture(
         try:
             yield
         finally:
-            del pipeline.step
+            if own_step is None:
+                del pipeline.step
+            else:
+                pipeline.step = own_step
     needed = after + warmup + steps
     if len(durations_s) < needed:
         raise ConfigError(
@@ -122,8 +133,8 @@ def _manifest_of(pipeline: Any) -> Manifest:
     if hasattr(pipeline, "_stage"):
         rows = _one_stage_rows(pipeline)
     else:
-        order = pipeline.pipeline_order
-        rows = [[str(action) for action in order[rank] if action is not None] for rank in sorted(order)]
+        order = pipeline.pipeline_order_with_comms
+        rows = [[str(action) for action in order[rank] if action.is_compute_op] for rank in sorted(order)]
     return Manifest.of(rows, backend=dist.get_backend())
 
 
@@ -146,7 +157,10 @@ def _one_stage_rows(pipeline: Any) -> list[list[str]]:
 
 @contextmanager
 def _annotated(pipeline: Any) -> Iterator[None]:
-    """Name the pipeline's actions in traces, and remove all changes at the end."""
+    """Name the actions of a pipeline in traces, unless it is annotated, and remove all changes at the end."""
+    if any(hasattr(stage, "pptrace_marks") for stage in stages_of(pipeline)):
+        yield
+        return
     annotation = types.ModuleType("pptrace_annotate")
     exec(module_for("pytorch"), annotation.__dict__)  # noqa: S102 - the text is part of this program
     annotation.annotate(pipeline)
