@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,30 +191,52 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 _RAISING = """
-import sys
-from pptrace_torch import worker
+import os, sys
+from pptrace_torch import stages, worker
 from pptrace_torch.command import command
 
-def _stage(job, index, stages, device):
-    if index == 1:
-        raise ValueError("no such layer")
-    return build(job, index, stages, device)
+def fail(*_, **__):
+    raise ValueError("no such layer")
 
+def _stage(job, index, count, device):
+    stage = build(job, index, count, device)
+    if index == 1:
+        if where == "forward":
+            stage.submod.forward = fail
+        if where == "gradient":
+            stages._SleepOnWeight.backward = staticmethod(fail)
+        if where == "exit":
+            stage.backward_one_chunk = lambda *_, **__: os._exit(7)
+        if where == "building":
+            fail()
+    return stage
+
+where = sys.argv[1]
 build, worker._stage = worker._stage, _stage
 try:
-    command.main(sys.argv[1:], standalone_mode=False)
+    command.main(sys.argv[2:], standalone_mode=False)
 except Exception as error:
     print(error)
 """
 
 
-def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("building", "rank 1 ValueError: no such layer"),
+        ("forward", "rank 1 ValueError: no such layer"),
+        ("gradient", "rank 1 ValueError: no such layer"),
+        ("exit", "rank 1 ended with status 7"),
+    ],
+)
+def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(where: str, said: str, tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", _RAISING, "run", "1f1b", *SIZES, "-o", "run"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=120, check=False,
+        [sys.executable, "-c", _RAISING, where, "run", "1f1b", *SIZES, "-o", "run"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
-    assert ran.stdout.startswith("rank 1 ValueError: no such layer"), ran.stdout + ran.stderr
+    assert ran.stdout.startswith(said), ran.stdout + ran.stderr
+    assert len(ran.stdout.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -222,6 +245,12 @@ def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(tmp_path: Path
     [
         (("run", "chimera", *SIZES, "-o", "run"), "stage 0 on several ranks"),
         (("run", "1f1b", *SIZES, "-o", "."), "no run of pptrace torch: name another folder"),
+        (("run", "1f1b", *SIZES, "-o", "other"), "other: is a file: name a folder"),
+        (("run", "1f1b", *SIZES, "-o", "other/run"), "its folder does not exist; create it first"),
+        (("run", "1f1b", *SIZES, "-o", "missing/run"), "its folder does not exist; create it first"),
+        (("run", "1f1b", *SIZES, "-o", "run", "--steps", "0"), "'--steps': 0 is not in the range 1<=x<=100"),
+        (("run", "1f1b", *SIZES, "-o", "run", "--backend", "mpi"), "'mpi' is not one of 'gloo', 'nccl'"),
+        (("run", "1f1b", *SIZES, "-o", "run", "--costs", "other"), "name a folder of pptrace torch run"),
         (("run", "1f1b", *SIZES, "-o", "run", "--costs", "nowhere"), "name a folder of pptrace torch run"),
         (("run", "1f1b", *SIZES, "-o", "run", "--timeout", "soon"), "is not a time such as 60s"),
         (("export", "1f1b", *SIZES, "-o", "table.txt"), "end in .csv"),
@@ -235,6 +264,42 @@ def test_a_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, tmp_pa
     assert ran.returncode == 2
     assert len(ran.stderr.splitlines()) == 1
     assert said in ran.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_run_over_nccl_needs_a_gpu_for_each_rank(tmp_path: Path) -> None:
+    sizes = ("--set", "parallel.pp=64", "--set", "batch.microbatches=64")
+
+    ran = pptrace(tmp_path, "torch", "run", "1f1b", *sizes, "--backend", "nccl", "-o", "run")
+
+    assert ran.returncode == 2
+    assert "nccl needs a GPU per rank, and 64 ranks have" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("captured", (), "has no times of stages, for they were real"),
+        ("run-1f1b", ("--set", "parallel.pp=2"), "the run has 4 stages and the table 2"),
+    ],
+)
+def test_costs_of_an_unfit_run_are_refused(
+    name: str, more: tuple[str, ...], said: str, folder: Path, tmp_path: Path
+) -> None:
+    manifest = Manifest.read(folder / "run-1f1b")
+    (tmp_path / "captured").mkdir()
+    replace(manifest, stages=()).write(tmp_path / "captured")
+    (tmp_path / "run-1f1b").mkdir()
+    manifest.write(tmp_path / "run-1f1b")
+
+    ran = pptrace(tmp_path, "torch", "run", "1f1b", "--costs", name, *more, "-o", "run")
+
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_exported_table_reads_as_the_schedule(tmp_path: Path) -> None:

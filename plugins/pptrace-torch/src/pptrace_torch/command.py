@@ -7,7 +7,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -76,6 +76,11 @@ def run(
     require_torch()
     limit_s = _seconds(timeout)
     earlier = Manifest.read(costs) if costs else None
+    if earlier and not earlier.stages and not real:
+        raise ConfigError(
+            "has no times of stages, for they were real: fit them with pptrace calibrate, and run its configuration",
+            file=costs or "",
+        )
     prepared = _prepared(source, sets, earlier)
     schedule = compute_only(prepared.schedule)
     check_table(schedule)
@@ -148,10 +153,10 @@ def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None) -> Pre
     registry = Registry.load()
     if source.lower().endswith((".yaml", ".yml")):
         return prepare(load(Path(source), sets), registry)
-    flags: dict[str, Any] = {"schedule": source}
     if earlier is not None and not source.lower().endswith((".csv", ".txt")):
-        flags |= {"pp": len(earlier.table), "microbatches": earlier.microbatches}
-    return prepare(load(None, sets, flags), registry)
+        sizes = (f"parallel.pp={len(earlier.table)}", f"batch.microbatches={earlier.microbatches}")
+        sets = (*sizes, *sets)
+    return prepare(load(None, sets, {"schedule": source}), registry)
 
 
 def _stage_times(prepared: Prepared) -> list[StageTimes]:
@@ -190,21 +195,25 @@ def _replaced_folder(folder: Path) -> Iterator[Path]:
         OutputError: it holds other files, or cannot be written.
     """
     target = folder.resolve()
-    if target.exists() and not (target.is_dir() and (not any(target.iterdir()) or (target / NAME).exists())):
-        raise OutputError("is not empty and no run of pptrace torch: name another folder", file=folder)
+    if target.exists() and not target.is_dir():
+        raise OutputError("is a file: name a folder", file=folder)
+    if not target.parent.is_dir():
+        raise OutputError("cannot be written: its folder does not exist; create it first", file=folder)
     try:
+        if target.exists() and any(target.iterdir()) and not (target / NAME).exists():
+            raise OutputError("is not empty and no run of pptrace torch: name another folder", file=folder)
         part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     except OSError as error:
         raise OutputError(f"cannot be written: {(error.strerror or str(error)).lower()}", file=folder) from None
+    old = part.with_suffix(".old")
     try:
         yield part
         part.chmod(0o755)
         if target.exists():
-            old = part.with_suffix(".old")
             target.replace(old)
-            part.replace(target)
-            shutil.rmtree(old)
-        else:
-            part.replace(target)
+        part.replace(target)
     finally:
+        if old.exists() and not target.exists():
+            old.replace(target)
         shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Self
 
-from pptrace.plugin import ConfigError, Kind, Schedule
+from pptrace.plugin import ConfigError, Kind, Schedule, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,9 +72,14 @@ class Manifest:
         )  # fmt: skip
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into a run's folder."""
+        """Write the manifest into a run's folder.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
         text = json.dumps({"version": _VERSION, **asdict(self)}, indent=1)
-        (folder / NAME).write_text(f"{text}\n", encoding="utf-8")
+        with replace_file(folder / NAME) as temporary:
+            temporary.write_text(f"{text}\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Self:

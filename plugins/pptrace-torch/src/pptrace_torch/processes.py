@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import PptraceError
+from pptrace.plugin import ConfigError, PptraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,10 +40,16 @@ def run_ranks(job: Job, ranks: int, deadline_s: float, progress: Callable[[int],
         progress: called with each step that all ranks have ended.
 
     Raises:
+        ConfigError: there are fewer GPUs than ranks.
         PptraceError: a rank failed, was killed, or the time is over.
     """
+    import torch
+
     from pptrace_torch.worker import run_rank
 
+    if job.backend == "nccl" and torch.cuda.device_count() < ranks:
+        gpus = torch.cuda.device_count()
+        raise ConfigError(f"nccl needs a GPU per rank, and {ranks} ranks have {gpus}: take gloo", key="--backend")
     context: Any = multiprocessing.get_context("spawn" if job.backend == "nccl" else "fork")
     with _killed_at_the_end() as (processes, pipes):
         for rank in range(ranks):
@@ -103,8 +109,8 @@ class _Reports:
             raise PptraceError(f"rank {rank} {self._failures[rank]}")
         if self._open:
             slowest = min(range(len(self._steps)), key=self._steps.__getitem__)
-            step = self._steps[slowest] + 1
-            raise PptraceError(f"rank {slowest} did not end step {step} in time: give a longer --timeout")
+            step = _step_name(self._steps[slowest] + 1)
+            raise PptraceError(f"rank {slowest} did not end {step} in time: give a longer --timeout")
 
     def _take(self, pipe: Any) -> None:
         """Take one report of a rank; a closed pipe without an end or an error is a failure."""
@@ -125,6 +131,11 @@ class _Reports:
             self._steps[rank] = content[0]
             if min(self._steps) == content[0]:
                 self._progress(content[0])
+
+
+def _step_name(step: int) -> str:
+    """Return the name of a step; step 0 is not recorded."""
+    return f"step {step}" if step else "the warm-up step"
 
 
 def _end_of(exitcode: int) -> str:

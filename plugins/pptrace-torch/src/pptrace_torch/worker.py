@@ -79,7 +79,9 @@ def run_rank(rank: int, job: Job, reports: Connection, parent: int) -> None:
 
 
 def _described(error: BaseException) -> str:
-    """Return an error as one line, with the last place that is not PyTorch's."""
+    """Return the first cause of an error as one line, with the last place that is not PyTorch's."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = str(error).strip().splitlines()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
