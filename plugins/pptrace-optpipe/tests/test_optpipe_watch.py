@@ -95,7 +95,9 @@ def test_a_run_is_searched_from_without_watching() -> None:
     assert simulate({**STEP, "schedule": "better.csv"}).metrics.step_ns == 130_000_000
     values = json.loads(optimize("--json").stdout)
     assert (values["stages"], values["is_placement_kept"]) == (2, True)
-    assert values["run"] == {"schedule": "the measured order", "step_ns": 200_000_000, "noise": 0.0}
+    assert values["run"] == {
+        "schedule": "the measured order", "step_ns": 200_000_000, "noise": 0.0, "uncertainty": None,
+    }  # fmt: skip
 
 
 def test_the_stages_of_a_run_are_kept_unless_they_may_vary(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

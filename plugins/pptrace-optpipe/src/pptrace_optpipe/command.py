@@ -400,17 +400,29 @@ class _Improvement:
         return f"{change}: {1 - step_ns / self.present_ns:.1%} {verdict} the noise of {self.noise:.1%}"
 
     @property
+    def uncertainty(self) -> float | None:
+        """Relative uncertainty of the predicted step; None where it is not known."""
+        costs = self.setting.prepared.resolved.experiment.costs.values
+        share = costs.get("split_uncertainty") if self._is_split else None
+        return costs.get("uncertainty") if share is None else share
+
+    @property
     def accuracy(self) -> list[str]:
         """A line on the accuracy of the predicted step, if it is known."""
-        costs = self.setting.prepared.resolved.experiment.costs.values
-        is_split = bool((self.best.table.kind == Kind.I).any()) and costs.get("split_uncertainty") is not None
-        share = costs.get("split_uncertainty" if is_split else "uncertainty")
-        advice = f"; {self.advice}" if self.advice and is_split else ""
-        return [] if share is None else [f"known    to about ±{share:.1%}{advice}"]
+        advice = f"; {self.advice}" if self.advice and self._is_split else ""
+        return [] if self.uncertainty is None else [f"known    to about ±{self.uncertainty:.1%}{advice}"]
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether the result has split backwards."""
+        return bool((self.best.table.kind == Kind.I).any())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the schedule that runs now, with its step in ns, as plain JSON values."""
-        return {"schedule": self.present, "step_ns": self.present_ns, "noise": round(self.noise, 6)}
+        """Return the schedule that runs now, its step in ns, and what is uncertain, as plain JSON values."""
+        return {
+            "schedule": self.present, "step_ns": self.present_ns, "noise": round(self.noise, 6),
+            "uncertainty": self.uncertainty,
+        }  # fmt: skip
 
 
 def files_of(run: Path) -> list[tuple[str, int, int]]:
