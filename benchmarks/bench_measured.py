@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError
@@ -29,49 +29,78 @@ from pptrace.steps.kinds import Kind
 from pptrace.steps.text_forms import table_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pptrace.measured.calibration import CalibrationCheck
+    from pptrace.measured.replay import Replayed
     from pptrace.measured.sides import Side
+
+
+class Predictions(NamedTuple):
+    """The steps of all runs, predicted by a fit of one."""
+
+    source: str
+    """The run of the fit."""
+    lengths_ns: dict[str, int]
+    """Predicted span of computations by run; without runs that the fit cannot give."""
+    stated: dict[str, float]
+    """The stated relative interval by run."""
 
 
 def main(folder: Path) -> None:
     """Print both tables."""
     registry = Registry.load()
     runs = {path.name.removeprefix("sleep-"): path for path in sorted(folder.iterdir()) if path.is_dir()}
-    sides = {}
-    for name, path in runs.items():
-        measurement, _ = read_measurement([path], registry)
-        sides[name] = measured_side(measurement, name)
+    sides = {name: side_of(path, registry) for name, path in runs.items()}
     print("| run | step | replay |\n|---|---|---|")
     for name, side in sides.items():
-        policy = nearest_policy(side.computations, registry, measured=True).policy
-        found = replay(side.timeline, lambda _, policy=policy: policy)
+        found = replayed(side, registry)
         print(f"| `{name}` | {found.step.span_ns / 1e6:.1f} ms | {found.explained - 1:+.1%} |")
-    with tempfile.TemporaryDirectory() as scratch:
-        print_predictions(sides, Path(scratch), registry)
+    print_predictions(sides, registry)
 
 
-def print_predictions(sides: dict[str, Side], scratch: Path, registry: Registry) -> None:
+def side_of(run: Path, registry: Registry) -> Side:
+    """Return the measured steps of a run."""
+    measurement, _ = read_measurement([run], registry)
+    return measured_side(measurement, run.name)
+
+
+def replayed(side: Side, registry: Registry) -> Replayed:
+    """Return the median step of a run with its replay."""
+    policy = nearest_policy(side.computations, registry, measured=True).policy
+    return replay(side.timeline, lambda _: policy)
+
+
+def predictions(sides: dict[str, Side], registry: Registry) -> Iterator[Predictions]:
+    """Yield, for a fit of each run, the predicted steps of all runs in their measured orders."""
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for name, side in sides.items():
+            (scratch / f"{name}.csv").write_text(table_text(side.computations.order), encoding="utf-8")
+        for source, side in sides.items():
+            skips = side.measurement is not None and side.measurement.empty_input_gradient
+            fit = calibrate(side.step_computations, empty_input_gradient=skips)
+            check = check_calibration(fit, side.step_computations, registry)
+            costs = scratch / f"{source}.yaml"
+            costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
+            lengths = {target: predicted_ns(costs, scratch / f"{target}.csv", registry) for target in sides}
+            known = {target: length for target, length in lengths.items() if length is not None}
+            stated = {target: interval_for(check, sides[target]) for target in known}
+            yield Predictions(source, known, stated)
+
+
+def print_predictions(sides: dict[str, Side], registry: Registry) -> None:
     """Print the table of predictions, and how many lie in the interval that each fit states."""
     names = list(sides)
     print("\n| fitted on |", " | ".join(f"`{name}`" for name in names), "| stated |")
     print("|---" * (len(names) + 2), end="|\n")
-    for name, side in sides.items():
-        (scratch / f"{name}.csv").write_text(table_text(side.computations.order), encoding="utf-8")
     others, inside, kept, pairs = [], 0, 0, 0
-    for source, side in sides.items():
-        skips = side.measurement is not None and side.measurement.empty_input_gradient
-        fit = calibrate(side.step_computations, empty_input_gradient=skips)
-        check = check_calibration(fit, side.step_computations, registry)
-        costs = scratch / f"{source}.yaml"
-        costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
-        lengths = {target: predicted_ns(costs, scratch / f"{target}.csv", registry) for target in names}
-        known = {target: length for target, length in lengths.items() if length is not None}
-        off = {target: length / sides[target].computations.span_ns - 1 for target, length in known.items()}
-        stated = {target: interval_for(check, sides[target]) for target in known}
+    for source, lengths, stated in predictions(sides, registry):
+        off = {target: length / sides[target].computations.span_ns - 1 for target, length in lengths.items()}
         others += [abs(one) for target, one in off.items() if target != source]
         inside += sum(abs(one) <= stated[target] for target, one in off.items() if target != source)
-        kept += orders_kept(sides, known, max(stated.values(), default=0.0))
-        pairs += len(known) * (len(known) - 1) // 2
+        kept += orders_kept(sides, lengths, max(stated.values(), default=0.0))
+        pairs += len(lengths) * (len(lengths) - 1) // 2
         cells = [f"{100 * off[name]:+.1f}" if name in off else "-" for name in names]
         print(f"| `{source}` |", " | ".join(cells), f"| ±{max(stated.values(), default=0.0):.1%} |")
     if not others:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from pipelines import gradient_errors, loss_of, modules, on_each_rank, run_step, runnable_tables, stages_of
+from pipelines import gradient_errors, loss_of, modules, on_each_rank, run_step, stages_of
+from runnable import NOT_RUN, runnable_tables
 from torch.distributed import distributed_c10d
 from torch.distributed.pipelining import schedules
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 RANKS, MICROBATCHES = 4, 12
 CLOSE = 5e-6
-NOT_RUN = {"chimera", "dualpipe"}
-"""Schedules with replicated stages."""
 CLASSES: dict[str, Callable[[int], list[int]]] = {
     "ScheduleGPipe": lambda rank: [rank],
     "Schedule1F1B": lambda rank: [rank],

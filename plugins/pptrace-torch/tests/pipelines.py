@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from pptrace.plugin import PptraceError, Registry, load, prepare
-from pptrace_torch import load as load_table
-from pptrace_torch.tables import check_table, compute_only
+from pptrace_torch import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,20 +83,6 @@ def autograd(stages: int, microbatches: int) -> list[list[torch.Tensor]]:
     return [[parameter.grad / microbatches for parameter in layer.parameters()] for layer in layers]
 
 
-def runnable_tables(ranks: int, microbatches: int) -> dict[str, Schedule]:
-    """Return the tables of all installed schedules that PyTorch runs, with two stages per rank where possible."""
-    registry, tables = Registry.load(), {}
-    for name in registry.schedules:
-        for chunks in ({"vp": 2}, {}):
-            with suppress(PptraceError):
-                flags = {"schedule": name, "pp": ranks, "microbatches": microbatches, **chunks}
-                table = compute_only(prepare(load(None, flags=flags), registry).schedule)
-                check_table(table)
-                tables[name] = table
-                break
-    return tables
-
-
 def run_step(runtime: Any, indices: list[int], stages: int, microbatches: int) -> None:
     """Run one step of a rank with these stages."""
     data = batch(microbatches)
@@ -119,7 +102,7 @@ def gradient_errors(ranks: int, tables: dict[str, Schedule]) -> dict[str, float]
 def _gradient_error(rank: int, table: Schedule) -> float:
     """Return the error of this rank's gradients after one step of a table."""
     layers, indices = modules(table.stages), table.placement.stages_of(rank)
-    runtime = load_table(table, stages_of(layers, indices), loss_of)
+    runtime = load(table, stages_of(layers, indices), loss_of)
     run_step(runtime, indices, table.stages, table.microbatches)
     expected = autograd(table.stages, table.microbatches)
     return max(

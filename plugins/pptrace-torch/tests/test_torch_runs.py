@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from runnable import NOT_RUN, merged_gradients
 
 from pptrace.measured.sides import measured_side
 from pptrace.plugin import Registry
@@ -39,8 +40,6 @@ SCHEDULES = {
     "combined-1f1b": TWO_STAGES, "hanayo": TWO_STAGES, "mine.csv": (),
 }  # fmt: skip
 """Schedules that run here, with further settings."""
-NOT_RUN = {"chimera", "dualpipe"}
-"""Schedules with replicated stages."""
 MINE = "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1I1,1F2,1W1,1B2\n"
 
 _ALL = """
@@ -89,13 +88,7 @@ def test_a_run_has_the_order_of_its_table(name: str, folder: Path) -> None:
 
     assert converted.returncode == 0, converted.stderr
     table = Manifest.read(folder / run_of(name)).schedule
-    assert folded(read_table(folder / "order.csv").rows()) == folded(table.rows())
-
-
-def folded(rows: list[list[str]]) -> list[list[str]]:
-    """Return rows in which stage 0 has whole backwards only: PyTorch skips its input gradients."""
-    return [[cell.replace("0W", "0B") if cell.startswith("0W") else cell for cell in row
-             if not cell.startswith("0I")] for row in rows]  # fmt: skip
+    assert merged_gradients(read_table(folder / "order.csv").rows()) == merged_gradients(table.rows())
 
 
 def test_the_times_of_a_run_are_those_of_another(folder: Path) -> None:
@@ -281,7 +274,7 @@ def test_a_run_over_nccl_needs_a_gpu_for_each_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("captured", (), "has no times of stages, for they were real"),
+        ("captured", (), "has no times of stages, which were real"),
         ("run-1f1b", ("--set", "parallel.pp=2"), "the run has 4 stages and the table 2"),
     ],
 )
@@ -325,7 +318,7 @@ def test_capture_records_every_class_and_removes_its_changes(tmp_path: Path) -> 
         measurement, _ = read_measurement([run], Registry.load())
         assert len(measurement.steps) == 2
         order = measured_side(measurement, run.name).computations.order
-        assert folded(order.rows()) == folded(Manifest.read(run).schedule.rows()), run.name
+        assert merged_gradients(order.rows()) == merged_gradients(Manifest.read(run).schedule.rows()), run.name
         assert re.search(
             rf"recorded 2 steps of .* \(before the recording .* in .*{run.name}$", printed, re.MULTILINE
         )

@@ -78,7 +78,7 @@ def run(
     earlier = Manifest.read(costs) if costs else None
     if earlier and not earlier.stages and not real:
         raise ConfigError(
-            "has no times of stages, for they were real: fit them with pptrace calibrate, and run its configuration",
+            "has no times of stages, which were real: fit them with pptrace calibrate, and run its configuration",
             file=costs or "",
         )
     prepared = _prepared(source, sets, earlier)

@@ -1,0 +1,93 @@
+"""Tables of pptrace optimize in PyTorch, beside the runs that they come from: 20 random profiles of four stages.
+
+    python benchmarks/bench_torch_optimize.py [--profiles 20] [--seconds 5] [--steps 3] [--keep FOLDER]
+
+Forward, input and weight gradient of a stage sleep for 3 to 12 ms each, over gloo. Profiles run as 1F1B and as
+ZB-H1 in turn; `pptrace optimize run/` fits costs to the run, and its table runs with the same stages. Printed are
+the mean steps of the run, of its table as predicted and as measured, what the table saves, the error of the
+prediction, and what optimize states: the noise of the run, and the uncertainty of the prediction.
+
+Exits with 1 where a table has other stages than its run, or is slower than the run by more than is stated. Times
+need a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from statistics import fmean, median
+from typing import Any
+
+import yaml
+from bench_measured import side_of
+from bench_torch_runs import run
+
+from pptrace.plugin import Registry
+
+RANKS, MICROBATCHES = 4, 12
+ORDERS = ("1f1b", "zb-h1")
+SHORTEST_US, LONGEST_US = 3_000, 12_000
+
+
+def main() -> None:
+    """Print a row for each profile."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profiles", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each search")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="folder that keeps the runs")
+    asked = parser.parse_args()
+    registry, exceeded, savings, errors = Registry.load(), [], [], []
+    print("profile  order    run, ms  predicted  measured   saved  error   noise  uncertainty  stages")
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(asked.profiles):
+            folder = (asked.keep or Path(scratch)) / str(number)
+            folder.mkdir(parents=True)
+            order = ORDERS[number % len(ORDERS)]
+            found = improve(folder, order, Random(number), asked.seconds, asked.steps)  # noqa: S311 - no secret
+            before, after = (fmean(side_of(folder / name, registry).spans_ns) for name in ("run", "better"))
+            noise, stated = found["run"]["noise"], found["run"]["uncertainty"]
+            savings.append(1 - after / before)
+            errors.append(found["step_ns"] / after - 1)
+            print(
+                f"{number:7}  {order:<5}  {before / 1e6:9.1f}  {found['step_ns'] / 1e6:9.1f}  {after / 1e6:8.1f}"
+                f"  {savings[-1]:+6.1%}  {errors[-1]:+5.1%}  {noise:6.1%}  {stated:11.1%}  {found['stages']:6}",
+                flush=True,
+            )
+            if found["stages"] != RANKS or not found["is_placement_kept"]:
+                exceeded.append(f"profile {number}: other stages")
+            if after > before * (1 + stated):
+                exceeded.append(f"profile {number}: slower")
+    print(
+        f"saved: median {median(savings):.1%}, least {min(savings):.1%}; "
+        f"error of predictions: median {median(map(abs, errors)):.1%}, worst {max(map(abs, errors)):.1%}"
+    )
+    print("\n".join(exceeded) or "none has other stages, or is slower than is stated")
+    sys.exit(bool(exceeded))
+
+
+def improve(folder: Path, order: str, random: Random, seconds: float, steps: int) -> dict[str, Any]:
+    """Run an order and an optimised table of random stages, and return what optimize printed."""
+    kinds = ("forward", "input_gradient", "weight_gradient")
+    times = {kind: [f"{random.randint(SHORTEST_US, LONGEST_US)} us" for _ in range(RANKS)] for kind in kinds}
+    step = {
+        "schedule": order, "parallel": {"pp": RANKS}, "batch": {"microbatches": MICROBATCHES},
+        "costs": {"name": "table", **times},
+    }  # fmt: skip
+    (folder / "step.yaml").write_text(yaml.safe_dump(step), encoding="utf-8")
+    first, better = folder / "run", folder / "better.csv"
+    run(str(folder / "step.yaml"), "--steps", str(steps), "-o", str(first))
+    pptrace = str(Path(sys.executable).with_name("pptrace"))
+    search = [pptrace, "optimize", str(first), "--time", f"{seconds}s", "-o", str(better), "--json", "--no-cache"]
+    printed = subprocess.run(search, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    run(str(better), "--costs", str(first), "--steps", str(steps), "-o", str(folder / "better"))
+    return json.loads(printed.stdout)
+
+
+if __name__ == "__main__":
+    main()

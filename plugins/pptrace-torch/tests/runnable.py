@@ -1,0 +1,39 @@
+"""Schedules that PyTorch runs, and the order in which it runs them; needs no PyTorch."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import PptraceError, Registry, load, prepare
+from pptrace_torch.tables import check_table, compute_only
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pptrace.plugin import Schedule
+
+NOT_RUN = {"chimera", "dualpipe"}
+"""Schedules with replicated stages."""
+
+
+def runnable_tables(ranks: int, microbatches: int) -> dict[str, Schedule]:
+    """Return the tables of all installed schedules that PyTorch runs, with two stages per rank where possible."""
+    registry, tables = Registry.load(), {}
+    for name in registry.schedules:
+        for chunks in ({"vp": 2}, {}):
+            with suppress(PptraceError):
+                flags = {"schedule": name, "pp": ranks, "microbatches": microbatches, **chunks}
+                table = compute_only(prepare(load(None, flags=flags), registry).schedule)
+                check_table(table)
+                tables[name] = table
+                break
+    return tables
+
+
+def merged_gradients(rows: Iterable[Iterable[str]]) -> list[list[str]]:
+    """Return rows in which stage 0 has whole backwards only: PyTorch skips its input gradients."""
+    return [
+        [cell.replace("0W", "0B") if cell.startswith("0W") else cell for cell in row if not cell.startswith("0I")]
+        for row in rows
+    ]
