@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, more in SCHEDULES.items()
     ]
     ran = subprocess.run(
-        [sys.executable, "-c", _ALL, json.dumps(calls)], cwd=folder, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", _ALL, json.dumps(calls)], cwd=folder, capture_output=True, text=True, timeout=900,
         check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
