@@ -151,6 +151,23 @@ def test_a_signal_to_the_command_alone_ends_all_ranks(
     assert_nothing_is_left(ranks, tmp_path)
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_ranks_start_ends_them(number: int, status: int, tmp_path: Path) -> None:
+    command = [PPTRACE, "torch", "run", "1f1b", *SIZES, "--steps", "100", "-o", "run"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while process.poll() is None and not (ranks := ranks_of(process)):
+            time.sleep(0.001)
+
+        os.killpg(process.pid, number)
+
+        assert process.wait(60) == status
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert_nothing_is_left(ranks, tmp_path)
+
+
 def test_a_killed_rank_is_named_and_the_others_end(running: subprocess.Popen[str], tmp_path: Path) -> None:
     ranks = ranks_of(running)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -52,14 +53,25 @@ def run_ranks(job: Job, ranks: int, deadline_s: float, progress: Callable[[int],
         raise ConfigError(f"nccl needs a GPU per rank, and {ranks} ranks have {gpus}: take gloo", key="--backend")
     context: Any = multiprocessing.get_context("spawn" if job.backend == "nccl" else "fork")
     with _killed_at_the_end() as (processes, pipes):
-        for rank in range(ranks):
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=run_rank, args=(rank, job, sender, os.getpid()), daemon=True)
-            process.start()
-            sender.close()
-            processes.append(process)
-            pipes.append(receiver)
+        with _blocked_signals():
+            for rank in range(ranks):
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=run_rank, args=(rank, job, sender, os.getpid()), daemon=True)
+                process.start()
+                sender.close()
+                processes.append(process)
+                pipes.append(receiver)
         _Reports(processes, pipes, progress).follow(time.monotonic() + deadline_s)
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Deliver Ctrl-C and SIGTERM after the block: during a fork, Python ignores exceptions of their handlers."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextmanager
