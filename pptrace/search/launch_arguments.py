@@ -1,7 +1,7 @@
 """Launch arguments of Megatron-LM and torchtitan.
 
-Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` with its checks, and the
-dataclasses whose fields become arguments (``megatron/core/model_parallel_config.py``,
+Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` and ``argument_utils.py`` with their
+checks, and the dataclasses whose fields become arguments (``megatron/core/model_parallel_config.py``,
 ``megatron/core/transformer/transformer_config.py``, ``megatron/training/config``).
 
 Source: torchtitan 0.3.0: ``torchtitan/config/configs.py``, ``torchtitan/trainer.py``,
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Reshard
+from pptrace.steps.megatron_tables import group_in_megatron, unsupported_by_megatron
 from pptrace.steps.placement import Placement
 from pptrace.steps.pytorch_tables import unsupported_parts
 
@@ -53,32 +54,130 @@ class Arguments:
         return self.text + (f" (without {', '.join(self.without)})" if self.without else "")
 
 
-def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
-    """Return the launch arguments of Megatron-LM.
+def megatron_arguments(experiment: Experiment, table: Schedule) -> Arguments:
+    """Return the launch arguments of Megatron-LM; without a model, those of the pipeline.
+
+    Arguments of the pipeline are those with which it runs the table. If it cannot, they are omitted.
 
     Args:
         experiment: the configuration with all options of its cost model.
-        chunks: chunks per rank.
+        table: the schedule's table.
     """
     parallel, batch = experiment.parallel, experiment.batch
-    model, costs = values_of(experiment.model), values_of(experiment.costs)
+    pipeline, without = _megatron_pipeline(experiment, table)
+    microbatches = batch.known_microbatches or table.microbatches
     values: dict[str, Any] = {
-        "tensor-model-parallel-size": parallel.tp, "pipeline-model-parallel-size": parallel.pp,
+        "tensor-model-parallel-size": parallel.tp, "pipeline-model-parallel-size": table.ranks,
         "context-parallel-size": parallel.cp, "expert-model-parallel-size": parallel.ep,
         **({"expert-tensor-parallel-size": parallel.etp} if parallel.etp else {}),
-        "micro-batch-size": batch.micro, "global-batch-size": batch.global_batch, "seq-length": batch.sequence,
+        "micro-batch-size": batch.micro,
+        "global-batch-size": batch.global_batch or batch.micro * microbatches * parallel.dp,
+        **({"seq-length": batch.sequence} if batch.sequence else {}),
     }  # fmt: skip
-    words, without = flag_words(values), without_modifiers(experiment)
+    words, further = _megatron_settings(experiment) if experiment.model else ([], [])
+    return Arguments(
+        words=(*flag_words(values), *pipeline, *words),
+        without=(*without, *_without_insertions(experiment), *further),
+    )
+
+
+def _megatron_pipeline(experiment: Experiment, table: Schedule) -> tuple[list[str], list[str]]:
+    """Return the arguments with which Megatron-LM runs a table, and the parts that differ from the simulation."""
+    for fault in _megatron_faults(experiment, table):
+        return [], [f"schedule {experiment.schedule.name}: {fault}"]
+    ranks, chunks = table.ranks, table.stages // table.ranks
+    words, without = _megatron_layers(values_of(experiment.model), ranks, chunks)
+    group = group_in_megatron(table)
+    if chunks > 1 and group != ranks:
+        words += flag_words({"microbatch-group-size-per-virtual-pipeline-stage": group})
+    if table.has_pairs:
+        words += ["--overlap-moe-expert-parallel-comm"]
+        words += ["--delay-wgrad-compute"] if values_of(experiment.costs).get("delay_wgrad", True) else []
+    messages, differences = _megatron_messages(experiment, chunks) if ranks > 1 else ([], [])
+    return [*words, *messages], [*without, *differences]
+
+
+def _megatron_faults(experiment: Experiment, table: Schedule) -> Iterator[str]:
+    """Yield the parts of a table that Megatron-LM does not run, or rejects."""
+    ranks, chunks = table.ranks, table.stages // table.ranks
+    if table.microbatches != (experiment.batch.known_microbatches or table.microbatches):
+        yield "slices of sequences"
+    parts = list(unsupported_by_megatron(table))
+    yield from parts
+    if parts:
+        return
+    if table.has_pairs:
+        yield from _combined_faults(experiment, ranks)
+    group = group_in_megatron(table)
+    if group is None:
+        yield "the order of actions: it runs 1f1b, interleaved-1f1b and combined-1f1b"
+    elif chunks > 1:
+        smallest = table.microbatches % group or group
+        if smallest < ranks:
+            yield f"a group of {smallest} microbatches: it needs {ranks} or more"
+
+
+def _combined_faults(experiment: Experiment, ranks: int) -> Iterator[str]:
+    """Yield what Megatron-LM rejects with overlapped pairs.
+
+    Source: checks of ``overlap_moe_expert_parallel_comm`` in ``transformer_config.py`` and ``combined_1f1b.py``.
+    """
+    model, costs = values_of(experiment.model), values_of(experiment.costs)
+    if experiment.schedule.name != "combined-1f1b":
+        yield "overlapped pairs: it runs those of combined-1f1b"
+    if (experiment.parallel.ep or 1) == 1:
+        yield "it needs ep above 1"
+    if model.get("recompute") == "full":
+        yield "it needs another recompute than full"
+    if "moe" in (model.get("recompute_modules") or []):
+        yield "it needs recompute_modules without moe"
+    if int(model.get("mtp") or 0) > 1:
+        yield "it needs mtp of 1 or less"
+    if ranks > 1 and int(costs.get("zero") or 0) > 1:
+        yield "it needs zero of 1 or less in a pipeline"
+
+
+def _megatron_layers(model: dict[str, Any], ranks: int, chunks: int) -> tuple[list[str], list[str]]:
+    """Return the arguments of virtual stages and of the split of layers, and a split without arguments."""
     layout = model.get("layout") or _layout(model.get("layers_per_stage"), int(model.get("mtp") or 0))
-    if (parallel.pp or 1) == 1 < chunks:
-        pass
-    elif layout:
-        words += ["--pipeline-model-parallel-layout", layout]
-    else:
-        words += flag_words({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
-        ends, missing = _uneven(int(model.get("layers") or 0), (parallel.pp or 1) * chunks)
-        words, without = [*words, *ends], [*without, *missing]
-    words += ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
+    if layout:
+        return ["--pipeline-model-parallel-layout", layout], []
+    words = flag_words({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
+    ends, missing = _uneven(int(model["layers"]), ranks * chunks) if model.get("layers") else ([], [])
+    return [*words, *ends], missing
+
+
+def _megatron_messages(experiment: Experiment, chunks: int) -> tuple[list[str], list[str]]:
+    """Return the arguments of messages, and differences of its messages from the simulated ones.
+
+    Source: ``core_transformer_config_from_args`` in ``megatron/training/argument_utils.py``: messages are in
+    batches unless they overlap, and ``deallocate_pipeline_outputs`` is set.
+    """
+    policy, options = experiment.p2p.policy, experiment.p2p.options
+    if policy != "megatron":
+        return [], [f"p2p {policy}: it issues messages as p2p megatron"]
+    overlap = options.get("overlap_p2p_comm")
+    overlap = chunks > 1 if overlap is None else overlap
+    words = ["--no-overlap-p2p-communication"] if chunks > 1 and not overlap else []
+    if options.get("overlap_p2p_comm_warmup_flush"):
+        words += ["--overlap-p2p-communication-warmup-flush"]
+    without = []
+    batch = options.get("batch_p2p_comm")
+    if batch is not None and batch == overlap:
+        without.append("p2p.options.batch_p2p_comm: it is true unless messages overlap")
+    if overlap and not options.get("deallocate_pipeline_outputs"):
+        without.append("p2p.options.deallocate_pipeline_outputs: it is true")
+    return words, without
+
+
+def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str]]:
+    """Return the arguments of a model's parallelism, optimizer and recomputation, and parts without arguments."""
+    parallel, model, costs = experiment.parallel, values_of(experiment.model), values_of(experiment.costs)
+    without: list[str] = []
+    words = ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
+    if (parallel.ep or 1) > 1:
+        dispatcher = "flex" if costs.get("dispatcher") == "deduplicated" else "alltoall"
+        words += flag_words({"moe-token-dispatcher-type": dispatcher})
     zero = int(costs.get("zero") or 0)
     words += ["--use-distributed-optimizer"] if zero else []
     state_types = {name: costs.get(name.replace("-", "_")) for name in _TYPED_STATE}
@@ -90,42 +189,10 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
         words += ["--ckpt-format", "fsdp_dtensor"]
         without.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
-    if chunks > 1 and experiment.p2p.options.get("overlap_p2p_comm") is False:
-        words += ["--no-overlap-p2p-communication"]
-    if chunks > 1 and experiment.p2p.options.get("overlap_p2p_comm_warmup_flush"):
-        words += ["--overlap-p2p-communication-warmup-flush"]
     words += _recompute(model)
     if "mlp_act" in (model.get("recompute_modules") or []):
         without.append("recompute_modules: mlp_act")
-    schedule_words, missing = _schedule(experiment, chunks, model, costs)
-    return Arguments(words=(*words, *schedule_words), without=(*missing, *without))
-
-
-def _schedule(
-    experiment: Experiment, chunks: int, model: dict[str, Any], costs: dict[str, Any]
-) -> tuple[list[str], list[str]]:
-    """Return the arguments of the schedule, and the parts that Megatron-LM rejects."""
-    name, parallel = experiment.schedule.name, experiment.parallel
-    ranks, microbatches = parallel.pp or 1, experiment.batch.known_microbatches
-    if ranks == 1 and chunks > 1:
-        return [], [f"{chunks} chunks on one rank: it needs two ranks or more"]
-    words, missing = [], []
-    if name == "combined-1f1b":
-        if (parallel.ep or 1) == 1:
-            return [], ["schedule combined-1f1b: it needs ep above 1"]
-        if model.get("recompute") == "full":
-            return [], ["schedule combined-1f1b: it needs another recompute than full"]
-        words += ["--overlap-moe-expert-parallel-comm"]
-        words += ["--delay-wgrad-compute"] if costs.get("delay_wgrad", True) else []
-    elif name != ("interleaved-1f1b" if chunks > 1 else "1f1b"):
-        return [], [f"schedule {name}"]
-    if chunks > 1:
-        size = microbatches // max(microbatches // ranks, 1)
-        if size < ranks:
-            missing.append(f"{microbatches} microbatches: it needs {ranks} or more")
-        elif size > ranks:
-            words += flag_words({"microbatch-group-size-per-virtual-pipeline-stage": size})
-    return words, missing
+    return words, without
 
 
 def flag_words(values: dict[str, Any]) -> list[str]:
@@ -172,14 +239,8 @@ def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
     return [], [missing] if layers % stages else []
 
 
-def without_modifiers(experiment: Experiment) -> list[str]:
-    """Return the parts that no framework can express: schedule options, offload, recomputation actions."""
-    options = experiment.schedule.options
-    written = [f"schedule options {options}"] if any(options.values()) else []
-    return [*written, *_without_insertions(experiment)]
-
-
 def _without_insertions(experiment: Experiment) -> list[str]:
+    """Return the parts that no framework can express: offload and recomputation actions."""
     choice = experiment.schedule
     return [
         *(["schedule.offload"] if choice.offload else []),

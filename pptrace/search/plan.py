@@ -223,7 +223,7 @@ class Plan(Printed):
         megatron = self.experiment if has_empty_stages else stated
         file = "" if torchtitan_schedule(stated, self.schedule) else _TABLE_FILE
         return {
-            "megatron-lm": megatron_arguments(megatron, self.best.chunks),
+            "megatron-lm": megatron_arguments(megatron, self.schedule),
             "torchtitan": torchtitan_arguments(stated, self.schedule, file),
         }
 

@@ -51,7 +51,7 @@ MEGATRON = {
     "--overlap-p2p-communication-warmup-flush", "--recompute-granularity", "--recompute-method",
     "--recompute-num-layers", "--recompute-modules", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
     "--microbatch-group-size-per-virtual-pipeline-stage", "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split", "--moe-token-dispatcher-type",
 }  # fmt: skip
 """Arguments that Megatron-LM's parser had on 22 August 2026."""
 COUNT = r"[1-9]\d*"
@@ -105,8 +105,7 @@ def flag_words(**changed: Any) -> tuple[Arguments, Arguments]:
     prepared = small_step(**changed)
     experiment, table = prepared.resolved.experiment, prepared.schedule
     file = "" if torchtitan_schedule(experiment, table) else FILE
-    chunks = table.stages // table.ranks
-    return megatron_arguments(experiment, chunks), torchtitan_arguments(experiment, table, file)
+    return megatron_arguments(experiment, table), torchtitan_arguments(experiment, table, file)
 
 
 def small_step(**changed: Any) -> Prepared:
@@ -139,7 +138,10 @@ CASES: dict[str, dict[str, Any]] = {
     "uneven": {"model": {"layers_per_stage": [3, 5, 5, 3]}},
     "looped": {
         "schedule": {"name": "interleaved-1f1b"}, "parallel": {"vp": 2}, "batch": {"global": 20},
-        "p2p": {"policy": "megatron", "options": {"overlap_p2p_comm_warmup_flush": True}},
+        "p2p": {
+            "policy": "megatron",
+            "options": {"overlap_p2p_comm_warmup_flush": True, "deallocate_pipeline_outputs": True},
+        },
     },
     "apart": {
         "schedule": {"name": "interleaved-1f1b"}, "parallel": {"vp": 2},
@@ -197,10 +199,27 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
     ("changed", "megatron", "titan"),
     [
         (
-            {"schedule": {"name": "chimera"}}, "schedule chimera",
+            {"schedule": {"name": "chimera"}},
+            "schedule chimera: the placement of stages: it has stage s on rank s mod pp",
             "the placement of stages: it has one stage on a rank, loops, or a V of two stages on a rank",
         ),
-        ({"schedule": {"name": "zb-v"}}, "schedule zb-v", "zero 1: FSDP shards gradients and weights, too"),
+        (
+            {"schedule": {"name": "zb-h1"}},
+            "schedule zb-h1: split backwards such as 0I0: its backwards compute both gradients",
+            "zero 1: FSDP shards gradients and weights, too",
+        ),
+        (
+            {"schedule": {"name": "gpipe"}},
+            "schedule gpipe: the order of actions: it runs 1f1b, interleaved-1f1b and combined-1f1b",
+            "zero 1: FSDP shards gradients and weights, too",
+        ),
+        (
+            {"schedule": {"name": "interleaved-1f1b"}, "parallel": {"vp": 2}, "batch": {"global": 6}},
+            "schedule interleaved-1f1b: a group of 3 microbatches: it needs 4 or more",
+            "zero 1: FSDP shards gradients and weights, too",
+        ),
+        ({"schedule": {"name": "seq-1f1b"}}, "schedule seq-1f1b: slices of sequences", "slices of sequences"),
+        ({}, "p2p async: it issues messages as p2p megatron", "zero 1: FSDP shards gradients and weights, too"),
         (CASES["sharded"], "CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1", None),
         (CASES["modules"], "recompute_modules: mlp_act", "zero 1: FSDP shards gradients and weights, too"),
         (
@@ -212,13 +231,76 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
             "schedule combined-1f1b: it needs another recompute than full",
             "overlapped pairs: it runs their actions one after the other",
         ),
+        (
+            CASES["experts"] | {"costs": {"segments": True, "zero": 2}},
+            "schedule combined-1f1b: it needs zero of 1 or less in a pipeline",
+            "overlapped pairs: it runs their actions one after the other",
+        ),
     ],
 )  # fmt: skip
 def test_what_a_framework_refuses_is_said(
     changed: dict[str, Any], megatron: str | None, titan: str | None
 ) -> None:
     for arguments, said in zip(flag_words(**changed), (megatron, titan), strict=True):
-        assert (arguments.without[:1] or (None,)) == (said,)
+        parts = [part for part in arguments.without if part != "p2p async: it issues messages as p2p megatron"]
+        assert said in arguments.without if said else not parts
+
+
+@pytest.mark.parametrize("name", ["chimera", "zb-v", "zb-h1", "gpipe", "looped-bfs"])
+def test_a_schedule_that_megatron_does_not_run_has_no_arguments_of_the_pipeline(name: str) -> None:
+    megatron, _ = flag_words(schedule={"name": name}, model={"layers_per_stage": None}, p2p={"policy": "async"})
+
+    assert megatron.without[0].startswith(f"schedule {name}: ")
+    assert not {word for word in megatron.words if "virtual" in word or "layout" in word or "overlap" in word}
+    assert value(megatron, "--pipeline-model-parallel-size") == "4"
+    assert "--use-distributed-optimizer" in megatron.words
+
+
+def test_the_group_of_combined_pairs_is_that_of_the_table() -> None:
+    schedule = {"name": "combined-1f1b", "options": {"round": 5}}
+
+    megatron, _ = flag_words(**CASES["experts"] | {"schedule": schedule, "batch": {"global": 18}})
+
+    assert value(megatron, "--microbatch-group-size-per-virtual-pipeline-stage") == "5"
+    assert "--overlap-moe-expert-parallel-comm" in megatron.words
+    assert value(megatron, "--moe-token-dispatcher-type") == "alltoall"
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "without"),
+    [
+        (
+            {"deallocate_pipeline_outputs": False}, set(),
+            ("p2p.options.deallocate_pipeline_outputs: it is true",),
+        ),
+        ({"overlap_p2p_comm": False}, {"--no-overlap-p2p-communication"}, ()),
+        ({"overlap_p2p_comm": False, "batch_p2p_comm": True}, {"--no-overlap-p2p-communication"}, ()),
+        (
+            {"overlap_p2p_comm": False, "batch_p2p_comm": False}, {"--no-overlap-p2p-communication"},
+            ("p2p.options.batch_p2p_comm: it is true unless messages overlap",),
+        ),
+    ],
+)  # fmt: skip
+def test_messages_are_those_of_megatron_or_a_difference(
+    options: dict[str, Any], words: set[str], without: tuple[str, ...]
+) -> None:
+    megatron, _ = flag_words(**CASES["looped"] | {"p2p": {"policy": "megatron", "options": options}})
+
+    assert {word for word in megatron.words if "p2p" in word} == words
+    assert megatron.without == without
+
+
+def test_a_table_in_the_order_of_megatron_has_its_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "order.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    prepared = prepare(load(None, flags={"schedule": str(file), "p2p": "megatron"}), Registry.load())
+
+    arguments = megatron_arguments(prepared.resolved.experiment, prepared.schedule)
+
+    assert arguments.line == (
+        "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1 "
+        "--expert-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 2"
+    )
 
 
 def test_cuda_graphs_are_off_where_torchtitan_refuses_them() -> None:
@@ -388,7 +470,7 @@ def test_embedding_and_head_take_the_place_of_layers(
         model={"layers": layers},
         schedule={"name": "interleaved-1f1b"},
         parallel={"vp": 4},
-        p2p={"policy": "megatron"},
+        p2p={"policy": "megatron", "options": {"deallocate_pipeline_outputs": True}},
     )
 
     assert [word for word in megatron.words if word.startswith("--account-for")] == words
@@ -462,7 +544,7 @@ def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
     words = shlex.split(found["megatron-lm"]["arguments"])
     layout = words[words.index("--pipeline-model-parallel-layout") + 1]
     assert layout == "Et*3|t*4|t*4|t*4|t*4|t*4|t*4|t*3L"
-    assert found["megatron-lm"]["without"] == []
+    assert found["megatron-lm"]["without"] == ["p2p async: it issues messages as p2p megatron"]
     words = shlex.split(found["torchtitan"]["arguments"])
     ends = [words[words.index(f"--parallelism.pipeline_parallel_{end}_stage_less_layers") + 1] for end in ENDS]
     assert titan_split(30, 8, *map(int, ends)) == [3, 4, 4, 4, 4, 4, 4, 3]
@@ -530,7 +612,7 @@ def test_a_plan_with_a_schedule_of_torchtitan_needs_no_table() -> None:
 
 def test_ends_without_layers_are_told_to_frameworks() -> None:
     """As Llama 3 405B on 128 stages: embedding and head have a stage each in place of a layer."""
-    found = arguments_of(14, schedule=["interleaved-1f1b"], vp=[2])
+    found = arguments_of(14, schedule=["interleaved-1f1b"], vp=[2], micro=[1])
 
     assert "--account-for-embedding-in-pipeline-split" in found["megatron-lm"]["arguments"]
     assert found["torchtitan"]["without"] == []
