@@ -56,6 +56,7 @@ from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
 from pptrace.sanitize import csv_of as csv_of
+from pptrace.search.launch_arguments import megatron_arguments as megatron_arguments
 from pptrace.search.launch_arguments import torchtitan_arguments as torchtitan_arguments
 from pptrace.search.runner import simulate_many as simulate_many
 from pptrace.sim.simulation import simulate as simulate
@@ -71,6 +72,7 @@ from pptrace.steps.list_scheduler import Actions as Actions
 from pptrace.steps.list_scheduler import InFlight as InFlight
 from pptrace.steps.list_scheduler import backward_first as backward_first
 from pptrace.steps.list_scheduler import list_schedule as list_schedule
+from pptrace.steps.megatron_tables import unsupported_by_megatron as unsupported_by_megatron
 from pptrace.steps.message_calls import MessageCalls as MessageCalls
 from pptrace.steps.message_calls import MessageRequest as MessageRequest
 from pptrace.steps.message_calls import Policy as Policy

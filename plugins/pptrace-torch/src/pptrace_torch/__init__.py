@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pptrace_torch.megatron import megatron_schedule
     from pptrace_torch.recording import capture
     from pptrace_torch.runtime import load
 
-__all__ = ["capture", "load"]
+__all__ = ["capture", "load", "megatron_schedule"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,7 +18,10 @@ def __getattr__(name: str) -> Any:
 
     from pptrace_torch.tables import require_torch
 
-    modules = {"capture": "pptrace_torch.recording", "load": "pptrace_torch.runtime"}
+    modules = {
+        "capture": "pptrace_torch.recording", "load": "pptrace_torch.runtime",
+        "megatron_schedule": "pptrace_torch.megatron",
+    }  # fmt: skip
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_torch()

@@ -19,6 +19,7 @@ from pptrace.plugin import (
     compute_comms,
     compute_only,
     load,
+    megatron_arguments,
     prepare,
     torchtitan_arguments,
     write_table,
@@ -122,7 +123,7 @@ def _run(
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Table, .csv."
 )
-@click.option("--for", "framework", type=click.Choice(["torchtitan"]),
+@click.option("--for", "framework", type=click.Choice(["torchtitan", "megatron-lm"]),
               help="Also print the arguments with which this framework runs the table.")  # fmt: skip
 @click.option("--comms", is_flag=True,
               help="Write the messages and other actions too that PyTorch inserts (compute_comms).")  # fmt: skip
@@ -144,8 +145,11 @@ def export(
     sys.stderr.write(f"wrote {output}\n")
     if comms:
         sys.stderr.write(f'PyTorch {release} reads it with _load_csv(file, format="compute_comms")\n')
-    if framework:
-        click.echo(torchtitan_arguments(prepared.resolved.experiment, schedule, str(output)).line)
+    experiment = prepared.resolved.experiment
+    if framework == "torchtitan":
+        click.echo(torchtitan_arguments(experiment, schedule, str(output)).line)
+    elif framework:
+        click.echo(megatron_arguments(experiment, schedule).line)
 
 
 def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None) -> Prepared:
