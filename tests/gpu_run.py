@@ -116,19 +116,19 @@ class GpuRun:
             return [_Launch(slices=(item,), begin_ns=_begin(item), end_ns=item.end_ns) for item in issued]
         if self.batches is None:
             launches = [_Launch(slices=(item,), begin_ns=_begin(item), end_ns=item.end_ns) for item in rows]
-            return sorted(launches, key=lambda one: (one.begin_ns, bool(one.messages)))
+            return sorted(launches, key=lambda launch_row: (launch_row.begin_ns, bool(launch_row.messages)))
         by_name = {str(item.action): item for item in rows}
         return list(_in_batches([by_name[name] for name in _issued(self.batches, rank)]))
 
-    def _write(self, trace: SmallGpuTrace, one: _Launch, at: int, zero: int) -> None:
-        begin, end = zero + one.begin_ns, zero + one.end_ns
-        if not one.messages:
-            (action,) = (each.action for each in one.slices)
+    def _write(self, trace: SmallGpuTrace, launch_row: _Launch, at: int, zero: int) -> None:
+        begin, end = zero + launch_row.begin_ns, zero + launch_row.end_ns
+        if not launch_row.messages:
+            (action,) = (each.action for each in launch_row.slices)
             assert action.kind in COMPUTE
             thread = AUTOGRAD if action.kind in _BACKWARD else HOST
             middle = begin + (end - begin) // 3
             if self.unmarked:
-                self._operations(trace, one.slices[0], at)
+                self._operations(trace, launch_row.slices[0], at)
             else:
                 trace.annotate(f"PP:{action}", at / 1000, (at + 60) / 1000)
             trace.kernel("gemm", (at + 10) / 1000, begin / 1000, middle / 1000, thread=thread)
@@ -137,20 +137,20 @@ class GpuRun:
                 _mirror(trace, f"PP:{action}", 7, begin, end)
             return
         args: dict[str, Any] = {}
-        for place, each in enumerate(one.messages):
+        for place, each in enumerate(launch_row.messages):
             args = self._say(trace, each, at + 10 * place)
-        launch = at + 10 * len(one.messages) - (5 if self.said == "action" else 0)
-        stream = _STREAM + 1 + one.slices[0].peer
+        launch = at + 10 * len(launch_row.messages) - (5 if self.said == "action" else 0)
+        stream = _STREAM + 1 + launch_row.slices[0].peer
         trace.kernel(self.kernel, launch / 1000, begin / 1000, end / 1000, stream=stream, **args)
-        for each in one.messages if self.said != "arguments" and not self.unmarked else ():
+        for each in launch_row.messages if self.said != "arguments" and not self.unmarked else ():
             _mirror(trace, f"PP:{each.action}", stream, begin, end)
             _mirror(trace, _posted(each, _peer(self.timeline, each)), stream, begin, end)
 
-    def _operations(self, trace: SmallGpuTrace, one: Slice, at: int) -> None:
+    def _operations(self, trace: SmallGpuTrace, row: Slice, at: int) -> None:
         """Write what autograd's operations say of an action: two of a forward, and what goes back through them."""
         if "autograd" not in self.unmarked:
             return
-        action = one.action
+        action = row.action
         numbers = [
             2 * (action.stage * self.timeline.placement.microbatches + action.microbatch) + n for n in (1, 2)
         ]
@@ -165,18 +165,18 @@ class GpuRun:
                 again = 1_000_000 + number
                 _operation(trace, "aten::linear", AUTOGRAD, at + 6 + 15 * place, 5, again, forward_thread=0)
 
-    def _say(self, trace: SmallGpuTrace, one: Slice, at: int) -> dict[str, Any]:
+    def _say(self, trace: SmallGpuTrace, row: Slice, at: int) -> dict[str, Any]:
         """Write what the host says of a message; return what its kernel says."""
-        sends, peer = one.action.kind in _SENDS, _peer(self.timeline, one)
+        sends, peer = row.action.kind in _SENDS, _peer(self.timeline, row)
         if self.said == "arguments":
-            size, way = one.size_bytes // _ITEM, "send" if sends else "recv"
+            size, way = row.size_bytes // _ITEM, "send" if sends else "recv"
             end = {"Dst_Rank" if sends else "Src_Rank": peer}
             return {"Collective_name": way, "In_msg_nelems": size, "Out_msg_nelems": size, "dtype": "Half", **end}
         if not self.unmarked:
-            trace.annotate(f"PP:{one.action}", at / 1000, (at + 9) / 1000)
+            trace.annotate(f"PP:{row.action}", at / 1000, (at + 9) / 1000)
         if self.said == "posts":
-            trace.annotate(_posted(one, peer), (at + 2) / 1000, (at + 5) / 1000)
-            trace.events[-1]["args"] |= {"Input Dims": [[one.size_bytes // _ITEM]], "Input type": ["c10::Half"]}
+            trace.annotate(_posted(row, peer), (at + 2) / 1000, (at + 5) / 1000)
+            trace.events[-1]["args"] |= {"Input Dims": [[row.size_bytes // _ITEM]], "Input type": ["c10::Half"]}
         return {}
 
 
@@ -212,17 +212,17 @@ def _in_batches(rows: list[Slice]) -> Iterator[_Launch]:
 
 def _late(rows: list[Slice]) -> list[Slice]:
     """Put what a forward sends behind a backward that follows it with nothing but receives between."""
-    found: list[Slice] = []
+    ordered: list[Slice] = []
     held: list[Slice] = []
     for place, item in enumerate(rows):
         kinds = [other.action.kind for other in rows[place:] if other.action.kind not in COMMUNICATION]
         if item.action.kind is Kind.SEND_F and kinds[:1] == [Kind.B]:
             held.append(item)
             continue
-        found.append(item)
+        ordered.append(item)
         if item.action.kind in COMPUTE:
-            found, held = found + held, []
-    return found + held
+            ordered, held = ordered + held, []
+    return ordered + held
 
 
 def _issued(order: IssueOrder, rank: int) -> list[str]:
@@ -237,8 +237,8 @@ def _operation(
     trace.events[-1]["args"] |= {"Sequence number": number, "Fwd thread id": forward_thread}
 
 
-def _posted(one: Slice, peer: int) -> str:
-    return f"nccl:send {one.rank}->{peer}" if one.action.kind in _SENDS else f"nccl:recv {one.rank}<-{peer}"
+def _posted(row: Slice, peer: int) -> str:
+    return f"nccl:send {row.rank}->{peer}" if row.action.kind in _SENDS else f"nccl:recv {row.rank}<-{peer}"
 
 
 def _mirror(trace: SmallGpuTrace, name: str, stream: int, begin: int, end: int) -> None:
@@ -248,11 +248,11 @@ def _mirror(trace: SmallGpuTrace, name: str, stream: int, begin: int, end: int) 
     trace.events[-1]["pid"] = 0
 
 
-def _begin(one: Slice) -> int:
-    return one.enter_ns if one.action.kind in COMMUNICATION else one.start_ns
+def _begin(row: Slice) -> int:
+    return row.enter_ns if row.action.kind in COMMUNICATION else row.start_ns
 
 
-def _peer(timeline: Timeline, one: Slice) -> int:
+def _peer(timeline: Timeline, row: Slice) -> int:
     """Return the rank at the other end."""
-    down = one.action.kind in {Kind.SEND_F, Kind.RECV_B}
-    return timeline.placement.rank_of(one.action.stage + (1 if down else -1), one.action.microbatch)
+    down = row.action.kind in {Kind.SEND_F, Kind.RECV_B}
+    return timeline.placement.rank_of(row.action.stage + (1 if down else -1), row.action.microbatch)

@@ -110,17 +110,17 @@ class MetricsOracle:
         by_kind: Counter[str] = Counter()
         by_stage: Counter[int] = Counter()
         opened, until = self.window()
-        one: Slice | None = next(item for item in self.slices if item.end_ns == until)
-        while one is not None:
-            ran = max(min(one.end_ns, until) - one.start_ns, 0)
-            wire = min(max(until - one.end_ns, 0), one.lag_ns)
-            by_kind[one.action.kind.name] += ran
+        row: Slice | None = next(item for item in self.slices if item.end_ns == until)
+        while row is not None:
+            ran = max(min(row.end_ns, until) - row.start_ns, 0)
+            wire = min(max(until - row.end_ns, 0), row.lag_ns)
+            by_kind[row.action.kind.name] += ran
             by_kind["wire"] += wire
-            by_kind["wait"] += until - one.start_ns - ran - wire
-            if one.action.kind in COMPUTE:
-                by_stage[one.action.stage] += ran
-            until = one.start_ns
-            one = self.slices[one.cause] if one.cause >= 0 else None
+            by_kind["wait"] += until - row.start_ns - ran - wire
+            if row.action.kind in COMPUTE:
+                by_stage[row.action.stage] += ran
+            until = row.start_ns
+            row = self.slices[row.cause] if row.cause >= 0 else None
         by_kind["wait"] += until - opened
         return dict(+by_kind), dict(+by_stage)
 
@@ -130,16 +130,16 @@ class MetricsOracle:
     def _reduces(self, rank: int, now: int) -> bool:
         return any(item.start_ns <= now < item.end_ns for item in self._on(rank, Stream.DATA_PARALLEL))
 
-    def _waits_for(self, one: Slice, now: int) -> int:
+    def _waits_for(self, row: Slice, now: int) -> int:
         """Walk back what released a slice: its time on the wire, its stream, its producer."""
-        if one.action.kind in RECEIVES:
-            return IdleCause.HEAD_OF_LINE if now >= self._produced(one) else IdleCause.PEER_COMPUTE
-        released = self.slices[one.cause] if one.cause >= 0 else one
+        if row.action.kind in RECEIVES:
+            return IdleCause.HEAD_OF_LINE if now >= self._produced(row) else IdleCause.PEER_COMPUTE
+        released = self.slices[row.cause] if row.cause >= 0 else row
         if released.action.kind in {Kind.UNSHARD, Kind.REDUCE_GRAD}:
             return IdleCause.REDUCTION if now >= released.start_ns else IdleCause.HEAD_OF_LINE
         if released.action.kind is Kind.RELOAD:
-            return self._carried(released, one.start_ns, now)
-        message = max(self._messages(one), key=lambda m: m.end_ns + m.lag_ns, default=None)
+            return self._carried(released, row.start_ns, now)
+        message = max(self._messages(row), key=lambda m: m.end_ns + m.lag_ns, default=None)
         if message is None and released.action.kind in SENDS | RECEIVES:
             arrival = released.end_ns + released.lag_ns
             return IdleCause.PEER_COMPUTE if now < released.start_ns else self._carried(released, arrival, now)
@@ -147,15 +147,15 @@ class MetricsOracle:
             return IdleCause.PEER_COMPUTE
         return self._carried(message, message.end_ns + message.lag_ns, now)
 
-    def _carried(self, one: Slice, arrival: int, now: int) -> int:
-        if now < one.start_ns or now >= arrival:
+    def _carried(self, row: Slice, arrival: int, now: int) -> int:
+        if now < row.start_ns or now >= arrival:
             return IdleCause.HEAD_OF_LINE
-        alone = now >= arrival - one.uncontended_ns - one.lag_ns
+        alone = now >= arrival - row.uncontended_ns - row.lag_ns
         return IdleCause.TRANSFER if alone else IdleCause.CONTENTION
 
-    def _messages(self, one: Slice) -> list[Slice]:
+    def _messages(self, row: Slice) -> list[Slice]:
         """Return what brought a slice its input, in the order of microbatches: receives where there are any."""
-        action = one.action
+        action = row.action
         ends = {
             Kind.F: ((Kind.RECV_F, 0), (Kind.SEND_F, -1)),
             Kind.B: ((Kind.RECV_B, 0), (Kind.SEND_B, 1)),

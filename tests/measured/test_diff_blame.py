@@ -33,8 +33,8 @@ TWO_CHUNKS = [
 ]
 
 
-def shown(found: StepDiff) -> list[str]:
-    return text_of(diff_document(found)).splitlines()
+def shown(difference: StepDiff) -> list[str]:
+    return text_of(diff_document(difference)).splitlines()
 
 
 def compared(second: Timeline, first: Timeline | None = None) -> tuple[Culprit, ...]:
@@ -126,25 +126,37 @@ def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_stil
 def test_a_late_message_is_told_from_a_long_action_and_from_what_came_late_already() -> None:
     base = one_step()
     late = diff(side_of_step(base), side_of_step(slower_way(base, 1, 2, 5))).divergence
-    own = diff(side_of_step(base), side_of_step(stretched(base, "1F0", 4 * MS))).divergence
+    divergence = diff(side_of_step(base), side_of_step(stretched(base, "1F0", 4 * MS))).divergence
 
     assert late is not None
-    assert own is not None
+    assert divergence is not None
     assert (str(late.action), late.source, late.message_ns, late.local_ns) == ("2F0", 1, late.late_ns.value, 0)
     assert late.chain[0] == Release(rank=1, action=Action(kind=Kind.F, stage=1, microbatch=0), late_ns=0)
-    assert (str(own.action), own.local_ns, own.message_ns, own.idle_ns) == ("1F0", 4 * MS, 0, 0)
+    assert (str(divergence.action), divergence.local_ns, divergence.message_ns, divergence.idle_ns) == (
+        "1F0",
+        4 * MS,
+        0,
+        0,
+    )
 
 
 def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
-    own = extract_computations(one_step())
-    at = int(np.flatnonzero(own.rank == 0)[1])
-    later = np.where(own.start_ns >= own.start_ns[at], 3 * MS, 0)
-    gap = own.gap_ns.copy()
+    computations = extract_computations(one_step())
+    at = int(np.flatnonzero(computations.rank == 0)[1])
+    later = np.where(computations.start_ns >= computations.start_ns[at], 3 * MS, 0)
+    gap = computations.gap_ns.copy()
     gap[at] += 3 * MS
-    slow = replace(own, start_ns=own.start_ns + later, end_ns=own.end_ns + later, gap_ns=gap)
+    slow = replace(
+        computations, start_ns=computations.start_ns + later, end_ns=computations.end_ns + later, gap_ns=gap
+    )
 
     result = first_divergence(
-        own, slow, match(own, slow), find_releases(slow), 0.02, np.zeros(len(own), dtype=np.int64)
+        computations,
+        slow,
+        match(computations, slow),
+        find_releases(slow),
+        0.02,
+        np.zeros(len(computations), dtype=np.int64),
     )
 
     assert result is not None
@@ -177,12 +189,12 @@ def test_a_simulated_critical_path_is_computations_and_messages_without_a_rest(r
 
 
 def test_what_released_an_action_is_what_came_last_and_not_what_ended_last() -> None:
-    own = extract_computations(one_step(rate_kbps=50_000))
-    releases = find_releases(own)
-    second = int(np.flatnonzero(own.rank == 1)[1])
+    computations = extract_computations(one_step(rate_kbps=50_000))
+    releases = find_releases(computations)
+    second = int(np.flatnonzero(computations.rank == 1)[1])
 
-    assert str(own.order.rows()[1][1]) == "1F1"
-    assert own.rank[releases.position[second]] == 0
+    assert str(computations.order.rows()[1][1]) == "1F1"
+    assert computations.rank[releases.position[second]] == 0
 
 
 def test_where_the_order_is_why_it_is_said() -> None:
@@ -228,10 +240,10 @@ def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "text"),
     [((4096, 4096), "1 KiB"), ((4096, 8192), "1 KiB, 2 KiB"), ((0, 8192), "?, 2 KiB"), ((0, 0), "")],
 )
-def test_sizes_of_messages_are_told_once_where_they_are_the_same(sizes: tuple[int, int], told: str) -> None:
+def test_sizes_of_messages_are_told_once_where_they_are_the_same(sizes: tuple[int, int], text: str) -> None:
     way = replace(diff(side_of_step(one_step()), side_of_step(one_step())).links[0, 1], size_bytes=sizes)
 
-    assert link_sizes(way) == told
+    assert link_sizes(way) == text

@@ -25,44 +25,46 @@ def step(schedule: str = "1f1b") -> Computations:
     return extract_computations(pptrace.simulate(schedule=schedule, pp=RANKS, microbatches=8, sets=costs).timeline)
 
 
-def noisy(one: Computations, factor: np.ndarray, seed: int) -> Computations:
+def noisy(computations: Computations, factor: np.ndarray, seed: int) -> Computations:
     """Return a step whose actions take so many times as long, by a tenth more or less."""
     random = np.random.default_rng(seed)
-    factor = factor * random.uniform(0.9, 1.1, len(one))
-    longer = replace(one, duration_ns=(one.duration_ns * factor).astype(np.int64))
-    return extract_computations(run_order(one.order, longer.times(), Policy()))
+    factor = factor * random.uniform(0.9, 1.1, len(computations))
+    longer = replace(computations, duration_ns=(computations.duration_ns * factor).astype(np.int64))
+    return extract_computations(run_order(computations.order, longer.times(), Policy()))
 
 
-def on_processors(one: Computations, processors: int, seed: int) -> Computations:
+def on_processors(computations: Computations, processors: int, seed: int) -> Computations:
     """Return a step whose ranks share so many processors in equal parts."""
-    shared = one
+    shared = computations
     for _ in range(8):  # what each takes depends on who runs beside it, which depends on what each takes
-        shared = noisy(one, np.maximum(concurrent_ranks(shared) / processors, 1.0), seed)
+        shared = noisy(computations, np.maximum(concurrent_ranks(shared) / processors, 1.0), seed)
     return shared
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_ranks_meanwhile_are_those_that_compute_at_each_nanosecond(schedule: str) -> None:
-    one = noisy(step(schedule), np.ones(2 * RANKS * 8), 0)
-    busy = np.zeros((RANKS, one.end_ns.max()), dtype=np.bool_)
-    for rank, start, end in zip(one.rank, one.start_ns, one.end_ns, strict=True):
+    computations = noisy(step(schedule), np.ones(2 * RANKS * 8), 0)
+    busy = np.zeros((RANKS, computations.end_ns.max()), dtype=np.bool_)
+    for rank, start, end in zip(computations.rank, computations.start_ns, computations.end_ns, strict=True):
         busy[rank, start:end] = True
     count = busy.sum(axis=0)
 
-    counted = [count[start:end].mean() for start, end in zip(one.start_ns, one.end_ns, strict=True)]
+    counted = [
+        count[start:end].mean() for start, end in zip(computations.start_ns, computations.end_ns, strict=True)
+    ]
 
-    assert concurrent_ranks(one) == pytest.approx(np.array(counted))
+    assert concurrent_ranks(computations) == pytest.approx(np.array(counted))
 
 
 def test_actions_of_one_rank_that_overlap_count_as_one_rank() -> None:
-    one = step()
-    first = np.flatnonzero(one.rank == 0)[:2]
-    start = one.start_ns.copy()
+    computations = step()
+    first = np.flatnonzero(computations.rank == 0)[:2]
+    start = computations.start_ns.copy()
     start[first[1]] -= 5_000
 
-    overlapped = concurrent_ranks(replace(one, start_ns=start))
+    overlapped = concurrent_ranks(replace(computations, start_ns=start))
 
-    assert overlapped[first[0]] == concurrent_ranks(one)[first[0]]
+    assert overlapped[first[0]] == concurrent_ranks(computations)[first[0]]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -83,10 +85,10 @@ def test_ranks_with_processors_of_their_own_share_nothing(schedule: str, seed: i
     chunks = 2 if schedule == "interleaved-1f1b" else 1
     costs = ["costs.name=table", "costs.forward=10 us", "costs.backward=20 us"]
     run = pptrace.simulate(schedule=schedule, pp=RANKS, vp=chunks, microbatches=8, sets=costs)
-    one = extract_computations(run.timeline)
+    computations = extract_computations(run.timeline)
 
-    assert estimate_sharing([one]) is None
-    assert estimate_sharing([noisy(one, np.ones(len(one)), seed)]) is None
+    assert estimate_sharing([computations]) is None
+    assert estimate_sharing([noisy(computations, np.ones(len(computations)), seed)]) is None
 
 
 def test_a_fit_of_ranks_that_share_says_so_and_states_more() -> None:

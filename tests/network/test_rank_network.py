@@ -42,7 +42,7 @@ def hops(draw: st.DrawFn) -> RankNetwork:
     )
 
 
-def one(network: RankNetwork, src: int, dst: int) -> Paths:
+def path_of(network: RankNetwork, src: int, dst: int) -> Paths:
     return network.paths(np.array([src], dtype=np.int32), np.array([dst], dtype=np.int32))
 
 
@@ -71,14 +71,14 @@ def test_a_hop_is_the_bundle_of_what_each_member_sends(network: RankNetwork, dat
         pair, way = divmod(row, paths.ways)
         flows = flows_of(network, *pairs[pair])
         taken = [(flow, (way + turn) % paths.ways % flow.ways) for flow, turn in zip(flows, turns, strict=True)]
-        times = Counter(link for flow, own in taken for link in links_of(flow, own))
-        limits = [int(flow.rate_kbps[own]) for flow, own in taken if flow.rate_kbps[own] != UNLIMITED]
+        times = Counter(link for flow, index in taken for link in links_of(flow, index))
+        limits = [int(flow.rate_kbps[index]) for flow, index in taken if flow.rate_kbps[index] != UNLIMITED]
         limits += [max(int(network.links.rate_kbps[link]) // count, 1) for link, count in times.items()]
         entries = slice(paths.link_ptr[row], paths.link_ptr[row + 1])
         assert dict(zip(links_of(paths, row), paths.weight[entries].tolist(), strict=True)) == times
         assert paths.rate_kbps[row] == min(limits, default=UNLIMITED)
-        assert paths.latency_ns[row] == max(flow.latency_ns[own] for flow, own in taken)
-        assert paths.overhead_ns[row] == max(flow.overhead_ns[own] for flow, own in taken)
+        assert paths.latency_ns[row] == max(flow.latency_ns[index] for flow, index in taken)
+        assert paths.overhead_ns[row] == max(flow.overhead_ns[index] for flow, index in taken)
         assert paths.route[paths.route_ptr[row] : paths.route_ptr[row + 1]].tolist() == links_of(*taken[0])
 
 
@@ -86,7 +86,7 @@ def test_a_hop_is_the_bundle_of_what_each_member_sends(network: RankNetwork, dat
 def test_over_all_ways_each_member_takes_each_way_once(network: RankNetwork) -> None:
     last = network.layout.pp - 1
 
-    paths = one(network, 0, last)
+    paths = path_of(network, 0, last)
 
     expected: Counter[int] = Counter()
     for flow in flows_of(network, 0, last):
@@ -103,7 +103,7 @@ def test_eight_members_over_eight_rails_are_eight_times_as_fast_as_over_one_nic(
         network = RankNetwork(
             network=cluster(nodes=2, gpus=8, nics=nics, per_leaf=2 * nics), layout=Layout(pp=2, tp=8)
         )
-        return int(one(network, 0, 1).rate_kbps[0])
+        return int(path_of(network, 0, 1).rate_kbps[0])
 
     assert rate(8) == 1000
     assert rate(1) == 1000 // 8
@@ -114,8 +114,8 @@ def test_eight_replicas_on_a_spine_of_four_to_one_get_a_quarter_of_what_one_gets
     """A leaf has eight hosts of 1000 kB/s and one link up of 2000."""
     wide = cluster(nodes=16, gpus=1, nics=1, per_leaf=8, spine_kbps=2000)
 
-    one_replica = one(RankNetwork(network=wide, layout=Layout(pp=16)), 7, 8)
-    eight = one(RankNetwork(network=wide, layout=Layout(pp=2, dp=8)), 0, 1)
+    one_replica = path_of(RankNetwork(network=wide, layout=Layout(pp=16)), 7, 8)
+    eight = path_of(RankNetwork(network=wide, layout=Layout(pp=2, dp=8)), 0, 1)
 
     assert one_replica.rate_kbps.tolist() == [1000]
     assert eight.rate_kbps.tolist() == [2000 // 8]
@@ -130,7 +130,7 @@ def test_replicas_beside_each_other_in_a_leaf_never_meet() -> None:
     network = cluster(nodes=16, gpus=1, nics=1, per_leaf=8, spine_kbps=2000)
     job = Layout(pp=2, dp=8, order=("pp", "tp", "cp", "ep", "dp"))
 
-    paths = one(RankNetwork(network=network, layout=job), 0, 1)
+    paths = path_of(RankNetwork(network=network, layout=job), 0, 1)
 
     assert paths.rate_kbps.tolist() == [1000]
     assert set(paths.weight.tolist()) == {1}
@@ -140,7 +140,7 @@ def test_a_hop_inside_a_node_never_touches_the_fabric() -> None:
     job = cluster(nodes=2, gpus=8, nics=8, per_leaf=16, spines=4)
     network = RankNetwork(network=job, layout=Layout(pp=4, tp=4))
 
-    inside, across = one(network, 0, 1), one(network, 1, 2)
+    inside, across = path_of(network, 0, 1), path_of(network, 1, 2)
 
     assert {job.links.name[link].partition("/")[0] for link in inside.link} == {"node0"}
     assert inside.rate_kbps.tolist() == [9000]
@@ -152,24 +152,24 @@ def test_messages_over_no_links_are_as_fast_as_each_member_s() -> None:
     flat = RankNetwork(network=Flat(rate_kbps=500, latency_ns=7, overhead_ns=9), layout=Layout(pp=2, tp=4))
     ideal = RankNetwork(network=Flat(), layout=Layout(pp=2, tp=4))
 
-    paths = one(flat, 0, 1)
+    paths = path_of(flat, 0, 1)
 
     assert (paths.rate_kbps[0], paths.latency_ns[0], paths.overhead_ns[0]) == (500, 7, 9)
-    assert one(ideal, 0, 1).rate_kbps.tolist() == [UNLIMITED]
+    assert path_of(ideal, 0, 1).rate_kbps.tolist() == [UNLIMITED]
     assert len(flat.links) == paths.link.size == 0
 
 
 def test_a_rank_and_itself_share_no_link() -> None:
     network = RankNetwork(network=cluster(nodes=2, gpus=2, nics=1), layout=Layout(pp=2, tp=2))
 
-    assert one(network, 1, 1).link.size == 0
-    assert one(network, 1, 1).rate_kbps.tolist() == [UNLIMITED]
+    assert path_of(network, 1, 1).link.size == 0
+    assert path_of(network, 1, 1).rate_kbps.tolist() == [UNLIMITED]
 
 
 def test_more_flows_than_a_link_has_rate_still_move() -> None:
     network = RankNetwork(network=cluster(nodes=2, gpus=8, nics=1, nic_kbps=5), layout=Layout(pp=2, tp=8))
 
-    assert one(network, 0, 1).rate_kbps.tolist() == [1]
+    assert path_of(network, 0, 1).rate_kbps.tolist() == [1]
 
 
 def test_a_hop_without_a_route_is_one_clear_line() -> None:
@@ -179,4 +179,4 @@ def test_a_hop_without_a_route_is_one_clear_line() -> None:
         "cluster: no route from GPU 0 of rank 0 to GPU 2 of rank 1: give the cluster a fabric, or fewer nodes"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        one(network, 0, 1)
+        path_of(network, 0, 1)

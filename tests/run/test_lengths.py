@@ -55,12 +55,12 @@ def test_a_microbatch_costs_what_one_of_its_length_does() -> None:
     mixed = of_model([8192, 2048, 4096, 2048]).prepared.workload
 
     for microbatch, length in enumerate([8192, 2048, 4096, 2048]):
-        own, alike = mixed.of_microbatch(microbatch), of_model([length] * 4)
+        costs, alike = mixed.of_microbatch(microbatch), of_model([length] * 4)
         want = alike.prepared.workload.classes[0]
-        assert (own.f_ns == want.f_ns).all()
-        assert (own.b_ns == want.b_ns).all()
-        assert own.activation_bytes.tolist() == want.activation_bytes.tolist()
-        assert own.boundary_bytes.tolist() == [2 * 1024 * length]
+        assert (costs.f_ns == want.f_ns).all()
+        assert (costs.b_ns == want.b_ns).all()
+        assert costs.activation_bytes.tolist() == want.activation_bytes.tolist()
+        assert costs.boundary_bytes.tolist() == [2 * 1024 * length]
     # Linear layers cost in proportion, attention by the square: more than half of twice the length's.
     long, short = mixed.classes[2], mixed.classes[1]
     assert 2 * short.model_flops < long.model_flops < 4 * short.model_flops
@@ -94,8 +94,8 @@ def test_the_step_ends_as_that_of_all_replicas_in_one_table(
     drawn: tuple[int, list[int]], schedule: str, *, overlap: bool
 ) -> None:
     dp, lengths = drawn
-    one = of_table(lengths, dp, overlap=overlap, schedule=schedule)
-    table, workload = one.prepared.schedule, one.prepared.workload
+    run = of_table(lengths, dp, overlap=overlap, schedule=schedule)
+    table, workload = run.prepared.schedule, run.prepared.workload
 
     # Replicas are routes of one table; a reduction of a stage waits for all ranks that hold it.
     rows = [
@@ -109,29 +109,29 @@ def test_the_step_ends_as_that_of_all_replicas_in_one_table(
     classes = np.searchsorted(np.unique(lengths), lengths) + 1
     together = replace(workload, microbatch_class=classes.astype(np.int32), released_ns=0 * workload.released_ns)
     whole = simulate(
-        Schedule.from_rows(rows, placement), together, one.prepared.network, one.prepared.policy,
+        Schedule.from_rows(rows, placement), together, run.prepared.network, run.prepared.policy,
         overlap_reduction=overlap, stage_replicas=True,
     )  # fmt: skip
 
-    assert one.timeline.end_ns.max() == whole.end_ns.max()
+    assert run.timeline.end_ns.max() == whole.end_ns.max()
     last = of_table(lengths, dp, overlap=overlap, schedule=schedule, replica=dp - 1)
     assert last.timeline.end_ns.max() == whole.end_ns.max()
 
 
 def test_the_slowest_replica_is_shown_and_named() -> None:
-    one = of_table([5, 5, 5, 5, 9, 9, 9, 9, 1, 1, 1, 1], 3, overlap=True)
+    run = of_table([5, 5, 5, 5, 9, 9, 9, 9, 1, 1, 1, 1], 3, overlap=True)
 
-    assert "Of 3 replicas this is number 1, which computes longest" in one.prepared.workload.notes[-1]
-    assert one.prepared.workload.tokens == 4 * (5 + 9 + 1)
+    assert "Of 3 replicas this is number 1, which computes longest" in run.prepared.workload.notes[-1]
+    assert run.prepared.workload.tokens == 4 * (5 + 9 + 1)
 
 
 def test_the_replica_that_needs_the_most_memory_is_named_where_it_is_another() -> None:
     slow, full, small = [7, 7, 7, 7], [10, 10, 1, 1], [5, 5, 1, 1]
-    other, own = (of_table([*slow, *item], 2, overlap=True, activation="1 GB") for item in (full, small))
+    other, short = (of_table([*slow, *item], 2, overlap=True, activation="1 GB") for item in (full, small))
 
     # Rank 0 holds two microbatches at once: 2 GB of length 10, the costs' own.
     assert other.prepared.workload.notes[-1].endswith("Number 1 needs the most memory: 1.86 GiB on rank 0.")
-    assert "memory" not in own.prepared.workload.notes[-1]
+    assert "memory" not in short.prepared.workload.notes[-1]
 
 
 @pytest.mark.parametrize(("lengths", "keys", "said"), [

@@ -104,20 +104,20 @@ def test_steps_too_long_to_be_one_of_many_are_refused_and_progress_names_large_o
     with pytest.raises(PptraceError, match=r"36,000,000 actions in a step, and the most in a plan is 16,777,216"):
         planned(registry, **asked, **{"global": 9_000_000})
 
-    found = planned(registry, **asked, **{"global": 300_000})
+    plan_result = planned(registry, **asked, **{"global": 300_000})
     assert any("now 1f1b, pp 2 tp 2 micro 1 of 300,000 microbatches" in text for text in said)
-    assert found.best.layout.microbatches == 300_000
+    assert plan_result.best.layout.microbatches == 300_000
 
 
 def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(registry: Registry) -> None:
     config = {**STEP, "plan": {**FEW, "tp": [1], "schedule": ["1f1b"]}}
 
-    found = planned(registry, config=config, vary=["micro=1,2"], pp=2)
+    plan_result = planned(registry, config=config, vary=["micro=1,2"], pp=2)
 
-    assert {candidate.schedule for candidate in found.candidates} == {"1f1b"}
-    assert {(candidate.layout.pp, candidate.layout.tp) for candidate in found.candidates} == {(2, 1)}
-    assert {candidate.layout.micro for candidate in found.candidates} == {1, 2}
-    assert "plan" not in found.configuration
+    assert {candidate.schedule for candidate in plan_result.candidates} == {"1f1b"}
+    assert {(candidate.layout.pp, candidate.layout.tp) for candidate in plan_result.candidates} == {(2, 1)}
+    assert {candidate.layout.micro for candidate in plan_result.candidates} == {1, 2}
+    assert "plan" not in plan_result.configuration
 
 
 def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
@@ -164,35 +164,35 @@ def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeyp
 
 
 def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Registry) -> None:
-    found = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]})
+    plan_result = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]})
 
-    scores = [candidate.score[-1] for candidate in found.ranked]
+    scores = [candidate.score[-1] for candidate in plan_result.ranked]
     near = sum(100 * score <= 102 * scores[0] for score in scores)
     assert 1 < near < len(scores)
-    assert found.tied == found.ranked[:near]
-    assert [candidate.schedule for candidate in found.tied] == [
+    assert plan_result.tied == plan_result.ranked[:near]
+    assert [candidate.schedule for candidate in plan_result.tied] == [
         "1f1b",
         "gpipe",
     ]  # as fast, and the first keeps less
-    told = found.to_dict()
+    told = plan_result.to_dict()
     assert told["tied"] == {"margin": 0.02, "places": near}
     assert [entry["tied"] for entry in told["places"]] == [at < near for at in range(len(scores))]
-    assert f"#{near} are within 2 %, less than the error of a simulation: measure them" in str(found)
+    assert f"#{near} are within 2 %, less than the error of a simulation: measure them" in str(plan_result)
 
 
 def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
     registry: Registry, tmp_path: Path
 ) -> None:
-    one = planned(registry, gpus=1, outputs=[tmp_path / "points.csv"])
+    plan_result = planned(registry, gpus=1, outputs=[tmp_path / "points.csv"])
     network = {"name": "hockney", "bandwidth": "25 GB/s"}
     two = planned(registry, gpus=2, config={**STEP, "network": network})
 
-    assert str(one).startswith("a custom model on 1 GPU (a100-sxm, a free network): most tokens")
+    assert str(plan_result).startswith("a custom model on 1 GPU (a100-sxm, a free network): most tokens")
     assert str(two).startswith("a custom model on 2 GPUs (a100-sxm): most tokens")
     with (tmp_path / "points.csv").open(encoding="utf-8", newline="") as file:
         commands = [row["command"] for row in csv.DictReader(file)]
     assert {command.split(" --")[0] for command in commands} == {"pptrace simulate CONFIG"}
-    assert commands[one.best.number].endswith(f" CONFIG {one.best.arguments}")
+    assert commands[plan_result.best.number].endswith(f" CONFIG {plan_result.best.arguments}")
 
 
 def test_the_page_on_plans_names_every_key_of_the_json(registry: Registry) -> None:
@@ -214,10 +214,12 @@ def test_the_page_on_plans_names_every_key_of_the_json(registry: Registry) -> No
 
 
 def test_fewer_gpus_are_no_tie(registry: Registry) -> None:
-    found = planned(registry, objective="gpus", vary={**FEW, "schedule": ["1f1b"], "tp": [1, 2]}, exhaustive=True)
+    plan_result = planned(
+        registry, objective="gpus", vary={**FEW, "schedule": ["1f1b"], "tp": [1, 2]}, exhaustive=True
+    )
 
-    assert {candidate.layout.gpus for candidate in found.tied} == {found.best.layout.gpus}
-    assert len({candidate.layout.gpus for candidate in found.ranked}) > 1
+    assert {candidate.layout.gpus for candidate in plan_result.tied} == {plan_result.best.layout.gpus}
+    assert len({candidate.layout.gpus for candidate in plan_result.ranked}) > 1
 
 
 def test_names_are_cut_only_where_they_stay_apart() -> None:
@@ -236,10 +238,11 @@ def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
     config = {**STEP, "device": {"preset": "a100-sxm", "host_bandwidth": "25 GB/s"}}
     vary = {**FEW, "offload": [0, 0.5], "schedule": ["1f1b"], "tp": [1]}
 
-    found = planned(registry, config=config, vary=vary, pp=2, exhaustive=True)
+    plan_result = planned(registry, config=config, vary=vary, pp=2, exhaustive=True)
 
     ratios = [
-        (found.problem.resolved(candidate.varied).experiment.schedule.offload) for candidate in found.candidates
+        (plan_result.problem.resolved(candidate.varied).experiment.schedule.offload)
+        for candidate in plan_result.candidates
     ]
     assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]
 
@@ -250,10 +253,14 @@ def test_settings_have_the_names_that_vary_them(name: str, key: str) -> None:
 
 
 def test_machines_on_which_the_first_place_fails_are_counted(registry: Registry) -> None:
-    found = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]}, robust=True)
-    without = replace(found, robustness=replace(found.robustness, verdicts=found.robustness.verdicts[1:]))
+    plan_result = planned(
+        registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]}, robust=True
+    )
+    without = replace(
+        plan_result, robustness=replace(plan_result.robustness, verdicts=plan_result.robustness.verdicts[1:])
+    )
 
-    assert "it fails" not in str(found)
+    assert "it fails" not in str(plan_result)
     assert "of 7 other machines" in str(without)
     assert "it fails or does not fit on 1" in " ".join(str(without).split())
 
@@ -303,9 +310,11 @@ def test_the_flags_with_the_printed_arguments_simulate_to_the_figures_of_the_pla
 
 def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: Registry) -> None:
     model = {**MODEL, "layers": 13}
-    found = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
+    plan_result = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
 
-    assert {candidate.chunks for candidate in found.candidates if candidate.schedule == "interleaved-1f1b"} >= {
+    assert {
+        candidate.chunks for candidate in plan_result.candidates if candidate.schedule == "interleaved-1f1b"
+    } >= {
         2,
         4,
     }

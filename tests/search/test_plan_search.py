@@ -108,19 +108,19 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     ran = [candidate for candidate in everything.candidates if candidate.outcome is Outcome.SIMULATED]
     assert [item.name for item in ran if item.bound.step_ns > item.row["step_ns"]] == []
     assert [item.name for item in ran if item.bound.peak_bytes > item.row["peak_memory_bytes"]] == []
-    assert [_told(candidate) for candidate in bounded.ranked] == [
-        _told(candidate) for candidate in everything.ranked
+    assert [_summary(candidate) for candidate in bounded.ranked] == [
+        _summary(candidate) for candidate in everything.ranked
     ]
     assert bounded.counts()["considered"] == everything.counts()["considered"]
 
 
-def _told(one: Candidate) -> Any:
-    return one.number, one.score, [equivalent.number for equivalent in one.equivalents]
+def _summary(candidate: Candidate) -> Any:
+    return candidate.number, candidate.score, [equivalent.number for equivalent in candidate.equivalents]
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, zero: int) -> None:
-    """Inside one node it is all the same in which order the axes lie."""
+    """Inside one node the order of the axes has no effect."""
     config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 1}}
     vary = {"schedule": ["1f1b", "gpipe"], "zero": [zero], "micro": [1], "recompute": ["none"]}
 
@@ -128,9 +128,17 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, ze
         planned(registry, config=config, gpus=8, vary=vary, top=4, exhaustive=whole) for whole in (False, True)
     )
 
-    assert [_told(entry) for entry in bounded.ranked] == [_told(one) for one in everything.ranked]
-    assert all(one.number < min(equivalent.number for equivalent in one.equivalents) for one in bounded.ranked)
-    keys = [(one.layout, one.schedule, one.row["step_ns"], one.row["peak_memory_bytes"]) for one in bounded.ranked]
+    assert [_summary(entry) for entry in bounded.ranked] == [
+        _summary(candidate) for candidate in everything.ranked
+    ]
+    assert all(
+        candidate.number < min(equivalent.number for equivalent in candidate.equivalents)
+        for candidate in bounded.ranked
+    )
+    keys = [
+        (candidate.layout, candidate.schedule, candidate.row["step_ns"], candidate.row["peak_memory_bytes"])
+        for candidate in bounded.ranked
+    ]
     assert len(set(keys)) == 4
     for candidate in bounded.ranked:
         for equivalent in candidate.equivalents:
@@ -139,8 +147,8 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, ze
             }
             assert equivalent.row["step_ns"] == candidate.row["step_ns"]
     assert "equal         same step and memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
-    told = bounded.to_dict()["places"]
-    assert [item["twins"][0]["settings"]["parallel.order"] for item in told] == ["tp-cp-ep-pp-dp"] * 4
+    places = bounded.to_dict()["places"]
+    assert [item["twins"][0]["settings"]["parallel.order"] for item in places] == ["tp-cp-ep-pp-dp"] * 4
 
 
 def test_an_early_answer_is_of_what_fits_and_changes_no_place(
@@ -156,7 +164,9 @@ def test_an_early_answer_is_of_what_fits_and_changes_no_place(
 
     first = next(text for text in said if "best so far" in text)
     assert int(first.split(" ")[0].replace(",", "")) < early.counts()["considered"]
-    assert [_told(candidate) for candidate in early.ranked] == [_told(candidate) for candidate in late.ranked]
+    assert [_summary(candidate) for candidate in early.ranked] == [
+        _summary(candidate) for candidate in late.ranked
+    ]
     assert [candidate.number for candidate in early.candidates] == list(range(early.counts()["considered"]))
     assert len(late.ranked) > 1
     assert [candidate.name for candidate in early.candidates] == [candidate.name for candidate in late.candidates]
@@ -182,7 +192,9 @@ def test_bounds_made_on_other_processes_give_the_same_plan(
     }  # fmt: skip
     alone = planned(registry, **asked)
     bounded = []
-    monkeypatch.setattr(candidates.BoundPrefetch, "of", lambda self, one: bounded.append(one) or kept(self, one))
+    monkeypatch.setattr(
+        candidates.BoundPrefetch, "of", lambda self, candidate: bounded.append(candidate) or kept(self, candidate)
+    )
 
     several = planned(registry, **asked, **ELSEWHERE)
 

@@ -47,17 +47,21 @@ def summed(counters: tuple[Counter, ...], name: str, ranks: int) -> list[int]:
 @given(simulated_steps(min_ns=0))
 def test_waits_and_computations_fill_each_rank_s_window_and_sum_to_its_idle_time(step: SimulatedStep) -> None:
     timeline = step.timeline
-    metrics, found = measure(timeline, step.workload), waits(timeline)
+    metrics, idle_waits = measure(timeline, step.workload), waits(timeline)
 
     idle = np.zeros((timeline.ranks, len(IdleCause)), dtype=np.int64)
-    np.add.at(idle, (found.rank, found.cause), found.end_ns - found.start_ns)
+    np.add.at(idle, (idle_waits.rank, idle_waits.cause), idle_waits.end_ns - idle_waits.start_ns)
     assert idle.tolist() == metrics.idle_ns.tolist()
     for rank in range(timeline.ranks):
-        spans = [(s, e) for r, s, e in zip(found.rank, found.start_ns, found.end_ns, strict=True) if r == rank]
+        spans = [
+            (s, e)
+            for r, s, e in zip(idle_waits.rank, idle_waits.start_ns, idle_waits.end_ns, strict=True)
+            if r == rank
+        ]
         assert spans == sorted(spans)
-        own = [timeline[row] for row in range(len(timeline))]
+        rows = [timeline[row] for row in range(len(timeline))]
         spans += [
-            (item.start_ns, item.end_ns) for item in own
+            (item.start_ns, item.end_ns) for item in rows
             if item.rank == rank and item.stream == Stream.COMPUTE and item.action.kind in COMPUTE
         ]  # fmt: skip
         spans = sorted((start, end) for start, end in spans if end > start)
@@ -80,14 +84,14 @@ def test_a_wait_names_what_ended_it_and_another_rank(step: SimulatedStep) -> Non
 @SLOWLY
 @given(simulated_steps(min_ns=0))
 def test_parts_of_the_path_follow_one_another_through_the_window(step: SimulatedStep) -> None:
-    metrics, found = measure(step.timeline, step.workload), on_path(step.timeline)
+    metrics, parts = measure(step.timeline, step.workload), on_path(step.timeline)
 
-    assert found.start_ns.tolist() == [metrics.start_ns, *found.end_ns.tolist()][: len(found)]
-    assert found.end_ns[-1:].tolist() in ([], [metrics.end_ns])
-    assert np.isin(found.row, metrics.path.rows).all()
-    took = found.end_ns - found.start_ns
+    assert parts.start_ns.tolist() == [metrics.start_ns, *parts.end_ns.tolist()][: len(parts)]
+    assert parts.end_ns[-1:].tolist() in ([], [metrics.end_ns])
+    assert np.isin(parts.row, metrics.path.rows).all()
+    took = parts.end_ns - parts.start_ns
     for part, name in enumerate(PATH_PARTS[1:], 1):
-        assert int(took[found.part == part].sum()) == metrics.path.by_kind_ns.get(name, 0)
+        assert int(took[parts.part == part].sum()) == metrics.path.by_kind_ns.get(name, 0)
 
 
 @SLOWLY
@@ -109,10 +113,10 @@ def test_of_pairs_the_segments_that_nothing_hides_are_exposed(seed: int) -> None
     timeline = simulate(Schedule.from_rows(steady(2, 6)), costs, Flat(rate_kbps=1_000_000))
     counters = communication_counters(timeline, waits(timeline))
 
-    own = [group for group in group_times(timeline) if group.stream is not Stream.DATA_PARALLEL]
-    assert sum(int(group.hidden_ns.sum()) for group in own) > 0
+    groups = [group for group in group_times(timeline) if group.stream is not Stream.DATA_PARALLEL]
+    assert sum(int(group.hidden_ns.sum()) for group in groups) > 0
     assert summed(counters, "hidden communication", timeline.ranks) == hidden_ns(timeline).tolist()
-    bare = sum((group.total_ns - group.hidden_ns for group in own), np.zeros(timeline.ranks, dtype=np.int64))
+    bare = sum((group.total_ns - group.hidden_ns for group in groups), np.zeros(timeline.ranks, dtype=np.int64))
     assert (np.array(summed(counters, "exposed communication", timeline.ranks)) >= bare).all()
 
 
@@ -137,10 +141,10 @@ def test_a_trimmed_step_says_why_as_the_whole_does(step: SimulatedStep) -> None:
 
     assert whole.why is not None
     assert kept.why is not None
-    own = whole.why.waits.rank == step.timeline.ranks - 1
-    assert kept.why.waits.start_ns.tolist() == whole.why.waits.start_ns[own].tolist()
+    is_kept = whole.why.waits.rank == step.timeline.ranks - 1
+    assert kept.why.waits.start_ns.tolist() == whole.why.waits.start_ns[is_kept].tolist()
     there = kept.why.waits.row >= 0
-    for row, number in zip(whole.why.waits.row[own][there], kept.why.waits.row[there], strict=True):
+    for row, number in zip(whole.why.waits.row[is_kept][there], kept.why.waits.row[there], strict=True):
         assert described(kept, int(number)) == described(whole, int(row))
     for row in kept.why.path.row.tolist():
         assert kept[row].rank == step.timeline.ranks - 1

@@ -34,7 +34,7 @@ FILLERS = {".json": b" ", ".pftrace": b"\n\x02\x40\x01"}
 
 
 @pytest.fixture(params=[".json", ".pftrace"])
-def own(request: Any, tmp_path: Path) -> Path:
+def trace_file(request: Any, tmp_path: Path) -> Path:
     """Write a trace of ours in each format."""
     path = tmp_path / f"own{request.param}"
     READERS[request.param].write(ONE, path, {})
@@ -56,16 +56,18 @@ def peak_of(run: Callable[[], None]) -> int:
 
 
 def test_padding_that_unfolds_without_end_is_refused_in_bounded_memory(
-    own: Path, monkeypatch: pytest.MonkeyPatch
+    trace_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "RATIO_FROM", 4 << 20)
-    own.write_bytes(
-        gzip.compress(own.read_bytes() + FILLERS[own.suffix] * (64 << 20 >> 2 * (own.suffix != ".json")))
+    trace_file.write_bytes(
+        gzip.compress(
+            trace_file.read_bytes() + FILLERS[trace_file.suffix] * (64 << 20 >> 2 * (trace_file.suffix != ".json"))
+        )
     )
 
     def refused() -> None:
         with pytest.raises(TraceError, match="unpacks to more than 100 times"):
-            read(own)
+            read(trace_file)
 
     assert peak_of(refused) < 32 << 20
 
@@ -98,25 +100,29 @@ def test_blanks_in_the_first_line_are_refused_in_bounded_memory(
     assert peak_of(refused) < 32 << 20
 
 
-def test_a_description_of_slices_is_parsed_in_bounded_memory(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    READERS[own.suffix].write(replace(ONE, provenance={"configuration": {"lists": [[]] * 2_000_000}}), own, {})
+def test_a_description_of_slices_is_parsed_in_bounded_memory(
+    trace_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    READERS[trace_file.suffix].write(
+        replace(ONE, provenance={"configuration": {"lists": [[]] * 2_000_000}}), trace_file, {}
+    )
     monkeypatch.setenv(MEMORY, "48 MiB")
 
     def refused() -> None:
         with pytest.raises(TraceError, match=rf"(larger|more) than 1 MiB.*: set {MEMORY} to allow more"):
-            read(own)
+            read(trace_file)
 
     assert peak_of(refused) < 48 << 20
 
 
-def test_a_file_may_be_as_large_as_is_said(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = own.stat().st_size
+def test_a_file_may_be_as_large_as_is_said(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = trace_file.stat().st_size
     monkeypatch.setenv(UNPACKED, str(size))
-    read(own)
+    read(trace_file)
     monkeypatch.setenv(UNPACKED, str(size - 1))
 
     with pytest.raises(TraceError, match=f"unpacked: set {UNPACKED} to allow more"):
-        read(own)
+        read(trace_file)
 
 
 def test_events_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +190,12 @@ def test_a_beginning_that_is_denser_than_the_rest_refuses_nothing(
     monkeypatch.setenv(EVENTS, "900")
 
     with UnpackedFile.open(path) as file:
-        found = 0
+        count = 0
         while part := file.read(5000):
-            found += part.count(b"ph")
-            file.expect(found, [b'"ph"'])
+            count += part.count(b"ph")
+            file.expect(count, [b'"ph"'])
 
-    assert found == 900
+    assert count == 900
 
 
 @pytest.mark.parametrize("body", [b"", b"\x40\x01", b"\x40" * 200, b"\x40" * 70_000])

@@ -41,7 +41,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def found(*arguments: str) -> Any:
+def optimized(*arguments: str) -> Any:
     result = CliRunner().invoke(command, ["step.yaml", *arguments, "--json"], catch_exceptions=False)
     return json.loads(result.stdout)
 
@@ -51,7 +51,9 @@ def test_no_schedule_made_by_hand_is_shorter(policy: str, memory: int) -> None:
     if policy != "async":
         pytest.importorskip("pptrace_frameworks")
 
-    values = found("--memory", f"{memory}GiB", "--work", "0.3", "--set", f"p2p.policy={policy}", "-o", "best.csv")
+    values = optimized(
+        "--memory", f"{memory}GiB", "--work", "0.3", "--set", f"p2p.policy={policy}", "-o", "best.csv"
+    )
 
     made = [item for item in values["hand_made"] if item["fits"]]
     assert made
@@ -83,14 +85,14 @@ def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written
 def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pptrace_optpipe.search.cached_search", lambda *_, **__: None)
 
-    values = found("--memory", "30GiB", "--work", "0.3")
+    values = optimized("--memory", "30GiB", "--work", "0.3")
 
-    best = min((item for item in values["hand_made"] if item["fits"]), key=lambda one: one["step_ns"])
+    best = min((item for item in values["hand_made"] if item["fits"]), key=lambda item: item["step_ns"])
     assert (values["schedule"], values["step_ns"]) == (best["schedule"], best["step_ns"])
     assert values["bound_ns"] is None
 
 
-TOLD = re.compile(r"step (?P<step>[0-9.]+) ms  bound (?P<bound>[0-9.]+|not known)")
+PROGRESS = re.compile(r"step (?P<step>[0-9.]+) ms  bound (?P<bound>[0-9.]+|not known)")
 
 
 @pytest.mark.parametrize("more", [[], ["--from", "looped.csv", "--vary", "stages"]])
@@ -109,10 +111,10 @@ def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str])
 
     result = CliRunner().invoke(command, ["step.yaml", *more, "--time", "2s"], catch_exceptions=False)
 
-    told = [TOLD.search(line) for line in result.stderr.splitlines()]
-    assert told
-    assert all(item is not None and item["step"] == "162.000" for item in told)
-    assert {item["bound"] for item in told if item is not None} <= {"not known", "162.000"}
+    matches = [PROGRESS.search(line) for line in result.stderr.splitlines()]
+    assert matches
+    assert all(item is not None and item["step"] == "162.000" for item in matches)
+    assert {item["bound"] for item in matches if item is not None} <= {"not known", "162.000"}
 
 
 KEPT = [
@@ -131,8 +133,8 @@ def test_a_placement_that_is_asked_for_is_kept_and_has_a_bound(more: list[str]) 
     table = simulate("step.yaml", schedule="1f1b").prepared.schedule
     write_table(table, Path("looped.csv"))
 
-    values = found(*more, "--work", "0.5", "-o", "best.csv")
-    varied = found(*more, "--work", "0.5", "--vary", "stages")
+    values = optimized(*more, "--work", "0.5", "-o", "best.csv")
+    varied = optimized(*more, "--work", "0.5", "--vary", "stages")
 
     assert load_table("best.csv").schedule.placement == table.placement
     assert (values["stages"], values["is_placement_kept"]) == (4, True)
@@ -175,7 +177,7 @@ def fit_of(schedule: str) -> int:
 def test_a_fit_keeps_its_placement_and_is_never_slower_than_the_measured_order(schedule: str) -> None:
     measured_ns = fit_of(schedule)
 
-    kept, varied = found("--work", "0.5"), found("--work", "0.5", "--vary", "stages")
+    kept, varied = optimized("--work", "0.5"), optimized("--work", "0.5", "--vary", "stages")
 
     assert kept["is_placement_kept"]
     assert varied["step_ns"] < kept["step_ns"] <= measured_ns
@@ -186,8 +188,8 @@ def test_a_fit_of_two_routes_is_refused_unless_stages_may_vary() -> None:
     measured_ns = fit_of("chimera")
 
     with pytest.raises(PptraceError, match="microbatches take several routes"):
-        found("--work", "0.3")
-    assert found("--work", "0.3", "--vary", "stages")["step_ns"] <= measured_ns
+        optimized("--work", "0.3")
+    assert optimized("--work", "0.3", "--vary", "stages")["step_ns"] <= measured_ns
 
 
 def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,15 +200,15 @@ def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> Non
     fit = [item.step_ns for item in made if max(item.memory.peak_bytes) <= 26 * GIB]
     monkeypatch.setattr("pptrace_optpipe.search.cached_search", lambda *_, **__: None)
 
-    found = simulate("step.yaml", schedule="optpipe", sets=sets).metrics
+    metrics = simulate("step.yaml", schedule="optpipe", sets=sets).metrics
 
     assert len(fit) > 1
-    assert found.step_ns <= min(fit)
-    assert max(found.memory.peak_bytes) <= 26 * GIB
+    assert metrics.step_ns <= min(fit)
+    assert max(metrics.memory.peak_bytes) <= 26 * GIB
 
 
 def test_a_sweep_draws_them_beside_what_is_found() -> None:
-    values = found("--memory", "16GiB,30GiB", "--work", "0.3", "--pareto", "--plot", "pareto.svg")
+    values = optimized("--memory", "16GiB,30GiB", "--work", "0.3", "--pareto", "--plot", "pareto.svg")
 
     assert [point["memory_limit_bytes"] for point in values["points"]] == [16 * GIB, 30 * GIB]
     names = {item["schedule"] for item in values["hand_made"]}
