@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import PptraceError, Registry, load, prepare
-from pptrace_torch.tables import check_table, compute_only
+from pptrace.plugin import PptraceError, Registry, compute_only, load, prepare
+from pptrace_torch.tables import check_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
