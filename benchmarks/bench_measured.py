@@ -4,7 +4,7 @@
 
 FOLDER holds a folder of traces per run. Prints two tables in Markdown: replays, and for every pair of runs by how
 many percent the second's step, simulated with the first's fit in the second's order, is off; ``-`` for a run with
-other microbatches. The stated interval is the widest of a row.
+other microbatches; slices of sequences count as parts of them. The stated interval is the widest of a row.
 """
 
 from __future__ import annotations
@@ -79,11 +79,14 @@ def predictions(sides: dict[str, Side], registry: Registry) -> Iterator[Predicti
             (scratch / f"{name}.csv").write_text(table_text(side.computations.order), encoding="utf-8")
         for source, side in sides.items():
             skips = side.measurement is not None and side.measurement.empty_input_gradient
-            fit = calibrate(side.step_computations, empty_input_gradient=skips)
+            fit = calibrate(side.step_computations, slices=side.slices, empty_input_gradient=skips)
             check = check_calibration(fit, side.step_computations, registry)
             costs = scratch / f"{source}.yaml"
             costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
-            lengths = {target: predicted_ns(costs, scratch / f"{target}.csv", registry) for target in sides}
+            lengths = {
+                name: predicted_ns(costs, scratch / f"{name}.csv", target.slices, registry)
+                for name, target in sides.items()
+            }
             known = {target: length for target, length in lengths.items() if length is not None}
             stated = {target: interval_for(check, sides[target]) for target in known}
             yield Predictions(source, known, stated)
@@ -113,10 +116,11 @@ def print_predictions(sides: dict[str, Side], registry: Registry) -> None:
     print(f"in the stated interval; {kept} of {pairs} pairs of schedules in their order, or a stated tie")
 
 
-def predicted_ns(costs: Path, table: Path, registry: Registry) -> int | None:
+def predicted_ns(costs: Path, table: Path, slices: int, registry: Registry) -> int | None:
     """Return the span of a table with a fit; None for other microbatches, or stages that the fit cannot give."""
+    sets = [f"schedule.options.slices={slices}"] if slices > 1 else []
     try:
-        step = simulate(load(costs, (), {"schedule": str(table)}), registry).timeline
+        step = simulate(load(costs, sets, {"schedule": str(table)}), registry).timeline
     except (ConfigError, ConstraintError) as error:
         sys.stderr.write(f"{table.stem} with the fit of {costs.stem}: {error}\n")
         return None

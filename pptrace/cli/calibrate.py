@@ -67,7 +67,10 @@ def command(
     side = measured_side(measurement, str(traces[0]))
     echo_notes(side.incomplete)
     steps = side.step_computations
-    fit = calibrate(steps, node_ranks or 0, empty_input_gradient=measurement.empty_input_gradient)
+    fit = calibrate(
+        steps, node_ranks or 0, slices=measurement.slices,
+        empty_input_gradient=measurement.empty_input_gradient,
+    )  # fmt: skip
     for run in [] if fit.measured_shares else runs:
         if run != traces[0]:
             fit = _with_shares(fit, run, registry, request)
@@ -75,7 +78,7 @@ def command(
         fit = extend_to_pipeline(fit, steps[0], measurement.numbers, measurement.ranks)
     check, names = (
         check_calibration(fit, steps, registry, measured=measured, source=str(traces[0])),
-        matching_schedules(steps[0], registry),
+        matching_schedules(steps[0], registry, measurement.slices),
     )
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:

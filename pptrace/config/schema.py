@@ -226,7 +226,11 @@ class ScheduleChoice(_Section):
         description="A schedule that a plugin offers, FILE.py:FUNCTION, or a table file (.csv or .txt).",
         examples=["1f1b", "./mine.py:make", "table.csv"],
     )
-    options: dict[str, Any] = Field(default={}, description="Options of the schedule.")
+    options: dict[str, Any] = Field(
+        default={},
+        description="Options of the schedule; of a table file only slices, into how many each sequence is cut: "
+        "its microbatches are then slices.",
+    )
     interleave: dict[str, _Places] | None = Field(
         default=None,
         min_length=1,
@@ -248,6 +252,15 @@ class ScheduleChoice(_Section):
         if colon and file.endswith(".py") and function.isidentifier():
             return "python"
         return "table" if self.name.lower().endswith((".csv", ".txt")) else "plugin"
+
+
+class TableFileOptions(_Section):
+    """What a table file does not contain."""
+
+    slices: _Count = Field(
+        default=1,
+        description="Slices of each microbatch's sequence; as many consecutive microbatches of the table are one.",
+    )
 
 
 class Parallel(_Section):

@@ -101,6 +101,8 @@ class Calibration:
     """Microbatches."""
     steps: int
     """The number of steps."""
+    slices: int
+    """Slices of each microbatch's sequence; measured actions are those of slices."""
     fitted: tuple[ActionFit, ...]
     """Per stage and kind."""
     overhead_ns: int
@@ -176,13 +178,14 @@ class Calibration:
 
 
 def calibrate(
-    steps: Sequence[Computations], node_ranks: int = 0, *, empty_input_gradient: bool = False
+    steps: Sequence[Computations], node_ranks: int = 0, *, slices: int = 1, empty_input_gradient: bool = False
 ) -> Calibration:
     """Fit the pooled steps of one pipeline.
 
     Args:
         steps: the measured steps.
         node_ranks: consecutive ranks per node, for a separate fit of messages within nodes; 0 if unknown.
+        slices: slices of each microbatch's sequence, which the steps have as microbatches.
         empty_input_gradient: whether the first stage has no input gradients.
 
     Raises:
@@ -198,7 +201,7 @@ def calibrate(
     seen = _observed_messages(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
-        ranks=ranks, stages=stages, microbatches=microbatches, steps=len(steps),
+        ranks=ranks, stages=stages, microbatches=microbatches // slices, steps=len(steps), slices=slices,
         fitted=tuple(_fit_actions(steps, stages)),
         overhead_ns=round(float(gaps.mean())) if gaps.size else 0,
         overhead_deviation_ns=round(float(gaps.std())) if gaps.size else 0, gaps=gaps.size,
@@ -517,7 +520,8 @@ def _interval(
         return None
     host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))
     cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
-    actions = max(_MOST_PARTS * fit.microbatches, path, *(int(np.bincount(step.rank).max()) for step in steps))
+    most = [int(np.bincount(step.rank).max()) for step in steps]
+    actions = max(_MOST_PARTS * fit.microbatches * fit.slices, path, *most)
     return (actions * (error_ns / max(path, 1) + host_ns + cut_ns) + _deviation_ns(steps, policy)) / step_ns
 
 

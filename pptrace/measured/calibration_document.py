@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pptrace.config.quantities import format_duration, format_rate, format_size
 from pptrace.measured.calibration import choose_network
 from pptrace.report.document import Document, Section, Table
-from pptrace.report.numbers import ms
+from pptrace.report.numbers import microbatches_text, ms
 from pptrace.sanitize import printable_line, shell_word
 from pptrace.steps.kinds import Kind
 from pptrace.steps.message_calls import Policy
@@ -35,7 +35,8 @@ def calibrated_yaml(
 
     ``table`` is the path of a table with that order, for an order of no installed schedule. ``known`` has memory,
     the end of the step and the policy of a simulation, which do not follow from its times.
-    Backwards have their full time; input gradients are included where they were measured.
+    Backwards have their full time; input gradients are included where they were measured. Costs are those of whole
+    microbatches, also where slices of them were measured.
     """
     data = f"{f'{fit.steps} steps' if fit.steps > 1 else 'one step'} of {printable_line(source)}"
     lines = [
@@ -46,7 +47,8 @@ def calibrated_yaml(
     ]  # fmt: skip
     lines += _times(fit)
     if fit.overhead_ns:
-        lines.append(f"  overhead: {fit.overhead_ns} ns  # mean host gap before an action")
+        of_slices = f", of {fit.slices} slices" if fit.slices > 1 else ""
+        lines.append(f"  overhead: {fit.slices * fit.overhead_ns} ns  # mean host gap before an action{of_slices}")
     if check and check.interval:
         share = min(check.interval, _MOST_UNCERTAIN)
         lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
@@ -54,7 +56,7 @@ def calibrated_yaml(
         share = min(check.split_interval, _MOST_UNCERTAIN)
         lines.append(f"  split_uncertainty: {share:.3f}  # of schedules with split backwards")
     if fit.boundary_bytes:
-        lines.append(f"  boundary: {fit.boundary_bytes} B")
+        lines.append(f"  boundary: {fit.slices * fit.boundary_bytes} B")
     lines += _simulation_lines(known.workload) if known is not None else []
     policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
     if known is not None and known.p2p:
@@ -91,17 +93,22 @@ def _simulation_lines(known: Workload) -> list[str]:
 def _schedule(fit: Calibration, source: str, schedules: Sequence[str], table: str) -> list[str]:
     chunks = fit.stages // fit.ranks
     parallel = ["parallel:", f"  pp: {fit.ranks}"]
+    options = f"options: {{slices: {fit.slices}}}"
     if table and not schedules:
-        return [f"schedule: {json.dumps(table)}  # the measured order, that of no installed schedule", *parallel]
+        name = json.dumps(table)
+        value = f"{{name: {name}, {options}}}" if fit.slices > 1 else name
+        return [f"schedule: {value}  # the measured order, that of no installed schedule", *parallel]
     if not schedules:
         word = printable_line(shell_word(source))
+        sliced = f" --set schedule.options.slices={fit.slices}" if fit.slices > 1 else ""
         return [
             "# The measured order is that of no installed schedule. Simulate another one, --schedule 1f1b, or",
-            f"# that order: pptrace convert {word} order.csv, then --schedule order.csv",
+            f"# that order: pptrace convert {word} order.csv, then --schedule order.csv{sliced}",
             *parallel,
         ]
     others = f"  # the same order: {', '.join(schedules[1:])}" if len(schedules) > 1 else ""
-    return [f"schedule: {schedules[0]}{others}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
+    value = f"{{name: {schedules[0]}, {options}}}" if fit.slices > 1 else schedules[0]
+    return [f"schedule: {value}{others}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
 
 
 def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: Sequence[str]) -> Document:
@@ -121,7 +128,8 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
     ]
     known = [f"its order is that of {', '.join(schedules)}"] if schedules else []
     accuracy = [*known, *_about_check(check)]
-    size = f"{fit.steps} step(s), {fit.ranks} ranks, {fit.stages} stages, {fit.microbatches} microbatches"
+    microbatches = microbatches_text(fit.microbatches, fit.slices)
+    size = f"{fit.steps} step(s), {fit.ranks} ranks, {fit.stages} stages, {microbatches}"
     return Document(
         title="calibration", lead=(size,),
         sections=(
@@ -194,18 +202,21 @@ def _sizes_word(link: LinkFit) -> str:
 
 
 def _times(fit: Calibration) -> list[str]:
+    def mean_ns(fitted: ActionFit) -> int:
+        return round(fit.slices * fitted.mean_ns.value)
+
     forward = [fit.of(Kind.F, stage) for stage in range(fit.stages)]
-    backwards = [fit.backward_ns(stage) for stage in range(fit.stages)]
+    slice_backwards = [fit.backward_ns(stage) for stage in range(fit.stages)]
+    backwards = [time and fit.slices * time for time in slice_backwards]
     gradients = [fit.of(Kind.I, stage) for stage in range(fit.stages)]
-    lines = [
-        f"  forward: {_format_times([_mean(action) if action else None for action in forward])}{_spreads(forward)}"
-    ]
+    forwards = [mean_ns(action) if action else None for action in forward]
+    lines = [f"  forward: {_format_times(forwards)}{_spreads(forward)}"]
     lines.append(f"  backward: {_format_times(backwards)}")
     measured = [action for action in gradients if action is not None]
     shares = fit.measured_shares or fit.run_shares
     if len(measured) == fit.stages:
         lines.append(
-            f"  input_gradient: {_format_times([_mean(action) for action in measured])}{_spreads(measured)}"
+            f"  input_gradient: {_format_times([mean_ns(action) for action in measured])}{_spreads(measured)}"
         )
     elif shares:
         ratio = [round(time * share) if time else None for time, share in zip(backwards, shares, strict=True)]
@@ -216,10 +227,6 @@ def _times(fit: Calibration) -> list[str]:
     if fit.empty_input_gradient:
         lines.append("  empty_input_gradient: true  # stage 0's weight gradient takes its whole backward")
     return lines
-
-
-def _mean(fitted: ActionFit) -> int:
-    return round(fitted.mean_ns.value)
 
 
 def _format_times(times: Sequence[int | None]) -> str:

@@ -41,7 +41,7 @@ from pptrace.measured.findings import (
 from pptrace.measured.matching import MatchedActions, fold_first_stages, has_same_stages, match
 from pptrace.measured.replay import Resimulation
 from pptrace.measured.sides import median_deviation_factor
-from pptrace.report.numbers import Figure, Sides, with_deviations
+from pptrace.report.numbers import Figure, Sides, microbatches_text, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
 
@@ -70,6 +70,8 @@ class ComparedStep:
     """Its simulation; None for a recording, and where it is unknown."""
     partial: bool = False
     """Whether either compared step lacks computations."""
+    slices: int = 1
+    """Slices of each microbatch's sequence, which the step has as microbatches."""
 
     @cached_property
     def replay(self) -> Resimulation:
@@ -88,9 +90,10 @@ class ComparedStep:
 
     @property
     def sizes(self) -> str:
-        """The sizes of its pipeline."""
+        """The sizes of its pipeline in words."""
         placement = self.step.placement
-        return f"{placement.ranks} ranks, {placement.stages} stages, {placement.microbatches} microbatches"
+        microbatches = microbatches_text(placement.microbatches // self.slices, self.slices)
+        return f"{placement.ranks} ranks, {placement.stages} stages, {microbatches}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,10 @@ _RUNGS = (
 
 def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[Rung, ...], str]:
     """Return the ladder from the first step to the second, or the reason why there is none."""
-    if a.sizes != b.sizes:
+    first, second = (
+        (step.placement.ranks, step.placement.stages, step.placement.microbatches) for step in (a.step, b.step)
+    )
+    if first != second:
         return (), f"the steps have {a.sizes} and {b.sizes}"
     try:
         spans_ns = _simulated_spans(a, b) or _replayed_spans(a, b)
@@ -467,7 +473,7 @@ def diff(
         [
             ComparedStep(
                 step=step, metrics=analysis.metrics, parts_ns=analysis.parts_ns, simulation=simulation,
-                partial=partial,
+                partial=partial, slices=side.slices,
             )
             for step, analysis in zip((chosen, *side_steps), (side.analysis, *side.analyses), strict=True)
         ]

@@ -108,8 +108,11 @@ def _pair_by_order(a: Computations, b: Computations, unmatched: list[Int64s]) ->
     return [pair for first, second in groups.values() for pair in zip(first, second, strict=False)]
 
 
-def matching_schedules(step: Computations, registry: Registry) -> tuple[str, ...]:
-    """Return the names of all schedules with this order under default options, without searches."""
+def matching_schedules(step: Computations, registry: Registry, slices: int = 1) -> tuple[str, ...]:
+    """Return the names of all schedules with this order under default options, without searches.
+
+    Of steps that run slices of sequences as microbatches, they are schedules with as many ``slices``.
+    """
     placement = step.placement
     chunks, uneven = divmod(placement.stages, placement.ranks)
     names: list[str] = []
@@ -120,9 +123,11 @@ def matching_schedules(step: Computations, registry: Registry) -> tuple[str, ...
         if provided.offer.searches:
             continue
         try:
+            model = parameters() if parameters else None
+            cut = {"slices": slices} if model and slices > 1 and "slices" in model.model_fields else {}
             request = ScheduleRequest(
-                ranks=placement.ranks, microbatches=placement.microbatches, chunks=chunks,
-                options=parameters()().model_dump() if parameters else {},
+                ranks=placement.ranks, microbatches=placement.microbatches // slices, chunks=chunks,
+                options=model(**cut).model_dump() if model else {},
             )  # fmt: skip
             same = _same_order(step, build_schedule(provided, request))
         except (PptraceError, ValidationError):  # it does not support these sizes, or requires an option

@@ -121,6 +121,13 @@ class Side:
         )
 
     @property
+    def slices(self) -> int:
+        """Slices of each microbatch's sequence, which the steps have as microbatches; 1 where they are unknown."""
+        if self.run is not None:
+            return self.run.prepared.slices
+        return 1 if self.measurement is None else self.measurement.slices
+
+    @property
     def analysis(self) -> StepAnalysis:
         """The analysis of the compared step."""
         return self.analyses[self.chosen]

@@ -51,6 +51,15 @@ def share(figure: Figure, digits: int = 1, *, sign: bool = False) -> str:
     return f"{figure.value:{'+' if sign else ''}.{digits}%}{varies}"
 
 
+def microbatches_text(microbatches: int, slices: int = 1) -> str:
+    """Return the number of microbatches, and of the slices of each microbatch's sequence where it is cut.
+
+    >>> microbatches_text(8, 2)
+    '8 microbatches in 2 slices each'
+    """
+    return f"{microbatches} microbatches" + (f" in {slices} slices each" if slices > 1 else "")
+
+
 def several_steps(lengths_ns: Iterable[int]) -> str:
     """Return the number of steps and their lengths.
 

@@ -12,6 +12,7 @@ from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.network.layout import Layout
 from pptrace.plugins.from_file import is_file_reference
+from pptrace.report.numbers import microbatches_text
 from pptrace.sim.simulation import lower_step
 
 if TYPE_CHECKING:
@@ -67,11 +68,14 @@ class Prepared:
     """Costs of replicas that may differ."""
 
     @property
+    def slices(self) -> int:
+        """Return the number of slices of each microbatch's sequence, which the table has as microbatches."""
+        return self.schedule.microbatches // self.request.microbatches
+
+    @property
     def batch_text(self) -> str:
         """Return the number of microbatches in words, and of slices of each sequence where it is cut."""
-        whole = self.request.microbatches
-        slices = self.schedule.microbatches // whole
-        return f"{whole} microbatches" + (f" in {slices} slices each" if slices > 1 else "")
+        return microbatches_text(self.request.microbatches, self.slices)
 
     def simulate(self) -> Simulated:
         """Simulate the step.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
+from pptrace.config.schema import TableFileOptions
 from pptrace.errors import ConfigError, ConstraintError
 from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
@@ -28,6 +29,9 @@ from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.message_calls import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
     from pptrace.config.places import Place
     from pptrace.config.resolution import Resolved
     from pptrace.network.contract import Network
@@ -110,22 +114,26 @@ def _table_file(inputs: Inputs) -> TableFile | None:
         return None
     from pptrace.steps.text_forms import load_table
 
-    inputs.fill_options("schedule", None)
+    options = inputs.fill_options("schedule", lambda: TableFileOptions) if schedule.options else {}
     file = load_table(Path(schedule.name))
-    inputs.resolved = _with_sizes(inputs.resolved, file.schedule)
+    inputs.resolved = _with_sizes(inputs.resolved, file.schedule, options.get("slices", 1))
     return file
 
 
-def _with_sizes(resolved: Resolved, table: Schedule) -> Resolved:
+def _with_sizes(resolved: Resolved, table: Schedule, slices: int) -> Resolved:
     """Fill in ranks, chunks and microbatches of a table file; the configuration's own must agree."""
     experiment = resolved.experiment
+    microbatches, cut = divmod(table.microbatches, slices)
+    if cut:
+        message = f"{experiment.schedule.name} has {table.microbatches} slices, no multiple of {slices}"
+        raise resolved.error("schedule.options.slices", message)
     uneven = table.stages % table.ranks
     chunks = 1 if uneven else table.stages // table.ranks
     written_chunks = None if uneven or CHUNKS not in resolved.positions else experiment.parallel.vp
     for key, written, size, unit in (
         ("parallel.pp", experiment.parallel.pp, table.ranks, "rows"),
         (CHUNKS, written_chunks, chunks, "stages per row"),
-        ("batch.microbatches", experiment.batch.microbatches, table.microbatches, "microbatches"),
+        ("batch.microbatches", experiment.batch.microbatches, microbatches, "microbatches"),
     ):
         if written is not None and written != size:
             raise resolved.error(
@@ -134,8 +142,7 @@ def _with_sizes(resolved: Resolved, table: Schedule) -> Resolved:
     origin = f"table {Path(experiment.schedule.name).name}"
     sequences_per_microbatch = experiment.parallel.dp * experiment.batch.micro
     resolved = resolved.with_values("parallel", {"pp": table.ranks, "vp": chunks}, origin)
-    sequences = table.microbatches * sequences_per_microbatch
-    batch = {"microbatches": table.microbatches, "global_batch": sequences}
+    batch = {"microbatches": microbatches, "global_batch": microbatches * sequences_per_microbatch}
     return resolved.with_values("batch", batch, origin)
 
 
@@ -194,9 +201,10 @@ def _with_table(
     request = replace(request, **_times(inputs, workload, network))
     policy = message_policy(inputs, table)
     if table.microbatches > request.microbatches:
-        # Only a schedule cuts microbatches: the request for a file has the file's number of microbatches.
         parts = table.microbatches // request.microbatches
-        shares = part_times(inputs.registry.schedules[inputs.experiment.schedule.name], request, workload)
+        shares: Sequence[Fraction] = ()
+        if file is None:
+            shares = part_times(inputs.registry.schedules[inputs.experiment.schedule.name], request, workload)
         workload = in_parts(workload, request.microbatches, parts, shares)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
     workload = with_stage_replicas(inputs.resolved, workload, placement, network)

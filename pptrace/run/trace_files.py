@@ -77,7 +77,7 @@ def read_measurement(
     if offer.measure is None:
         timeline = offer.read(own_files)
         step = Step(label="simulated", timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
-        return Measurement(steps=(step,), notes=notes), False
+        return Measurement(steps=(step,), notes=notes, slices=_slices_of(timeline)), False
     measured = offer.measure(own_files, request or ImportRequest())
     for step in measured.steps:
         _check_places(step, own_files[0])
@@ -110,6 +110,16 @@ def _check_places(step: Step, file: Path) -> None:
     if wrong.size:
         sizes = f"{placement.stages} stages and {placement.microbatches} microbatches"
         raise TraceError(f"{step.label}: {timeline[int(wrong[0])].action} is not among its {sizes}", file=file)
+
+
+def _slices_of(timeline: Timeline) -> int:
+    """Return the slices of each sequence of a simulated step by its configuration; 1 where they are unknown."""
+    batch = (_configuration_of(timeline) or {}).get("batch")
+    whole = batch.get("microbatches") if isinstance(batch, dict) else None
+    if not isinstance(whole, int) or whole < 1:
+        return 1
+    slices, cut = divmod(timeline.placement.microbatches, whole)
+    return 1 if cut else max(slices, 1)
 
 
 class SimulatedSource(NamedTuple):

@@ -161,6 +161,8 @@ class Measurement:
     """Operations that belong to no action, the longest first."""
     empty_input_gradient: bool = False
     """Whether the first stage has no input gradients, so that its weight gradients are recorded as backwards."""
+    slices: int = 1
+    """Slices of each microbatch's sequence; with several, the microbatches of :attr:`steps` are slices."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
     occupied: tuple[Occupied, ...] = ()

@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 def test_runs_of_other_microbatches_have_no_prediction(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, microbatches in (("two", 2), ("other", 2), ("three", 3)):
+    """The fourth run has two microbatches in two slices each, so the first two predict it."""
+    for name, microbatches, slices in (("a", 2, 1), ("b", 2, 1), ("c", 3, 1), ("d", 4, 2)):
         rows = [[f"{stage}{kind}{index}" for kind in "FB" for index in range(microbatches)] for stage in range(2)]
         table = tmp_path / f"{name}.csv"
         write_table(Schedule.from_rows(rows), table)
         (tmp_path / "runs" / name).mkdir(parents=True)
         costs = {"name": "table", "forward": "10 ms", "backward": "20 ms"}
-        simulate(schedule=str(table), costs=costs).save(tmp_path / "runs" / name / "step.json")
+        schedule = {"name": str(table), "options": {"slices": slices}}
+        simulate({"schedule": schedule, "costs": costs}).save(tmp_path / "runs" / name / "step.json")
 
     module(root).main(tmp_path / "runs")
 
     table_rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("% |")]
-    assert [line.count(" - ") for line in table_rows[-3:]] == [1, 2, 1]
-    assert [line.count("+0.0") for line in table_rows[-3:]] == [2, 1, 2]
+    assert [line.count(" - ") for line in table_rows[-4:]] == [1, 1, 3, 1]
+    assert [line.count("+0.0") for line in table_rows[-4:]] == [3, 3, 1, 3]
 
 
 def module(root: Path) -> Any:

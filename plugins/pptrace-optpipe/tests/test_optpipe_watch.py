@@ -128,6 +128,32 @@ def test_a_run_keeps_its_placement(run: Path, schedule: str, monkeypatch: pytest
     assert f"({schedule})" in result.stdout.splitlines()[0]
 
 
+def test_a_run_of_slices_is_compared_with_tables_of_whole_microbatches(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_all_schedules(monkeypatch)
+    step = simulate({**STEP, "schedule": {"name": "seq-1f1b", "options": {"slices": 2}}})
+    step.save(run / "step.json")
+
+    best = json.loads(optimize("--json", "-o", "better.csv").stdout)
+
+    assert best["run"]["schedule"] == "seq-1f1b"
+    assert best["run"]["step_ns"] == step.metrics.step_ns
+    assert best["is_placement_kept"]
+    assert best["step_ns"] < step.metrics.step_ns
+    assert load_table("better.csv").schedule.microbatches == 4
+
+
+def test_the_chunks_of_a_schedule_of_slices_keep_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_all_schedules(monkeypatch)
+    Path("step.yaml").write_text(json.dumps({**STEP, "schedule": {"name": "seq-1f1b"}}), encoding="utf-8")
+    words = ["step.yaml", "--work", "0.3", "--set", "parallel.vp=1", "-o", "best.csv"]
+
+    CliRunner().invoke(command, words, catch_exceptions=False)
+
+    assert simulate({**STEP, "schedule": "best.csv"}).prepared.slices == 1
+
+
 def test_of_several_runs_in_a_folder_the_newest_is_searched_from(run: Path) -> None:
     (run / "step.json").unlink()
     for age, (name, forward) in enumerate((("old", "50 ms"), ("new", "10 ms"))):

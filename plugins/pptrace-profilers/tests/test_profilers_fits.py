@@ -235,6 +235,26 @@ def test_a_manifest_says_whether_input_gradients_are_empty(*, is_empty: bool, tm
     assert "manifest" not in result.stderr
 
 
+@pytest.mark.parametrize(("slices", "expected"), [(2, 2), (1, 1), (3, 1), (0, 1), (True, 1), ("2", 1), (None, 1)])
+@pytest.mark.needs_plugins
+def test_a_manifest_says_into_how_many_slices_sequences_are_cut(
+    slices: object, expected: int, tmp_path: Path
+) -> None:
+    folder, costs = tmp_path / "run", tmp_path / "costs.yaml"
+    shutil.copytree(FIXTURES / "sleep-1f1b", folder)
+    (folder / "run.manifest.json").write_text(json.dumps({"slices": slices}), encoding="utf-8")
+
+    words = ["calibrate", str(folder), "--json", "-o", str(costs)]
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+
+    values = json.loads(result.stdout)
+    assert (values["microbatches"], values["slices"]) == (8 // expected, expected)
+    assert ("4 microbatches ran in 2 slices each" in result.stderr) == (expected == 2)
+    step = simulate(costs)
+    assert step.prepared.slices == expected
+    assert step.metrics.step_ns == pytest.approx(values["check"]["own_ns"], rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("name", "schedule"), [("1f1b", "zb-h1"), ("gpipe", "zb-h1"), ("looped_bfs", "interleaved-zb")]
 )

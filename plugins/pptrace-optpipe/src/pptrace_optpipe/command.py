@@ -34,7 +34,7 @@ from pptrace.plugin import (
 from pptrace_optpipe.cache import Cache, wrong_folder
 from pptrace_optpipe.options import SHORTEST_NS, OptimizeOptions
 from pptrace_optpipe.schedule import require_solver
-from pptrace_optpipe.setting import channels_of, setting_of, stages_text
+from pptrace_optpipe.setting import channels_of, setting_of, simulated, stages_text
 from pptrace_optpipe.start_schedules import rivals
 
 if TYPE_CHECKING:
@@ -340,17 +340,17 @@ class _Search:
             config = Path(folder) / "measured.yaml"
             noise, advice = _calibrate(run, config)
             try:
-                setting, _ = setting_of(
+                setting, own_table = setting_of(
                     config, self.sets, self.registry, is_run=True, vary_stages=self.vary_stages
                 )
             except ConfigError as error:
                 if error.key != "schedule":
                     raise
                 raise TraceError("ranks or actions are missing, so its order is not known", file=run) from None
-            experiment = setting.prepared.resolved.experiment
-            name = "the measured order" if experiment.schedule.kind == "table" else experiment.schedule.name
-            tables = [setting.prepared.schedule]
-            present_ns = setting.simulate(tables[0]).step_ns
+            schedule = setting.present.resolved.experiment.schedule
+            name = "the measured order" if schedule.kind == "table" else schedule.name
+            tables = [] if own_table is None else [own_table]
+            present_ns = simulated(setting.present).step_ns
             if earlier is not None and earlier.exists():
                 with suppress(PptraceError):
                     table = prepare(load(config, self.sets, {"schedule": str(earlier)}), self.registry).schedule

@@ -29,7 +29,7 @@ def document(result: Optimised, setting: Setting, memory: int) -> dict[str, Any]
     return {
         "schedule": result.rival or "optpipe",
         "stages": result.table.stages,
-        "is_placement_kept": result.table.placement == setting.placement,
+        "is_placement_kept": setting.keeps(result.table),
         "step_ns": result.simulated.step_ns,
         "bound_ns": result.bound_ns or None,
         "gap": round(result.gap, 6) if result.bound_ns else None,

@@ -105,11 +105,22 @@ class Setting:
     """Groups of ranks whose GPUs share a channel to the host."""
     is_kept: bool = False
     """Whether results keep the placement."""
+    sliced: Prepared | None = None
+    """The configuration with its own schedule, if that cuts sequences into slices, which no search does."""
 
     @property
     def workload(self) -> Workload:
         """Costs of actions."""
         return self.prepared.workload
+
+    @property
+    def present(self) -> Prepared:
+        """The configuration with its own schedule."""
+        return self.sliced or self.prepared
+
+    def keeps(self, table: Schedule) -> bool:
+        """Return whether a table has the placement of the search, or that of the configuration's own schedule."""
+        return table.placement in (self.placement, self.present.schedule.placement)
 
     def simulate(self, table: Schedule) -> Simulated:
         """Simulate a table; see :func:`simulated`.
@@ -190,6 +201,7 @@ def setting_of(
     The placement is that of ``warm``; else the named shape; else that of the configuration's own schedule if
     ``parallel.vp`` is written, the schedule is a table, or the configuration is a fit; else looped. In each case
     but the last, results keep it. A fit names the measured schedule beside ``costs.slices``.
+    A schedule that cuts sequences into slices gives the placement, and the search orders whole microbatches.
 
     Args:
         config: the file.
@@ -217,6 +229,11 @@ def setting_of(
     elif warm is not None:
         start = prepare(load(config, sets, {"schedule": str(warm)}), registry)
         rows_of_table(start.schedule)
+    if start is not None and start.slices > 1:
+        stage_rank = start.schedule.placement.stage_rank[:1]
+        whole = Placement.of_stages(stage_rank, start.request.microbatches, start.schedule.ranks)
+        setting = setting_in(prepare_table(serial_table(whole)), prepare_table, is_kept=not vary_stages)
+        return replace(setting, sliced=start), None
     if start is not None:
         return setting_in(start, prepare_table, is_kept=not vary_stages), start.schedule
     step = load(config, sets, {"schedule": _OPTPIPE})
@@ -327,6 +344,9 @@ def stages_text(table: Schedule, placement: Placement) -> str:
     >>> stages_text(Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]]), Placement.looped(1, 1, 1))
     '2 in place of 1'
     """
+    slices = table.microbatches // placement.microbatches
+    if slices > 1 and np.array_equal(table.placement.stage_rank[0], placement.stage_rank[0]):
+        return f"{table.stages}, and sequences in {slices} slices"
     routes = f" on {table.placement.routes} routes" if table.placement.routes > 1 else ""
     if table.stages != placement.stages:
         return f"{table.stages}{routes} in place of {placement.stages}"

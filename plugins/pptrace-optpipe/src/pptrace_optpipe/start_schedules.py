@@ -233,8 +233,10 @@ def rivals(
     Schedules with other sizes, with more or less computation, or with behaviour that a table cannot represent are
     skipped, as are other placements if the setting keeps its own. If offloads are possible, each schedule appears
     a second time, with the offloads that fit in time. If recomputation is possible, it appears once more, with all
-    forwards recomputed.
+    forwards recomputed. A configuration's own schedule of slices comes first.
     """
+    if setting.sliced is not None:
+        yield _sliced_rival(setting.sliced, setting, memory)
     problem, work = setting.problem(memory), _work_ns(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
     variants = {"": [], COPIED: _offload_settings(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
@@ -252,6 +254,19 @@ def rivals(
                 name=f"{name}{suffix}", table=prepared.schedule, simulated=figures,
                 fits=setting.fits(figures, memory), search_input=partial(_input_of, prepared, setting, memory),
             )  # fmt: skip
+
+
+def _sliced_rival(prepared: Prepared, setting: Setting, memory: int) -> Rival:
+    """Return the configuration's own schedule of slices.
+
+    Raises:
+        PptraceError: it cannot run.
+    """
+    figures = simulated(prepared)
+    return Rival(
+        name=prepared.resolved.experiment.schedule.name, table=prepared.schedule, simulated=figures,
+        fits=setting.fits(figures, memory), search_input=partial(_input_of, prepared, setting, memory),
+    )  # fmt: skip
 
 
 def _input_of(prepared: Prepared, setting: Setting, memory: int) -> SearchInput:

@@ -372,11 +372,11 @@ def read_files(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[dict[P
     return contents, unread
 
 
-def manifest_value(path: Path, key: str) -> bool | None:
-    """Return a yes-or-no value of the manifest beside a file, ``*.manifest.json``; None if there is none."""
+def manifest_beside(path: Path) -> dict[str, Any]:
+    """Return the manifest beside a file, the first ``*.manifest.json`` with an object; empty if there is none."""
     for manifest in sorted(path.parent.glob("*.manifest.json")):
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads(manifest.read_text(encoding="utf-8"))
-            if isinstance(content, dict) and isinstance(content.get(key), bool):
-                return bool(content[key])
-    return None
+            if isinstance(content, dict):
+                return content
+    return {}

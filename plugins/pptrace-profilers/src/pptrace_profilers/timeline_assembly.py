@@ -38,7 +38,7 @@ from pptrace_profilers.alignment import (
     shift_messages,
     split_steps,
 )
-from pptrace_profilers.recording import NO_ROWS, NO_STAGE, NOTHING, UNKNOWN, Rows, manifest_value, members_of
+from pptrace_profilers.recording import NO_ROWS, NO_STAGE, NOTHING, UNKNOWN, Rows, manifest_beside, members_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,7 +86,9 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         moves = name_messages(parts, shift_messages(step_messages, clocks), unattributed)
         aligned_steps.append((label, parts, moves, arrivals_of(moves)))
     # A framework skips empty gradients in all steps, so one decision serves all of them.
-    stated = manifest_value(recordings[0].path, "empty_input_gradient")
+    manifest = manifest_beside(recordings[0].path)
+    stated = manifest.get("empty_input_gradient")
+    stated = stated if isinstance(stated, bool) else None
     parts_of_steps = [(part, arrivals) for _, parts, _, arrivals in aligned_steps for part in parts]
     skips = _skips_input_gradient(parts_of_steps) if stated is None else stated
     # Only PyTorch's runs have this key, and PyTorch would skip them in a run that split its backwards, too.
@@ -102,10 +104,22 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
     if not steps:
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
+    slices = _slices(manifest.get("slices"), steps)
+    if slices > 1:
+        count = steps[0].timeline.placement.microbatches // slices
+        notes.append(f"{count} microbatches ran in {slices} slices each: actions have the numbers of slices")
     return Measurement(
         steps=tuple(steps), clocks=tuple(clocks), unattributed=_sum_by_name(unattributed),
         sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)), empty_input_gradient=is_empty,
+        slices=slices,
     )  # fmt: skip
+
+
+def _slices(stated: object, steps: Sequence[Step]) -> int:
+    """Return the stated slices of each sequence; 1 if they are no count, or do not divide the microbatches."""
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
+        return 1
+    return 1 if any(step.timeline.placement.microbatches % stated for step in steps) else stated
 
 
 def _contradictions(clocks: Sequence[Clock]) -> Iterator[str]:
