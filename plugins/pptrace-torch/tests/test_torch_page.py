@@ -22,7 +22,12 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     (program,) = (text for language, text in blocks(PAGE) if language == "python")
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
-    commands = [line for language, text in blocks(PAGE) if language == "bash" for line in text.splitlines()]
+    commands = [
+        line
+        for language, text in blocks(PAGE)
+        if language == "bash"
+        for line in text.replace("\\\n", "").splitlines()
+    ]
     assert len(commands) > 8
 
     for command in commands:

@@ -291,7 +291,7 @@ def test_a_run_over_nccl_needs_a_gpu_for_each_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("captured", (), "has no times of stages, which were real"),
+        ("captured", (), "has no times of stages: fit them"),
         ("run-1f1b", ("--set", "parallel.pp=2"), "the run has 4 stages and the table 2"),
     ],
 )

@@ -6,8 +6,9 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -25,12 +26,13 @@ from pptrace.plugin import (
     write_table,
 )
 from pptrace_torch.manifest import NAME, Manifest, StageTimes
+from pptrace_torch.scaled_model import ScaledModel
 from pptrace_torch.tables import check_table, require_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.plugin import Prepared
+    from pptrace.plugin import Prepared, Schedule, Workload
 
 __all__ = ["command"]
 
@@ -57,8 +59,8 @@ def command() -> None:
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FOLDER",
               help="Folder of the traces, one per rank, and of the manifest.")  # fmt: skip
 @click.option("--costs", type=click.Path(path_type=Path), metavar="RUN",
-              help="Take the times of stages from a folder of an earlier run.")  # fmt: skip
-@click.option("--real", is_flag=True, help="Run small linear layers in place of sleeps.")
+              help="Take the stages from a folder of an earlier run: their times, or their modules.")  # fmt: skip
+@click.option("--real", is_flag=True, help="Run the configuration's model, scaled down, in place of sleeps.")
 @click.option("--steps", type=click.IntRange(1, 100), default=3, show_default=True,
               help="Recorded steps; one more runs before them.")  # fmt: skip
 @click.option("--timeout", default="60s", show_default=True, metavar="TIME", help="Limit of the whole run.")
@@ -72,42 +74,61 @@ def run(
     """Run the table of SOURCE in PyTorch on this machine, a process per rank.
 
     SOURCE is a configuration (.yaml), a table (.csv, .txt) or the name of a schedule. Stages sleep for the
-    configured times; without times a unit takes 10 ms. Messages are real and have at most 1 MiB.
+    configured times; without times a unit takes 10 ms. Messages are real and have at most 1 MiB. Slices of
+    sequences run as microbatches.
     """
     require_torch()
     limit_s = _seconds(timeout)
+    if real and costs:
+        raise click.UsageError("--costs gives the stages of another run: leave --real out")
     earlier = Manifest.read(costs) if costs else None
-    if earlier and not earlier.stages and not real:
-        raise ConfigError(
-            "has no times of stages, which were real: fit them with pptrace calibrate, and run its configuration",
-            file=costs or "",
-        )
     prepared = _prepared(source, sets, earlier)
     schedule = compute_only(prepared.schedule)
     check_table(schedule)
-    stages = earlier.stages if earlier and earlier.stages else _stage_times(prepared)
-    if len(stages) != schedule.stages:
-        raise ConfigError(
-            f"the run has {len(stages)} stages and the table {schedule.stages}: take a table of as many",
-            file=costs or "",
-        )
-    manifest = Manifest.of(schedule.rows(), backend=backend, stages=() if real else stages)
+    slices = prepared.slices
+    if earlier is None:
+        content = {"model": ScaledModel.of(prepared, source)} if real else _configured_times(prepared)
+    else:
+        if schedule.microbatches == earlier.microbatches * earlier.slices:
+            slices = earlier.slices
+        content = _earlier_stages(earlier, schedule, slices, costs or Path())
+    manifest = Manifest.of(schedule.rows(), backend=backend, slices=slices, **content)
+    if slices > 1:
+        sys.stderr.write(f"{manifest.microbatches} microbatches, whose {slices} slices each run as microbatches\n")
+    if manifest.model is not None:
+        sys.stderr.write(f"{manifest.model}\n")
     with _replaced_folder(output) as folder:
-        _run(manifest, tuple(stages), steps, limit_s, folder, is_real=real)
+        _run(manifest, steps, limit_s, folder)
         manifest.write(folder)
     sys.stderr.write(f"wrote {output}: {schedule.ranks} traces and {NAME}\nnext: pptrace explain {output}\n")
 
 
-def _run(
-    manifest: Manifest, stages: tuple[StageTimes, ...], steps: int, limit_s: float, folder: Path, *, is_real: bool
-) -> None:
+def _earlier_stages(earlier: Manifest, schedule: Schedule, slices: int, folder: Path) -> dict[str, Any]:
+    """Return the stages of an earlier run for a table, as fields of its manifest.
+
+    Raises:
+        ConfigError: the run has other stages, or its manifest has none.
+    """
+    stages = earlier.schedule.stages
+    if not earlier.stages and earlier.model is None:
+        message = "has no times of stages: fit them with pptrace calibrate, and run its configuration"
+        raise ConfigError(message, file=folder)
+    if stages != schedule.stages:
+        message = f"the run has {stages} stages and the table {schedule.stages}: take a table of as many"
+        raise ConfigError(message, file=folder)
+    if earlier.model is not None:
+        sequence = max(earlier.model.sequence * earlier.slices // slices, 1)
+        return {"model": replace(earlier.model, sequence=sequence)}
+    if schedule.microbatches == earlier.microbatches * earlier.slices:
+        return {name: getattr(earlier, name) for name in ("stages", "classes", "microbatch_class")}
+    return {"stages": earlier.whole_times(slices)}
+
+
+def _run(manifest: Manifest, steps: int, limit_s: float, folder: Path) -> None:
     from pptrace_torch.processes import run_ranks
     from pptrace_torch.worker import Job
 
-    job = Job(
-        rows=manifest.table, times=stages, steps=steps, is_real=is_real, backend=manifest.backend,
-        timeout_s=limit_s, folder=str(folder),
-    )  # fmt: skip
+    job = Job(manifest=manifest, steps=steps, timeout_s=limit_s, folder=str(folder))
     ranks = len(manifest.table)
 
     def progress(step: int) -> None:
@@ -145,6 +166,9 @@ def export(
     sys.stderr.write(f"wrote {output}\n")
     if comms:
         sys.stderr.write(f'PyTorch {release} reads it with _load_csv(file, format="compute_comms")\n')
+    if prepared.slices > 1:
+        count = schedule.microbatches
+        sys.stderr.write(f"{prepared.batch_text}: PyTorch runs every slice as a microbatch, {count} in all\n")
     experiment = prepared.resolved.experiment
     if framework == "torchtitan":
         click.echo(torchtitan_arguments(experiment, schedule, str(output)).line)
@@ -163,10 +187,17 @@ def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None) -> Pre
     return prepare(load(None, sets, {"schedule": source}), registry)
 
 
-def _stage_times(prepared: Prepared) -> list[StageTimes]:
-    """Return the times of each stage; one unit of costs without times takes 10 ms."""
+def _configured_times(prepared: Prepared) -> dict[str, Any]:
+    """Return the times of stages, as fields of a manifest; one unit of costs without times takes 10 ms."""
     workload = prepared.workload
-    unit = workload.unit_time_ns
+    stages, *classes = (
+        _stage_times(prepared, costs, workload.unit_time_ns) for costs in (workload, *workload.classes)
+    )
+    numbers = tuple(workload.microbatch_class.tolist())
+    return {"stages": stages, "classes": tuple(classes), "microbatch_class": numbers if classes else ()}
+
+
+def _stage_times(prepared: Prepared, workload: Workload, unit: int) -> tuple[StageTimes, ...]:
     scale = _UNIT_NS / unit if unit else 1.0
     messages = np.append(workload.boundary_bytes, 0)[: prepared.schedule.stages]
     columns = [
@@ -174,10 +205,10 @@ def _stage_times(prepared: Prepared) -> list[StageTimes]:
         for column in (workload.f_ns, workload.i_ns, workload.w_ns, workload.b_ns)
     ]
     sizes = np.minimum(messages, _LARGEST_MESSAGE).tolist()
-    return [
+    return tuple(
         StageTimes(forward_ns=f, input_gradient_ns=i, weight_gradient_ns=w, backward_ns=b, message_bytes=size)
         for f, i, w, b, size in zip(*columns, sizes, strict=True)
-    ]
+    )
 
 
 def _seconds(text: str) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pptrace.plugin import ConfigError, Kind, Schedule, replace_file
+from pptrace_torch.scaled_model import ScaledModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Times and message size of one stage and microbatch."""
+    """Times and message size of one stage and microbatch of the table."""
 
     forward_ns: int
     """Forward."""
@@ -49,8 +50,16 @@ class Manifest:
     """Cells of each rank's row: computations only."""
     microbatches: int
     """Microbatches of a step."""
-    stages: tuple[StageTimes, ...]
+    slices: int = 1
+    """Slices of each microbatch's sequence; with several, the table's microbatches are slices."""
+    stages: tuple[StageTimes, ...] = ()
     """Configured times of each stage; empty for real modules and for programs of users."""
+    classes: tuple[tuple[StageTimes, ...], ...] = ()
+    """Times of the stages for microbatches of further classes."""
+    microbatch_class: tuple[int, ...] = ()
+    """Class of each microbatch of the table: 0 for :attr:`stages`, ``c`` for ``classes[c - 1]``; empty: all 0."""
+    model: ScaledModel | None = None
+    """Modules of the stages; None for sleeping stages and for programs of users."""
     backend: str
     """Communication backend: ``gloo`` or ``nccl``."""
     empty_input_gradient: bool
@@ -59,16 +68,17 @@ class Manifest:
     """Versions of pptrace, PyTorch and Python."""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[str]], *, backend: str, stages: Sequence[StageTimes] = ()) -> Self:
-        """Return the manifest of a table that ran here."""
+    def of(cls, rows: Sequence[Sequence[str]], *, backend: str, slices: int = 1, **content: Any) -> Self:
+        """Return the manifest of a table that runs here; ``content`` has further fields."""
         schedule = Schedule.from_rows(rows)
         return cls(
-            table=tuple(map(tuple, rows)), microbatches=schedule.microbatches, stages=tuple(stages),
+            table=tuple(map(tuple, rows)), microbatches=schedule.microbatches // slices, slices=slices,
             backend=backend,
             empty_input_gradient=bool(((schedule.kind == Kind.I) & (schedule.stage == 0)).any()),
             versions={
                 "pptrace": version("pptrace"), "torch": version("torch"), "python": platform.python_version(),
             },
+            **content,
         )  # fmt: skip
 
     def write(self, folder: Path) -> None:
@@ -93,9 +103,16 @@ class Manifest:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content.pop("version") != _VERSION:
                 raise ConfigError("is of another version: run it again with this one", file=file)
-            stages = tuple(StageTimes(**stage) for stage in content.pop("stages"))
-            table = tuple(tuple(map(str, row)) for row in content.pop("table"))
-            return cls(table=table, stages=stages, **content)
+            stages, *classes = (
+                tuple(StageTimes(**stage) for stage in times)
+                for times in (content.pop("stages"), *content.pop("classes", ()))
+            )
+            model = content.pop("model", None)
+            return cls(
+                table=tuple(tuple(map(str, row)) for row in content.pop("table")), stages=stages,
+                classes=tuple(classes), microbatch_class=tuple(map(int, content.pop("microbatch_class", ()))),
+                model=ScaledModel.from_dict(model) if model else None, **content,
+            )  # fmt: skip
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(
@@ -108,3 +125,21 @@ class Manifest:
     def schedule(self) -> Schedule:
         """The table."""
         return Schedule.from_rows(self.table)
+
+    def times(self, stage: int, microbatch: int) -> StageTimes:
+        """Return the configured times of a stage for a microbatch of the table."""
+        number = self.microbatch_class[microbatch] if self.microbatch_class else 0
+        return (self.stages, *self.classes)[number][stage]
+
+    def whole_times(self, slices: int = 1) -> tuple[StageTimes, ...]:
+        """Return the mean times of each stage for a microbatch, or for one of ``slices`` equal slices of it."""
+        count = self.microbatches * self.slices
+        parts = self.microbatches * slices
+        return tuple(
+            StageTimes(**{
+                field.name: sum(getattr(self.times(stage, microbatch), field.name) for microbatch in range(count))
+                // parts
+                for field in fields(StageTimes)
+            })
+            for stage in range(len(self.stages))
+        )  # fmt: skip

@@ -41,17 +41,19 @@ def run_ranks(job: Job, ranks: int, deadline_s: float, progress: Callable[[int],
         progress: called with each step that all ranks have ended.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks.
+        ConfigError: there are fewer GPUs than ranks, or PyTorch has no NCCL.
         PptraceError: a rank failed, was killed, or the time is over.
     """
     import torch
 
     from pptrace_torch.worker import run_rank
 
-    if job.backend == "nccl" and torch.cuda.device_count() < ranks:
-        gpus = torch.cuda.device_count()
-        raise ConfigError(f"nccl needs a GPU per rank, and {ranks} ranks have {gpus}: take gloo", key="--backend")
-    context: Any = multiprocessing.get_context("spawn" if job.backend == "nccl" else "fork")
+    if job.manifest.backend == "nccl":
+        gpus = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
+        if gpus < ranks:
+            message = f"nccl needs a GPU per rank, and {ranks} ranks have {gpus}: take gloo"
+            raise ConfigError(message, key="--backend")
+    context: Any = multiprocessing.get_context("spawn" if job.manifest.backend == "nccl" else "fork")
     with _killed_at_the_end() as (processes, pipes):
         with _blocked_signals():
             for rank in range(ranks):

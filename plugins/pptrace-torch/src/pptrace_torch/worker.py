@@ -16,15 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from pptrace.plugin import Schedule
 from pptrace_torch.recording import record_steps
 from pptrace_torch.runtime import load
-from pptrace_torch.stages import BLOCKS, WIDTH, blocks, rows_of, sleeping_stage
+from pptrace_torch.stages import WIDTH, real_stage, rows_of, sleeping_stage, token_loss, tokens
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from pptrace_torch.manifest import StageTimes
+    from pptrace_torch.manifest import Manifest
 
 __all__ = ["Job", "run_rank"]
 
@@ -36,16 +35,10 @@ _DIE_WITH_PARENT = 1
 class Job:
     """What every rank runs."""
 
-    rows: tuple[tuple[str, ...], ...]
-    """Cells of the table."""
-    times: tuple[StageTimes, ...]
-    """Times of each stage."""
+    manifest: Manifest
+    """The table, the stages and the backend."""
     steps: int
     """Recorded steps; one more runs before them."""
-    is_real: bool
-    """Whether stages are layers in place of sleeps."""
-    backend: str
-    """Communication backend."""
     timeout_s: float
     """Limit of any wait for another rank."""
     folder: str
@@ -94,21 +87,19 @@ def _run(rank: int, job: Job, reports: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    schedule = Schedule.from_rows(job.rows)
-    device = torch.device("cuda", rank) if job.backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    manifest = job.manifest
+    schedule, device = manifest.schedule, _device(manifest.backend, rank)
     store = dist.FileStore(str(Path(job.folder) / ".store"), schedule.ranks)
     dist.init_process_group(
-        job.backend, store=store, rank=rank, world_size=schedule.ranks, timeout=timedelta(seconds=job.timeout_s)
-    )
+        manifest.backend, store=store, rank=rank, world_size=schedule.ranks,
+        timeout=timedelta(seconds=job.timeout_s), device_id=device if device.type == "cuda" else None,
+    )  # fmt: skip
     local_stages = schedule.placement.stages_of(rank)
-    stages = [_stage(job, index, schedule.stages, device) for index in local_stages]
-    runtime = load(schedule, stages, _loss)
-    rows = rows_of(max(times.message_bytes for times in job.times))
-    batch = torch.ones(rows * schedule.microbatches, WIDTH, device=device)
+    stages = [_stage(manifest, index, schedule.stages, device) for index in local_stages]
+    runtime = load(schedule, stages, _sum if manifest.model is None else token_loss)
+    batch, target = _data(manifest, schedule.microbatches, device)
     inputs = (batch,) if 0 in local_stages else ()
-    targets: dict[str, Any] = {"target": batch} if schedule.stages - 1 in local_stages else {}
+    targets: dict[str, Any] = {"target": target} if schedule.stages - 1 in local_stages else {}
     with record_steps(
         Path(job.folder) / f"rank{rank}.json.gz", warmup=1, steps=job.steps, device=device
     ) as profiler:
@@ -125,11 +116,29 @@ def _run(rank: int, job: Job, reports: Connection) -> None:
     dist.destroy_process_group()
 
 
-def _stage(job: Job, index: int, stages: int, device: torch.device) -> PipelineStage:
-    if job.is_real:
-        return PipelineStage(blocks(BLOCKS, WIDTH).to(device), index, stages, device)
-    return sleeping_stage(job.times[index], index, stages, device)
+def _device(backend: str, rank: int) -> torch.device:
+    """Return the device of a rank, and make it the current one."""
+    if backend != "nccl":
+        return torch.device("cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
-def _loss(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
+def _stage(manifest: Manifest, index: int, stages: int, device: torch.device) -> PipelineStage:
+    if manifest.model is not None:
+        return PipelineStage(real_stage(manifest.model, index).to(device), index, stages, device)
+    return sleeping_stage(manifest, index, stages, device)
+
+
+def _data(manifest: Manifest, microbatches: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs and the targets of a step, the same on all ranks."""
+    if manifest.model is not None:
+        inputs, targets = tokens(manifest.model, microbatches)
+        return inputs.to(device), targets.to(device)
+    sizes = [times.message_bytes for stages in (manifest.stages, *manifest.classes) for times in stages]
+    batch = torch.ones(rows_of(max(sizes)) * microbatches, WIDTH, device=device)
+    return batch, batch
+
+
+def _sum(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
     return output.sum()
