@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -53,8 +54,6 @@ for arguments in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of one run of every schedule, all from one process: PyTorch takes seconds to import."""
-    import json
-
     folder = tmp_path_factory.mktemp("runs")
     (folder / "mine.csv").write_text(MINE)
     calls = [
@@ -89,6 +88,12 @@ def test_a_run_has_the_order_of_its_table(name: str, folder: Path) -> None:
     assert converted.returncode == 0, converted.stderr
     table = Manifest.read(folder / run_of(name)).schedule
     assert merged_gradients(read_table(folder / "order.csv").rows()) == merged_gradients(table.rows())
+
+
+def test_a_fit_has_no_input_gradient_of_the_first_stage_where_only_other_stages_split(folder: Path) -> None:
+    fitted = pptrace(folder, "calibrate", "run-mine", "--json")
+
+    assert json.loads(fitted.stdout)["empty_input_gradient"] is True
 
 
 def test_the_times_of_a_run_are_those_of_another(folder: Path) -> None:

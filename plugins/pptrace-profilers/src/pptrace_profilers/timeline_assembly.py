@@ -91,8 +91,8 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
     stated = stated if isinstance(stated, bool) else None
     parts_of_steps = [(part, arrivals) for _, parts, _, arrivals in aligned_steps for part in parts]
     skips = _skips_input_gradient(parts_of_steps) if stated is None else stated
-    # Only PyTorch's runs have this key, and PyTorch would skip them in a run that split its backwards, too.
-    is_empty = skips or (stated is not None and not _splits_backwards(parts_of_steps))
+    # Only PyTorch's runs have this key, and PyTorch would skip them in a run that split those backwards, too.
+    is_empty = skips or (stated is not None and not _splits_first_stage(parts_of_steps))
     notes += [_SKIPPED] if skips else []
     steps = []
     for label, parts, moves, arrivals in aligned_steps:
@@ -104,7 +104,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
     if not steps:
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
-    slices = _slices(manifest.get("slices"), steps)
+    slices = _sequence_slices(manifest.get("slices"), steps)
     if slices > 1:
         count = steps[0].timeline.placement.microbatches // slices
         notes.append(f"{count} microbatches ran in {slices} slices each: actions have the numbers of slices")
@@ -115,7 +115,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
     )  # fmt: skip
 
 
-def _slices(stated: object, steps: Sequence[Step]) -> int:
+def _sequence_slices(stated: object, steps: Sequence[Step]) -> int:
     """Return the stated slices of each sequence; 1 if they are no count, or do not divide the microbatches."""
     if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
         return 1
@@ -206,9 +206,11 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
                 raise TraceError(message, file=rank.path)
 
 
-def _splits_backwards(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
-    """Return whether any rank has an input gradient apart."""
-    return any((rank.executions.kind == Kind.I).any() for rank, _ in ranks)
+def _splits_first_stage(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
+    """Return whether the first stage has an input gradient apart."""
+    return any(
+        action.stage == 0 and action.kind is Kind.I for rank, _ in ranks for action in rank.executions.action
+    )
 
 
 def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
