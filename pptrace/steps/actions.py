@@ -260,9 +260,10 @@ _KIND_CODES = {kind.name: int(kind) for kind in Kind}
 _PLAIN = rf"[0-9]{{1,9}}(?:(?:{_MICROBATCH_KINDS})[0-9]{{1,9}}(?:\+[1-9][0-9]{{0,8}})?|(?:{_STAGE_KINDS}))"
 _CELL = rf"(?:{_PLAIN}|\({_PLAIN}(?:;{_PLAIN})*\)OVERLAP_F_B)"
 _ROW = {
-    Form.CSV: re.compile(rf"(?:[ \t]*{_CELL}?[ \t]*,)*+[ \t]*{_CELL}?[ \t]*"),
-    Form.TEXT: re.compile(rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?"),
+    Form.CSV: rf"(?:[ \t]*{_CELL}?[ \t]*,)*+[ \t]*{_CELL}?[ \t]*",
+    Form.TEXT: rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?",
 }
+"""Patterns of whole rows; compiled at their first use, because that takes a millisecond each."""
 _TOKEN = re.compile(rf"(\()?([0-9]+)({'|'.join(_KIND_NAMES)})([0-9]*)(?:\+([0-9]+))?(\))?")
 _NO_WAITS = waits_of([])
 _TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
@@ -277,7 +278,7 @@ def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
     Raises:
         TableError: a cell is not an action; the error has its column.
     """
-    if _ROW[form].fullmatch(line) is None:
+    if re.fullmatch(_ROW[form], line) is None:
         actions = [_parse_at(cell, column) for column, cell in cells_of(line, form)]
         return cell_columns(actions), waits_of(actions)
     tokens = _TOKEN.findall(line)

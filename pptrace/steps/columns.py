@@ -83,7 +83,7 @@ def unset(rows: int) -> Int32s:
     return values
 
 
-_REUSED_BYTES = 2**23
+_REUSED_BYTES = 2**20
 """Size from which memory is reused; the allocator keeps smaller pieces itself."""
 
 _KEPT_BYTES = 2**29
