@@ -19,13 +19,13 @@ DEFAULT_COSTS = "unit"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class OpenSection(BaseModel):
     """A section that takes keys of plugins."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     @property
     def values(self) -> dict[str, Any]:

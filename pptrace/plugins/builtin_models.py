@@ -38,7 +38,7 @@ _Units = Annotated[int, Field(ge=0, le=1_000_000)]
 class UnitOptions(BaseModel):
     """Costs in abstract units of time, of a rank's part of the model; its chunks share them equally."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     forward: _Units = Field(default=1, description="Units of a forward through a rank's part of the model.")
     backward: _Units = Field(default=2, description="Units of a full backward.")
@@ -93,7 +93,7 @@ _STREAMS = {
 
 
 class _SparseModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @model_serializer(mode="wrap")
     def _serialize(self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
@@ -266,7 +266,7 @@ _Sizes = _Bytes | Annotated[list[_Bytes], Field(min_length=1)]
 class TableOptions(BaseModel):
     """Times and bytes per stage: one value for all stages, or a list with one each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     slices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
         default=None,
@@ -549,7 +549,7 @@ _BANDWIDTH = "Rate of one message per direction, such as 400 Gb/s or 50 GB/s; or
 class NodeOptions(BaseModel):
     """Latency and bandwidth of ranks that share a node."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     ranks: Annotated[int, Field(ge=2)] = Field(description="Consecutive pipeline ranks that share a node.")
     bandwidth: Rate | Literal["unlimited"] = Field(description=_BANDWIDTH)
@@ -562,7 +562,7 @@ class NodeOptions(BaseModel):
 class HockneyOptions(BaseModel):
     """Latency and bandwidth of every pair of ranks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     bandwidth: Rate | Literal["unlimited"] = Field(description=_BANDWIDTH)
     latency: Annotated[Duration, Field(ge=0)] = Field(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class MegatronOptions(BaseModel):
     """Megatron-LM's switches of point-to-point communication."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     overlap_p2p_comm: bool | None = Field(
         default=None,

@@ -61,7 +61,7 @@ _RUNTIME = ("unshard_lookahead", "defer_reduce_grad_wait", "max_outstanding_send
 class TorchOptions(BaseModel):
     """How PyTorch's pipelining places receives."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     receive: Literal["asap", "deferred"] = Field(
         default="asap",

@@ -18,7 +18,7 @@ _MEMORY = "Memory limit of each rank, including weights; the device's memory by 
 
 
 class _SearchOptions(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     work: Annotated[float, Field(gt=0)] | None = Field(
         default=None,

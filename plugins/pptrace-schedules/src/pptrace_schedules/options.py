@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class ChimeraOptions(BaseModel):
     """How many pipelines there are, and what becomes of more microbatches than ranks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     pipelines: Annotated[int, Field(ge=2, le=4096)] = Field(
         default=2, description="Pipelines, half of them down and half up; each holds the whole model."
@@ -26,7 +26,7 @@ class ChimeraOptions(BaseModel):
 class HanayoOptions(BaseModel):
     """How often a microbatch runs down and up the ranks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     waves: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Waves, each of two chunks per rank; half of parallel.vp, or 2, by default."
@@ -36,7 +36,7 @@ class HanayoOptions(BaseModel):
 class SeqOptions(BaseModel):
     """Into how many slices a sequence is cut, and how unlike they are."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     slices: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=2, description="Slices of each microbatch's sequence, of as many tokens each."
@@ -51,7 +51,7 @@ class SeqOptions(BaseModel):
 class CombinedOptions(BaseModel):
     """How many microbatches run through a chunk before the next."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     round: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
         default=None,

@@ -25,7 +25,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 class StpOptions(BaseModel):
     """Options of the warm-up and of offloading."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     warm_up: Literal["full", "lean"] = Field(
         default="full",

@@ -14,7 +14,7 @@ __all__ = ["ZeroBubbleOptions"]
 class ZeroBubbleOptions(BaseModel):
     """Whether the table is made for the costs, for what, and in how much memory."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     order: Literal["generated", "fixed"] = Field(
         default="generated",
