@@ -258,6 +258,11 @@ def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(where: str, sa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (
+            ("run", "1f1b", "--microbatches", "8", "-o", "run"),
+            "parallel.pp: missing: write the pipeline ranks, such as --pp 8",
+        ),
+        (("run", "1f1b", "--pp", "0", "-o", "run"), "0 is not in the range x>=1"),
         (("run", "chimera", *SIZES, "-o", "run"), "stage 0 on several ranks"),
         (("run", "1f1b", *SIZES, "-o", "."), "no run of pptrace torch: name another folder"),
         (("run", "1f1b", *SIZES, "-o", "other"), "other: is a file: name a folder"),

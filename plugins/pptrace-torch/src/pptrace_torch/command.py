@@ -30,7 +30,7 @@ from pptrace_torch.scaled_model import ScaledModel
 from pptrace_torch.tables import check_table, require_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pptrace.plugin import Prepared, Schedule, Workload
 
@@ -47,6 +47,13 @@ _UNIT_NS = 10_000_000
 """Duration of one unit of costs without times."""
 _LARGEST_MESSAGE = 1 << 20
 """Largest message of a run on one machine."""
+
+
+def _sizes(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags of a pipeline's sizes to a command."""
+    for flag, text in (("--microbatches", "Microbatches of a step."), ("--pp", "Pipeline ranks.")):
+        function = click.option(flag, type=click.IntRange(min=1), metavar="N", help=text)(function)
+    return function
 
 
 @click.group("torch", epilog=_EXAMPLES)
@@ -66,10 +73,11 @@ def command() -> None:
 @click.option("--timeout", default="60s", show_default=True, metavar="TIME", help="Limit of the whole run.")
 @click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True,
               help="CPU processes over gloo, or one GPU per rank over nccl.")  # fmt: skip
+@_sizes
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
 def run(
     source: str, output: Path, costs: Path | None, steps: int, timeout: str, backend: str, sets: tuple[str, ...],
-    *, real: bool,
+    *, real: bool, **sizes: int | None,
 ) -> None:  # fmt: skip
     """Run the table of SOURCE in PyTorch on this machine, a process per rank.
 
@@ -82,7 +90,7 @@ def run(
     if real and costs:
         raise click.UsageError("--costs gives the stages of another run: leave --real out")
     earlier = Manifest.read(costs) if costs else None
-    prepared = _prepared(source, sets, earlier)
+    prepared = _prepared(source, sets, earlier, **sizes)
     schedule = compute_only(prepared.schedule)
     check_table(schedule)
     slices = prepared.slices
@@ -150,16 +158,18 @@ def _run(manifest: Manifest, steps: int, limit_s: float, folder: Path) -> None:
               help="Write the messages and other actions too that PyTorch inserts (compute_comms).")  # fmt: skip
 @click.option("--torch", "release", type=click.Choice(["2.13", "2.15"]), default="2.13", show_default=True,
               help="With --comms: the release that reads the table; since 2.15 it has waits.")  # fmt: skip
+@_sizes
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
 def export(
-    source: str, output: Path, framework: str | None, release: str, sets: tuple[str, ...], *, comms: bool
-) -> None:
+    source: str, output: Path, framework: str | None, release: str, sets: tuple[str, ...], *, comms: bool,
+    **sizes: int | None,
+) -> None:  # fmt: skip
     """Write the table of SOURCE as PyTorch's pipeline runtime reads it (compute_only)."""
     if output.suffix.lower() != ".csv":
         raise OutputError("PyTorch reads tables that end in .csv", file=output)
     if comms and framework:
         raise click.UsageError(f"{framework} reads tables without messages: leave out --comms")
-    prepared = _prepared(source, sets, None)
+    prepared = _prepared(source, sets, None, **sizes)
     schedule = compute_only(prepared.schedule)
     check_table(schedule)
     write_table(compute_comms(prepared.schedule, waits=release == "2.15") if comms else schedule, output)
@@ -176,15 +186,15 @@ def export(
         click.echo(megatron_arguments(experiment, schedule).line)
 
 
-def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None) -> Prepared:
-    """Return the step of a configuration, of a table, or of a schedule's name."""
+def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None, **sizes: int | None) -> Prepared:
+    """Return the step of a configuration, of a table, or of a schedule's name; ``sizes`` are flags."""
     registry = Registry.load()
     if source.lower().endswith((".yaml", ".yml")):
-        return prepare(load(Path(source), sets), registry)
+        return prepare(load(Path(source), sets, sizes), registry)
     if earlier is not None and not source.lower().endswith((".csv", ".txt")):
-        sizes = (f"parallel.pp={len(earlier.table)}", f"batch.microbatches={earlier.microbatches}")
-        sets = (*sizes, *sets)
-    return prepare(load(None, sets, {"schedule": source}), registry)
+        earlier_sizes = (f"parallel.pp={len(earlier.table)}", f"batch.microbatches={earlier.microbatches}")
+        sets = (*earlier_sizes, *sets)
+    return prepare(load(None, sets, {"schedule": source, **sizes}), registry)
 
 
 def _configured_times(prepared: Prepared) -> dict[str, Any]:
