@@ -54,7 +54,7 @@ COMMANDS = {
 Rows: TypeAlias = "Sequence[Sequence[str | Action | None]]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnyOffer:
     """Fields of every offer."""
 
@@ -66,7 +66,7 @@ class AnyOffer:
     """Version of the plugin interface that the offer is written for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScheduleOffer(AnyOffer):
     """A pipeline schedule, by its paper's name."""
 
@@ -99,7 +99,7 @@ class ScheduleOffer(AnyOffer):
     """The paper or code that describes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkOffer(AnyOffer):
     """A network model."""
 
@@ -107,7 +107,7 @@ class NetworkOffer(AnyOffer):
     options: Callable[[], type[BaseModel]] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessagePolicyOffer(AnyOffer):
     """A policy that issues the messages between pipeline ranks: a value of ``p2p.policy``."""
 
@@ -120,7 +120,7 @@ class MessagePolicyOffer(AnyOffer):
     """The code or paper that describes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostModelOffer(AnyOffer):
     """A model of the time and memory of a step's actions."""
 
@@ -132,7 +132,7 @@ class CostModelOffer(AnyOffer):
     """Returns the parameter model of ``CostRequest.device``; None if it reads no device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelOffer(AnyOffer):
     """A preset of a model: the values that a user would otherwise write under ``model:``."""
 
@@ -140,7 +140,7 @@ class ModelOffer(AnyOffer):
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceOffer(AnyOffer):
     """A preset of a device: the values that a user would otherwise write under ``device:``."""
 
@@ -148,7 +148,7 @@ class DeviceOffer(AnyOffer):
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterOffer(AnyOffer):
     """A preset of a cluster: the values that a user would otherwise write under ``cluster:``."""
 
@@ -159,7 +159,7 @@ class ClusterOffer(AnyOffer):
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorOffer(AnyOffer):
     """An executor for the points of a sweep."""
 
@@ -170,7 +170,7 @@ class ExecutorOffer(AnyOffer):
     """Whether calls run in this process; else functions, arguments and results have to be pickled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExporterOffer(AnyOffer):
     """A trace format that pptrace writes."""
 
@@ -182,7 +182,7 @@ class ExporterOffer(AnyOffer):
     """Whether ``write`` has an option ``rank`` and writes only that rank; otherwise callers trim the timeline."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImporterOffer(AnyOffer):
     """A trace format that pptrace reads."""
 
@@ -194,7 +194,7 @@ class ImporterOffer(AnyOffer):
     """Reads a run's files into all its measured steps and lists unknown data; None for traces of pptrace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplanationPart:
     """Sections, values and pictures that an analysis adds to the explanation of a measured step."""
 
@@ -210,7 +210,7 @@ class ExplanationPart:
     """Descriptions of data that could not be analysed; each is a line on the standard error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplanationOffer(AnyOffer):
     """An analysis of measured runs for ``pptrace explain``."""
 
@@ -218,7 +218,7 @@ class ExplanationOffer(AnyOffer):
     """Analyses a run, of which one step is explained; returns None for a run that it does not apply to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommandOffer(AnyOffer):
     """A command of ``pptrace``; ``pptrace --help`` shows its summary."""
 
@@ -229,7 +229,7 @@ class CommandOffer(AnyOffer):
 Offer_co = TypeVar("Offer_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Provider:
     """A plugin with the name of its entry point, and the distribution that installed it.
 
@@ -250,7 +250,7 @@ class Provider:
         return f"plugin '{self.name}' ({f'{self.distribution} {self.version}'.strip()})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Failure:
     """A plugin that failed to load, and the reason."""
 
@@ -263,7 +263,7 @@ class Failure:
         return f"{self.provider}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Provided(Generic[Offer_co]):
     """An offer and its provider."""
 
