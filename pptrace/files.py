@@ -18,7 +18,7 @@ from pptrace.errors import OutputError
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
 _LEVEL = 6
@@ -105,6 +105,37 @@ def advice(error: OSError) -> str:
     """Return why a file cannot be written, and what to do."""
     reason = _ADVICE.get(error.errno or 0) or error.strerror or str(error)
     return f"cannot be written: {reason}"
+
+
+def check_targets(targets: Sequence[str | Path], suffixes: Sequence[str], subject: str) -> None:
+    """Check the names of output files.
+
+    Args:
+        targets: the files.
+        suffixes: the suffixes of supported formats.
+        subject: what is written, such as ``a diff``.
+
+    Raises:
+        OutputError: a file has another suffix, or two targets are the same file.
+    """
+    for target in targets:
+        if not str(target).lower().endswith(tuple(suffixes)):
+            raise OutputError(f"no such format; {subject} is written as {', '.join(suffixes)}", file=target)
+    check_distinct(targets)
+
+
+def check_distinct(paths: Iterable[str | Path]) -> None:
+    """Check that no two outputs are the same file.
+
+    Raises:
+        OutputError: two are.
+    """
+    files = set()
+    for path in paths:
+        file = os.path.realpath(path)
+        if file in files:
+            raise OutputError("two outputs are this file; name each file once", file=path)
+        files.add(file)
 
 
 def print_or_write(text: str, output: Path | None) -> None:

@@ -53,9 +53,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
+    from pptrace.files import check_targets
     from pptrace.measured.diff_document import DIFF_SUFFIXES, compare_steps
     from pptrace.plugins.registry import Registry
-    from pptrace.report.document import check_targets
 
     check_targets(outputs, DIFF_SUFFIXES, "a diff")
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())

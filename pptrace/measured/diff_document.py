@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_rate, format_size, parse_share
-from pptrace.files import compress, replace_file
+from pptrace.files import check_targets, compress, replace_file
 from pptrace.measured.dependencies import BETWEEN
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
@@ -21,7 +21,6 @@ from pptrace.report.document import (
     Picture,
     Section,
     Table,
-    check_targets,
     plain,
     text_of,
     write_page,

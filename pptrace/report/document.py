@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice, zip_longest
@@ -12,7 +11,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from pptrace.errors import OutputError
 from pptrace.report.numbers import MARK, Figure
 from pptrace.sanitize import printable, printable_line
 from pptrace.steps.actions import Action
@@ -288,27 +286,6 @@ def _narrow(widths: list[int], left: Container[int], width: int) -> None:
         if widths[widest] <= _NARROWEST:
             return
         widths[widest] -= 1
-
-
-def check_targets(targets: Sequence[str | Path], suffixes: Sequence[str], subject: str) -> None:
-    """Check the names of output files.
-
-    Args:
-        targets: the files.
-        suffixes: the suffixes of supported formats.
-        subject: what is written, such as ``a diff``.
-
-    Raises:
-        OutputError: a file has another suffix, or two targets are the same file.
-    """
-    paths = set()
-    for target in targets:
-        if not str(target).lower().endswith(tuple(suffixes)):
-            raise OutputError(f"no such format; {subject} is written as {', '.join(suffixes)}", file=target)
-        path = os.path.realpath(target)
-        if path in paths:
-            raise OutputError("two outputs are this file; name each file once", file=target)
-        paths.add(path)
 
 
 def write_page(path: Path, document: Document) -> None:

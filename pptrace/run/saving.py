@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import OutputError
-from pptrace.files import compress, make_folders, replace_file
+from pptrace.files import check_distinct, compress, make_folders, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,18 +39,18 @@ def save(
         OutputError: no format has a target's suffix, two targets are one file, or a file cannot be written.
     """
     offers = [exporter_for(target, exporters) for target in targets]
-    paths: list[Path] = []
+    outputs = [
+        (Path(target if rank is None else target.replace(RANK, str(rank))), rank, offer)
+        for target, offer in zip(targets, offers, strict=True)
+        for rank in _ranks(timeline, target)
+    ]
+    paths = [path for path, _, _ in outputs]
+    check_distinct(paths)
     with ExitStack() as pending:
-        for target, offer in zip(targets, offers, strict=True):
-            for rank in _ranks(timeline, target):
-                path = Path(target if rank is None else target.replace(RANK, str(rank)))
-                if os.path.realpath(path) in map(os.path.realpath, paths):
-                    raise OutputError("two outputs are this file; name each file once", file=path)
-                if rank is not None:
-                    pending.enter_context(make_folders(path))
-                temporary = pending.enter_context(replace_file(path))
-                _write(timeline, rank, temporary, offer, options, is_compressed=target.endswith(_GZ))
-                paths.append(path)
+        for path, rank, offer in outputs:
+            if rank is not None:
+                pending.enter_context(make_folders(path))
+            _write(timeline, rank, pending.enter_context(replace_file(path)), offer, options)
     return paths
 
 
@@ -109,8 +108,6 @@ def _write(
     path: Path,
     offer: ExporterOffer,
     options: Mapping[str, Any],
-    *,
-    is_compressed: bool,
 ) -> None:
     if rank is not None and offer.takes_rank:
         options = {**options, "rank": rank}
@@ -118,7 +115,7 @@ def _write(
         from pptrace.timeline.trim import trim
 
         timeline = trim(timeline, [rank], None)
-    if not is_compressed:
+    if path.suffix != _GZ:
         offer.write(timeline, path, options)
         return
     uncompressed = path.with_suffix(".plain")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.places import key_text
 from pptrace.config.quantities import DURATION, SIZE
 from pptrace.errors import OutputError, PptraceError
-from pptrace.files import replace_file
+from pptrace.files import check_distinct, replace_file
 from pptrace.report.charts import check_picture
 from pptrace.report.document import Column, Document, table_of
 from pptrace.report.numbers import unique_names
@@ -100,10 +99,9 @@ def check_outputs(paths: Sequence[Path], others: tuple[str, ...] = (), known: st
         OutputError: two outputs are one file, a folder is missing, or a suffix is unknown.
         PptraceError: a package is missing.
     """
-    for index, path in enumerate(paths):
+    check_distinct(paths)
+    for path in paths:
         suffix = path.suffix.lower()
-        if os.path.realpath(path) in map(os.path.realpath, paths[:index]):
-            raise OutputError("two outputs are this file; name each file once", file=path)
         if suffix in TABLES:
             check_table(path)
         elif suffix in PICTURES:
