@@ -7,6 +7,7 @@ Training (2026), which shows that rankings change between the three.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.plugins.construction import build_schedule
@@ -21,6 +22,7 @@ from pptrace.timeline.link_use import busiest_links, delays
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from fractions import Fraction
 
     from pptrace.run.neighbourhood import Advice
@@ -173,48 +175,6 @@ Cell: TypeAlias = "int | float | str | None"
 Row: TypeAlias = "dict[str, Cell]"
 
 
-FIGURES = (
-    "step_ns", "formula_bubble", "table_bubble", "idle",
-    *(f"idle_{cause.word.replace('-', '_')}" for cause in IdleCause),
-    "exposed_communication_ns", "tokens_per_s", "gpus", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes",
-    "device_memory_bytes", "fits", "peak_activation_bytes", "peak_activations",
-)  # fmt: skip
-"""The columns of :func:`metrics_row`."""
-
-
-def metrics_row(levels: Levels) -> Row:
-    """Return a run's figures: times in ns, sizes in bytes, shares as fractions of 1; None where unknown."""
-    figures = figures_of(levels.run)
-    formula = None if levels.formula is None else float(levels.formula)
-    before = {"step_ns": figures.pop("step_ns"), "formula_bubble": formula, "table_bubble": float(levels.table)}
-    return {**before, **figures}
-
-
-def figures_of(run: SimulatedStep) -> Row:
-    """Return the figures of a simulated step alone, as :func:`metrics_row` has them."""
-    metrics = run.metrics
-    whole = metrics.ranks * metrics.step_ns
-    gpus = layout_of(run.prepared.resolved).gpus
-    return {
-        "step_ns": metrics.step_ns,
-        "idle": float(metrics.bubble),
-        **{
-            f"idle_{cause.replace('-', '_')}": time / whole if whole else 0.0
-            for cause, time in metrics.idle_by_cause_ns.items()
-        },
-        "exposed_communication_ns": int(metrics.exposed_ns.sum()),
-        "tokens_per_s": metrics.tokens_per_s,
-        "gpus": gpus,
-        "tokens_per_s_per_gpu": None if metrics.tokens_per_s is None else metrics.tokens_per_s / gpus,
-        "mfu": metrics.mfu,
-        "peak_memory_bytes": metrics.memory.fullest_bytes,
-        "device_memory_bytes": metrics.memory.fullest_room_bytes or None,
-        "fits": metrics.memory.over_capacity is None,
-        "peak_activation_bytes": int(metrics.memory.peak_activation_bytes.max(initial=0)),
-        "peak_activations": int(metrics.memory.peak_activations.max(initial=0)),
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
     """One schedule's bubble at each level; the simulated one is ``run.metrics.bubble``."""
@@ -223,8 +183,56 @@ class Levels:
     """The simulated step."""
     formula: Fraction | None
     """The schedule's closed form; None where it offers none for these sizes."""
-    table: Fraction
-    """Idle over ranks times length, with a forward of 1, a backward of 2 and messages that take no time."""
+    table: Fraction | None
+    """Idle over ranks times length, with a forward of 1, a backward of 2 and messages that take no time.
+
+    None where it is not computed."""
+
+
+def _idle_share(levels: Levels, cause: IdleCause) -> float:
+    metrics = levels.run.metrics
+    whole = metrics.ranks * metrics.step_ns
+    return metrics.idle_by_cause_ns[cause.word] / whole if whole else 0.0
+
+
+def _gpus(levels: Levels) -> int:
+    return layout_of(levels.run.prepared.resolved).gpus
+
+
+def _tokens_per_s_per_gpu(levels: Levels) -> float | None:
+    rate = levels.run.metrics.tokens_per_s
+    return None if rate is None else rate / _gpus(levels)
+
+
+FIGURES: Mapping[str, Callable[[Levels], Cell]] = {
+    "step_ns": lambda levels: levels.run.metrics.step_ns,
+    "formula_bubble": lambda levels: None if levels.formula is None else float(levels.formula),
+    "table_bubble": lambda levels: None if levels.table is None else float(levels.table),
+    "idle": lambda levels: float(levels.run.metrics.bubble),
+    **{f"idle_{cause.word.replace('-', '_')}": partial(_idle_share, cause=cause) for cause in IdleCause},
+    "exposed_communication_ns": lambda levels: int(levels.run.metrics.exposed_ns.sum()),
+    "tokens_per_s": lambda levels: levels.run.metrics.tokens_per_s,
+    "gpus": _gpus,
+    "tokens_per_s_per_gpu": _tokens_per_s_per_gpu,
+    "mfu": lambda levels: levels.run.metrics.mfu,
+    "peak_memory_bytes": lambda levels: levels.run.metrics.memory.fullest_bytes,
+    "device_memory_bytes": lambda levels: levels.run.metrics.memory.fullest_room_bytes or None,
+    "fits": lambda levels: levels.run.metrics.memory.over_capacity is None,
+    "peak_activation_bytes": lambda levels: int(levels.run.metrics.memory.peak_activation_bytes.max(initial=0)),
+    "peak_activations": lambda levels: int(levels.run.metrics.memory.peak_activations.max(initial=0)),
+}
+"""The figures of a step: times in ns, sizes in bytes, shares as fractions of 1; None where unknown."""
+
+
+def metrics_row(levels: Levels) -> Row:
+    """Return all figures of a step."""
+    return {name: figure(levels) for name, figure in FIGURES.items()}
+
+
+def figures_of(run: SimulatedStep) -> Row:
+    """Return the figures of a simulated step alone: all but the bubbles of its formula and of its table."""
+    figures = metrics_row(Levels(run=run, formula=None, table=None))
+    return {name: value for name, value in figures.items() if name not in {"formula_bubble", "table_bubble"}}
 
 
 def at_levels(run: SimulatedStep) -> Levels:

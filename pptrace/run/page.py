@@ -13,7 +13,7 @@ from pptrace.report.document import render
 from pptrace.report.step_drawing import CAUSE_COLOURS, chart_of, chart_svg
 from pptrace.run.advice import advice_rows
 from pptrace.run.overheads import overheads
-from pptrace.run.summary import job_text, link_text, schedule_text, setting_text, time_text
+from pptrace.run.summary import job_text, link_text, main_figures, schedule_text, setting_text, time_text
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.link_use import busiest_links
 
@@ -63,7 +63,7 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
         Path(__file__).parent / "page.html",
         title=f"{job_text(run)}: {schedule_text(run)}",
         setting=f"{run.prepared.batch_text}, {setting_text(run)}",
-        figures=[*_figures(run), ("bottleneck", str(bottleneck))],
+        figures={**main_figures(run), "bottleneck": str(bottleneck)}.items(),
         chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
         sampled=chart.sampled,
         spent=spent,
@@ -82,19 +82,6 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
 
 _BARELY = 0.0005
 """A share that is shown as 0.0 %."""
-
-
-def _figures(run: SimulatedStep) -> Iterator[tuple[str, str]]:
-    metrics = run.metrics
-    yield "step", time_text(run, metrics.step_ns)
-    if metrics.tokens_per_s:
-        yield "tokens/s", f"{metrics.tokens_per_s:,.0f}"
-    if metrics.mfu:
-        yield "MFU", f"{metrics.mfu:.1%}"
-    yield "bubble", f"{float(metrics.bubble):.1%}"
-    peak = metrics.memory.fullest_bytes
-    if peak:
-        yield "peak memory", format_size(peak) + (" !" if metrics.memory.over_capacity else "")
 
 
 def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

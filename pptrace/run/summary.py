@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.report.document import Document, text_of
+from pptrace.report.document import Column, Document, text_of
+from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.link_use import busiest_links
@@ -146,22 +148,29 @@ def _network(run: SimulatedStep) -> str:
     return f"{name}, {nodes} of {job.network.gpus}"
 
 
+def main_figures(run: SimulatedStep) -> dict[str, str]:
+    """Return the texts of the main figures of a step by name, without unknown ones."""
+    figures = figures_of(run)
+    repeats = run.prepared.resolved.experiment.data_parallel.validation is Validation.AFTER
+    columns = (
+        Column("step", ("step_ns",), partial(time_text, run)),
+        Column("one every", (), lambda: time_text(run, run.metrics.pace_ns), repeats),
+        Column("tokens/s", ("tokens_per_s",), "{:,.0f}".format, bool(figures["tokens_per_s"])),
+        Column("MFU", ("mfu",), "{:.1%}".format, bool(figures["mfu"])),
+        Column("bubble", ("idle",), "{:.2%}".format),
+        Column(
+            "peak", ("peak_memory_bytes", "device_memory_bytes"),
+            lambda size, room: f"{format_size(size)}{f' of {format_size(room)}' if room else ''}",
+            bool(figures["peak_memory_bytes"]),
+        ),
+    )  # fmt: skip
+    return {column.heading: column.text(*map(figures.get, column.keys)) for column in columns if column.is_shown}
+
+
 def _figures(run: SimulatedStep) -> str:
-    metrics = run.metrics
-    parts = [f"step {time_text(run, metrics.step_ns)}"]
-    if run.prepared.resolved.experiment.data_parallel.validation is Validation.AFTER:
-        parts.append(f"one every {time_text(run, metrics.pace_ns)}")
-    if metrics.tokens_per_s:
-        parts.append(f"{metrics.tokens_per_s:,.0f} tokens/s")
-    if metrics.mfu:
-        parts.append(f"MFU {metrics.mfu:.1%}")
-    parts.append(f"bubble {float(metrics.bubble):.2%}")
-    memory = metrics.memory
-    peak = memory.fullest_bytes
-    if peak:
-        of = f" of {format_size(memory.fullest_room_bytes)}" if memory.capacity_bytes else ""
-        parts.append(f"peak {format_size(peak)}{of}")
-    return "  ".join(parts)
+    return "  ".join(
+        f"{text} {name}" if name == "tokens/s" else f"{name} {text}" for name, text in main_figures(run).items()
+    )
 
 
 def _where_time_goes(run: SimulatedStep, width: int) -> list[str]:

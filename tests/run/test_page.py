@@ -10,6 +10,7 @@ from small_schedules import small_registry
 
 from pptrace.api import simulate
 from pptrace.errors import PptraceError
+from pptrace.run.summary import main_figures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,8 @@ def test_it_has_the_summary_s_figures_and_every_rank(tmp_path: Path) -> None:
     (path,) = run.save(tmp_path / "report.html")
 
     text = path.read_text()
-    assert f"<strong>{float(run.metrics.bubble):.1%}</strong>" in text
+    assert all(f"<span>{name}</span><strong>{value}</strong>" in text for name, value in main_figures(run).items())
+    assert f"bubble {float(run.metrics.bubble):.2%}" in run.summary()
     for rank in range(4):
         assert f'<div class="name">rank {rank}</div>' in text
     assert "peer-compute" in text

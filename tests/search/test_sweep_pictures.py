@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import pptrace
 from pptrace.errors import ConfigError, PptraceError
-from pptrace.run.figures import FIGURES, at_levels, metrics_row
 from pptrace.search.sweep import Sweep
 from pptrace.search.sweep_charts import (
     PLOTS,
@@ -236,10 +234,3 @@ def test_quantities_are_numbers_along_an_axis() -> None:
     assert [number_of(cell) for cell in ("400 Gb/s", "1 MiB", "2 us", 0.5, "1f1b", None, True)] == [
         50e9, 2**20, 2000, 0.5, None, None, None,
     ]  # fmt: skip
-
-
-@pytest.mark.needs_plugins
-def test_figures_are_the_columns_of_a_run() -> None:
-    run = pptrace.simulate(schedule="gpipe", pp=2, microbatches=2)
-
-    assert tuple(metrics_row(at_levels(run))) == FIGURES
