@@ -48,10 +48,9 @@ from pptrace.plugins.requests import ScheduleRequest as ScheduleRequest
 from pptrace.report.charts import check_picture as check_picture
 from pptrace.report.charts import write_picture as write_picture
 from pptrace.report.document import Cell as Cell
-from pptrace.report.document import Line as Line
+from pptrace.report.document import Document as Document
 from pptrace.report.document import Section as Section
 from pptrace.report.document import Table as Table
-from pptrace.report.document import table_lines as table_lines
 from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare

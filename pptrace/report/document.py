@@ -60,7 +60,8 @@ class Table:
     left: tuple[int, ...] = ()
     """Indices of further columns of words."""
     splits: bool = False
-    """Whether text splits a wide table into several, each with the first column."""
+    """Whether text fits a wide table into lines outside terminals too, and splits its columns of figures into
+    several tables, each with the first column."""
     unchanged: frozenset[int] = frozenset()
     """Indices of rows without changes, which pages fold."""
 
@@ -130,7 +131,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """The result of a command."""
+    """The result of a command; prints as its text."""
 
     title: str
     """Its title."""
@@ -142,6 +143,9 @@ class Document:
     """Warnings and assumptions."""
     values: object = None
     """The values for JSON: a dataclass, a mapping, or a list of those."""
+
+    def __str__(self) -> str:
+        return text_of(self)
 
 
 class Printed:
@@ -159,7 +163,7 @@ class Printed:
 
     def summary(self) -> str:
         """Return the output of the command line as plain text."""
-        return text_of(self.document())
+        return str(self.document())
 
     def __str__(self) -> str:
         return self.summary()
@@ -172,6 +176,8 @@ class Printed:
 
 GAP = 2
 """Spaces between columns."""
+NO_BREAK = "\N{NO-BREAK SPACE}"
+"""A space at which no line is wrapped."""
 _NARROWEST = 20
 """The least width of a wrapped column."""
 _DEFAULT_WIDTH = 120
@@ -180,16 +186,12 @@ _DEFAULT_WIDTH = 120
 
 def text_of(document: Document, width: int | None = None) -> str:
     """Return the text of a document, wrapped to ``width`` columns if given."""
-    lines = [*_blocks(document.lead, width, indent=0), ""]
-    for section in document.sections:
-        if inner := list(_blocks(section.blocks, width, indent=GAP)):
-            lines += [printable_line(section.title), *inner, ""]
-    return "\n".join(
-        [
-            *lines[:-1],
-            *(line for note in document.notes for line in _wrap(printable_line(f"note: {note}"), width)),
-        ]
-    )
+    lead = list(_blocks(document.lead, width, indent=0))
+    sections = [(section.title, list(_blocks(section.blocks, width, indent=GAP))) for section in document.sections]
+    parts = [lead, *([printable_line(title), *lines] for title, lines in sections if lines)]
+    lines = [line for part in parts if part for line in ("", *part)]
+    notes = _blocks([f"note: {note}" for note in document.notes], width, indent=0)
+    return "\n".join([*lines[1:], *notes])
 
 
 def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator[str]:
@@ -198,29 +200,32 @@ def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator
         content = block.instead if isinstance(block, Picture) else block
         if isinstance(content, str | Line):
             text = content if isinstance(content, str) else content.text
-            lines = _wrap(printable_line(text), inner)
+            lines = _wrap(printable_line(text), inner, subsequent_indent="  ", break_long_words=False)
         else:
             lines = [] if content is None else _table(content, inner)
         yield from (f"{'':{indent}}{line}".rstrip() for line in lines)
 
 
-def _wrap(text: str, width: int | None) -> list[str]:
-    if width is None or len(text) <= width:
-        return [text]
-    return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _wrap(text: str, width: int | None, **options: Any) -> list[str]:
+    fits = width is None or len(text) <= width
+    lines = [text] if fits else wrap(text, width or 0, break_on_hyphens=False, **options)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def _table(table: Table, width: int | None) -> list[str]:
     rows = [tuple(printable_line(str(cell)) for cell in row) for row in (table.head, *table.rows) if row]
     left = {*range(table.words), *table.left}
-    if len({*map(len, rows)}) > 1:
-        return table_lines(rows, left, width)
+    if len({*map(len, rows)}) != 1:
+        return _lines(rows, left, width)
     columns = list(zip(*rows, strict=True))
-    parts = _parts(columns, width or _DEFAULT_WIDTH) if table.splits else [columns]
+    parts: Iterable[Sequence[Sequence[str]]] = [columns]
+    if table.splits:
+        width = width or _DEFAULT_WIDTH
+        parts = _parts(columns, width)
     lines = []
     for part in parts:
         cells = zip(*map(_align_marks, part), strict=True)
-        lines += table_lines(list(cells), left, width)
+        lines += _lines(list(cells), left, width)
     return lines
 
 
@@ -245,18 +250,19 @@ def _align_marks(column: Sequence[str]) -> list[str]:
     return [f"{cell}{' ' * len(MARK)}" if marked and not cell.endswith(MARK) else cell for cell in column]
 
 
-def table_lines(rows: Sequence[Sequence[str]], left: Container[int] = (0,), width: int | None = None) -> list[str]:
+def _lines(rows: Sequence[Sequence[str]], left: Container[int] = (0,), width: int | None = None) -> list[str]:
     """Return rows as lines of aligned columns.
 
     Args:
         rows: cells, the heading first. The last cell of a shorter row spans the remaining columns.
         left: columns with text on the left; all other columns have it on the right.
-        width: the width into which columns on the left are wrapped; None for no limit.
+        width: the width into which columns on the left are wrapped; None for no limit. Words of the last column
+            stay whole, so that commands can be copied.
 
-    >>> table_lines([("schedule", "step"), ("1f1b", "8 ms"), ("zb-v", "12 ms")])
+    >>> _lines([("schedule", "step"), ("1f1b", "8 ms"), ("zb-v", "12 ms")])
     ['schedule   step', '1f1b       8 ms', 'zb-v      12 ms']
     """
-    count = max(map(len, rows))
+    count = max(map(len, rows), default=0)
     aligned = [row if len(row) == count else row[:-1] for row in rows]
     widths = [max(len(row[column]) for row in aligned if column < len(row)) for column in range(count)]
     if width is not None:
@@ -264,8 +270,8 @@ def table_lines(rows: Sequence[Sequence[str]], left: Container[int] = (0,), widt
     lines = []
     for row, cells in zip(rows, aligned, strict=True):
         wrapped = [
-            wrap(cell, size, break_on_hyphens=False) if len(cell) > size else [cell]
-            for cell, size in zip(cells, widths, strict=False)
+            _wrap(cell, size, break_long_words=column < count - 1)
+            for column, (cell, size) in enumerate(zip(cells, widths, strict=False))
         ]
         for parts in zip_longest(*wrapped, fillvalue=""):
             texts = [

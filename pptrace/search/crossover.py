@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import DURATION
 from pptrace.config.resolution import document_of
 from pptrace.errors import ConfigError, PptraceError, ScheduleError
-from pptrace.report.document import Document, Printed, table_lines
+from pptrace.report.document import Document, Printed, Table
 from pptrace.run.preparation import check_size
 from pptrace.run.summary import job_text, setting_text
 from pptrace.search.basis import short_reason
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.plugins.registry import Registry
+    from pptrace.report.document import Block
     from pptrace.run.figures import Row
     from pptrace.run.run import Run
     from pptrace.search.basis import Basis, Entry
@@ -157,11 +158,11 @@ class Crossover(Printed):
         first, second = (entry.label for entry in self.between)
         flips = f"{len(self.flips) or 'no'} flip{'s' if len(self.flips) != 1 else ''}"
         intervals = [list(points) for _, points in groupby(self.points, key=attrgetter("sign"))]
-        lead = (
+        lead: tuple[Block, ...] = (
             *self.heading,
             f"{first} against {second} over {self.span.key}, {self.span.ends}: {flips}",
             "",
-            *_table(self, intervals),
+            _table(self, intervals),
             "",
             _sentence(self, intervals),
             f"ran at {len(self.points)} values; more --points find two flips between neighbouring values",
@@ -346,22 +347,14 @@ _FINE = 0.1
 """Percentage below which a margin has two significant digits instead of two decimals."""
 
 
-def _table(result: Crossover, intervals: Sequence[Sequence[Point]]) -> list[str]:
+def _table(result: Crossover, intervals: Sequence[Sequence[Point]]) -> Table:
     """Return both ends of every interval with one faster schedule, and a rule at every flip."""
-    first, second = (entry.label for entry in result.between)
-    rows = [(result.span.word, first, second, "faster")]
-    rules = set()
-    for interval in intervals:
-        ends = (interval[0], interval[-1])[: len(interval)]
-        rows += [_row(result, point) for point in ends]
-        rules.add(len(rows) - 1)
-    lines = table_lines(rows, {3})
-    rule = f"{'-' * (lines[0].rindex('faster') - 2)}  flip"
-    return [
-        text
-        for index, line in enumerate(lines)
-        for text in ([line, rule] if index in rules and index + 1 < len(lines) else [line])
-    ]
+    head = (result.span.word, *(entry.label for entry in result.between), "faster")
+    ends = [[_row(result, point) for point in (points[0], points[-1])[: len(points)]] for points in intervals]
+    columns = list(zip(head, *chain(*ends), strict=True))
+    rule = (*("-" * max(map(len, column)) for column in columns[:-1]), "flip")
+    rows = [row for rows in ends for row in (rule, *rows)]
+    return Table(head=head, rows=tuple(rows[1:]), words=0, left=(3,))
 
 
 def _row(result: Crossover, point: Point) -> tuple[str, str, str, str]:

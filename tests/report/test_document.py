@@ -15,6 +15,7 @@ from pptrace.measured import explanation
 from pptrace.report import document as documents
 from pptrace.report import numbers, svg
 from pptrace.report.document import (
+    NO_BREAK,
     Cell,
     Column,
     Document,
@@ -68,7 +69,7 @@ def test_lines_fit_the_terminal_and_nothing_is_cut(width: int) -> None:
 
 
 def test_without_a_terminal_lines_are_as_long_as_they_are() -> None:
-    lines = text_of(document(WIDE)).splitlines()
+    lines = str(document(WIDE)).splitlines()
 
     assert lines[0] == SENTENCE
     assert lines[-1] == f"  {NAMES[1]}        12  1.000 ms"
@@ -87,6 +88,40 @@ def test_a_table_that_cannot_be_narrower_keeps_its_figures() -> None:
     figures = Table(rows=(("rank 0", *("123,456.789 ±0.001 ms",) * 4),))
 
     assert text_of(document(figures), 30).splitlines()[-1].count("123,456.789 ±0.001 ms") == 4
+
+
+def test_words_of_a_table_that_splits_wrap_outside_terminals_and_the_last_column_keeps_long_ones() -> None:
+    command = f"simulate --set model.layout={'E' * 130}"
+    table = Table(rows=(("pptrace", f"{'--tp 2 ' * 20}{command}"), ("vp", "4")), words=2, splits=True)
+
+    lines = text_of(Document(title="a", lead=(table,))).splitlines()
+
+    assert lines == [
+        f"pptrace  {('--tp 2 ' * 16).rstrip()}",
+        f"         {'--tp 2 ' * 4}simulate --set",
+        f"         model.layout={'E' * 130}",
+        "vp       4",
+    ]
+
+
+def test_no_line_is_wrapped_at_a_no_break_space() -> None:
+    parts = ", ".join(f"{cause}{NO_BREAK}1.5%" for cause in ("fill", "drain", "transfer"))
+    document = Document(title="a", lead=(Table(rows=(("idle", parts),), words=2), f"  {parts}"))
+
+    assert text_of(document, 27).splitlines() == [
+        "idle  fill 1.5%,",
+        "      drain 1.5%,",
+        "      transfer 1.5%",
+        "  fill 1.5%, drain 1.5%,",
+        "  transfer 1.5%",
+    ]
+
+
+@pytest.mark.parametrize("lead", [(), (Table(rows=()),)])
+def test_without_a_lead_the_first_section_with_contents_is_first(lead: tuple[Table, ...]) -> None:
+    sections = tuple(Section(title=title, blocks=blocks) for title, blocks in (("one", lead), ("two", ("b",))))
+
+    assert text_of(Document(title="a", lead=lead, sections=sections, notes=("c",))) == "two\n  b\nnote: c"
 
 
 def test_marks_stand_behind_their_column() -> None:

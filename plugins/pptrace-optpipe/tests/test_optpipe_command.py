@@ -92,9 +92,9 @@ def test_the_report_and_its_progress_are_lines() -> None:
     result = optimize("step.yaml", "--memory", "30GiB", "--work", "1")
 
     step, bound, memory, *ranks = result.stdout.splitlines()
-    assert step.startswith("step     270.")
-    assert bound == "bound    270.078 ms: no order of these stages is faster"
-    assert memory == "memory   30 GiB"
+    assert step.startswith("step    270.")
+    assert bound == "bound   270.078 ms: no order of these stages is faster"
+    assert memory == "memory  30 GiB"
     assert [line.split()[:2] for line in ranks[-4:]] == [["rank", str(rank)] for rank in range(4)]
     assert "bound 270.078 ms  gap 0." in result.stderr
 
@@ -114,8 +114,8 @@ def test_of_unlike_devices_the_report_tells_every_rank_s_limit() -> None:
     limits = values["rank_limit_bytes"]
     assert max(limits) == values["memory_limit_bytes"] > min(limits) == limits[0]
     assert all(peak <= limit for peak, limit in zip(values["peak_bytes"], limits, strict=True))
-    assert "memory   80 GiB on ranks 0 to 1, 141 GiB on ranks 2 to 3\n" in asked().stdout
-    assert "memory   30 GiB\n" in asked("--memory", "30GiB").stdout
+    assert "memory  80 GiB on ranks 0 to 1, 141 GiB on ranks 2 to 3\n" in asked().stdout
+    assert "memory  30 GiB\n" in asked("--memory", "30GiB").stdout
 
 
 def test_a_table_to_start_from_is_never_made_worse() -> None:

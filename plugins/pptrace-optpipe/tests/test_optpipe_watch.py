@@ -113,7 +113,7 @@ def test_the_stages_of_a_run_are_kept_unless_they_may_vary(run: Path, monkeypatc
     assert {cell for cell in Path("kept.csv").read_text(encoding="utf-8") if cell in "4567"} == set()
     assert float(line.split()[0]) * 1e6 < kept["step_ns"]
     assert " with stages 8 in place of 4: " in line
-    assert "stages   8 in place of 4" in report
+    assert "stages    8 in place of 4" in report
 
 
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-v", "dualpipe-v"])

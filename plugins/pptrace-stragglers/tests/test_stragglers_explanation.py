@@ -33,7 +33,7 @@ def test_the_slowest_replica_is_found() -> None:
 
     assert part is not None
     assert part.values["slowest"][0].replica == "dp=1"
-    assert part.sections[0].blocks[0].text.startswith("2 replicas of 3 ranks, 1 steps of ")
+    assert part.sections[0].blocks[0].startswith("2 replicas of 3 ranks, 1 steps of ")
     assert part.timeline is not None
     assert part.timeline().ranks == 3
 

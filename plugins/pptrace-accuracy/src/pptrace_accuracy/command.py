@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pptrace.plugin import ConfigError, OutputError, Registry, check_picture, csv_of, parse_value, replace_file
-from pptrace_accuracy.figures import accuracy_text, compute_figures, save_scatter
+from pptrace_accuracy.figures import accuracy_document, compute_figures, save_scatter
 from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def command(
     elif as_csv:
         click.echo(csv_of(rows), nl=False)
     else:
-        click.echo(accuracy_text(figures, rows))
+        click.echo(accuracy_document(figures, rows))
     _save(rows, outputs)
     return 0 if any(row["error_pct"] is not None for row in rows) else 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import PptraceError, table_lines, write_picture
+from pptrace.plugin import Document, PptraceError, Section, Table, write_picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -248,57 +248,56 @@ def _is_right(pair: _Pair) -> bool:
     return (first_measured < second_measured) == (first_simulated < second_simulated)
 
 
-_ERRORS_HEAD = ["source", "rows", "skipped", "mean absolute", "mean", "least", "most"]
-
-
-def accuracy_text(figures: Figures, rows: Sequence[_Row]) -> str:
+def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
     """Return tables of errors, choices and slowdowns, and the reasons of skipped rows."""
-    lines = ["error in % of the measured step; negative: simulated is shorter", ""]
-    lines += table_lines([_ERRORS_HEAD, *map(_cells, (*figures.sources, *figures.groups))])
-    if figures.memory:
-        lines += ["", "peak memory, error in % of the printed one", ""]
-        lines += table_lines([_ERRORS_HEAD, *map(_cells, figures.memory)])
-    if figures.series:
-        head = ["series", "measured s by microbatch", "best", "chosen", "costs"]
-        series_rows = [
-            [series.name, ", ".join(f"{micro}: {step_s:.1f}" for micro, step_s in series.measured),
-             str(series.best), str(series.chosen), f"{series.regret:+.1f}%"]
-            for series in figures.series
-        ]  # fmt: skip
-        lines += ["", "best microbatch", "", *table_lines([head, *series_rows])]
-    if figures.scales:
-        head = ["series", "devices", "measured", "simulated"]
-        scale_rows = [
-            [scale.name, f"{scale.devices[0]} to {scale.devices[1]}", f"{scale.measured:+.1f}%",
-             f"{scale.simulated:+.1f}%"]
-            for scale in figures.scales
-        ]  # fmt: skip
-        lines += ["", "slowdown by scale", "", *table_lines([head, *scale_rows])]
     right, pairs = figures.ordered
-    if pairs:
-        head = ["simulated steps differ by", "pairs", "in the measured order"]
-        near_rows = [
-            ["more" if near.most is None else f"up to {near.most:g}%", str(near.pairs), str(near.right)]
-            for near in figures.near
-        ]
-        lines += ["", f"{right} of {pairs} pairs that differ by more than 2 % are in the measured order", ""]
-        lines += table_lines([head, *near_rows])
-    return "\n".join([*lines, *_skipped(rows)])
-
-
-def _cells(errors: Errors) -> list[str]:
-    if not errors.rows:
-        return [errors.name, "0", str(errors.skipped), "-", "-", "-", "-"]
-    signed = [f"{error:+.1f}" for error in (errors.mean, errors.least, errors.most)]
-    return [errors.name, str(errors.rows), str(errors.skipped), f"{errors.mean_absolute:.1f}", *signed]
-
-
-def _skipped(rows: Sequence[_Row]) -> list[str]:
     reasons = Counter((str(row["source"]), str(row["skipped"])) for row in rows if row["skipped"])
-    if not reasons:
-        return []
-    lines = ["", f"skipped, {sum(reasons.values())} rows", ""]
-    return [*lines, *(f"{count:4} {source}: {reason}" for (source, reason), count in reasons.items())]
+    tables = {
+        "error in % of the measured step; negative: simulated is shorter":
+            _error_table((*figures.sources, *figures.groups)),
+        "peak memory, error in % of the printed one": _error_table(figures.memory),
+        "best microbatch": Table(
+            head=("series", "measured s by microbatch", "best", "chosen", "costs"),
+            rows=tuple(
+                (series.name, ", ".join(f"{micro}: {step_s:.1f}" for micro, step_s in series.measured),
+                 str(series.best), str(series.chosen), f"{series.regret:+.1f}%")
+                for series in figures.series
+            ),
+        ),
+        "slowdown by scale": Table(
+            head=("series", "devices", "measured", "simulated"),
+            rows=tuple(
+                (scale.name, f"{scale.devices[0]} to {scale.devices[1]}", f"{scale.measured:+.1f}%",
+                 f"{scale.simulated:+.1f}%")
+                for scale in figures.scales
+            ),
+        ),
+        f"{right} of {pairs} pairs that differ by more than 2 % are in the measured order": Table(
+            head=("simulated steps differ by", "pairs", "in the measured order"),
+            rows=tuple(
+                ("more" if near.most is None else f"up to {near.most:g}%", str(near.pairs), str(near.right))
+                for near in figures.near if pairs
+            ),
+        ),
+        f"skipped, {reasons.total()} rows": Table(
+            rows=tuple((str(count), f"{source}: {reason}") for (source, reason), count in reasons.items()),
+            words=0, left=(1,),
+        ),
+    }  # fmt: skip
+    sections = (Section(title=title, blocks=(table,)) for title, table in tables.items() if table.rows)
+    return Document(title="accuracy", lead=(), sections=tuple(sections))
+
+
+def _error_table(errors: Iterable[Errors]) -> Table:
+    head = ("source", "rows", "skipped", "mean absolute", "mean", "least", "most")
+    return Table(head=head, rows=tuple(map(_cells, errors)))
+
+
+def _cells(errors: Errors) -> tuple[str, ...]:
+    if not errors.rows:
+        return errors.name, "0", str(errors.skipped), "-", "-", "-", "-"
+    signed = [f"{error:+.1f}" for error in (errors.mean, errors.least, errors.most)]
+    return errors.name, str(errors.rows), str(errors.skipped), f"{errors.mean_absolute:.1f}", *signed
 
 
 _SIZE = (7.0, 6.0)

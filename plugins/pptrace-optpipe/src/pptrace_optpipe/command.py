@@ -19,10 +19,11 @@ import click
 from pptrace.plugin import (
     ConfigError,
     ConstraintError,
-    Kind,
+    Document,
     OutputError,
     PptraceError,
     Registry,
+    Table,
     TraceError,
     check_picture,
     format_size,
@@ -34,13 +35,14 @@ from pptrace.plugin import (
 from pptrace_optpipe.cache import Cache, wrong_folder
 from pptrace_optpipe.options import SHORTEST_NS, OptimizeOptions
 from pptrace_optpipe.schedule import require_solver
-from pptrace_optpipe.setting import channels_of, setting_of, simulated, stages_text
+from pptrace_optpipe.setting import channels_of, setting_of, simulated
 from pptrace_optpipe.start_schedules import rivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pptrace.plugin import Schedule
+    from pptrace_optpipe.document import Improvement
     from pptrace_optpipe.search import Optimised
     from pptrace_optpipe.setting import Setting
     from pptrace_optpipe.start_schedules import Rival
@@ -126,11 +128,11 @@ def command(
         pause_s = (_options("", every, "0", "1").time or 0) / 1e9
         search.follow(config, output, pause_s, rounds)
         return
-    from pptrace_optpipe.document import document, lines
+    from pptrace_optpipe.document import document, values_of
 
-    if is_run:
-        result = search.improve(config)
-        setting, limit, best = result.setting, result.memory, result.best
+    run = search.improve(config) if is_run else None
+    if run is not None:
+        setting, limit, best = run.setting, run.memory, run.best
     else:
         setting, table = setting_of(config, sets, registry, warm, placement or "", vary_stages=bool(vary))
         limits = search.limits(setting)
@@ -142,12 +144,8 @@ def command(
     if output is not None:
         write_table(best.table, output)
         sys.stderr.write(f"wrote {output}\n")
-    if as_json:
-        more = {"run": result.to_dict()} if is_run else {}
-        click.echo(json.dumps({**document(best, setting, limit), **more}, indent=2))
-    else:
-        about_run = [result.line, *result.accuracy] if is_run else []
-        click.echo("\n".join([*about_run, *lines(best, setting, limit)]))
+    described = (best, setting, limit, run)
+    click.echo(json.dumps(values_of(*described), indent=2) if as_json else document(*described))
 
 
 def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: Any) -> OptimizeOptions:
@@ -205,7 +203,7 @@ def _sweep(
     plot: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Search with several limits: the given ones, or eight that start at the smallest possible limit."""
-    from pptrace_optpipe.document import document, dots, draw_pareto, pareto_lines
+    from pptrace_optpipe.document import dots, draw_pareto, pareto_document, values_of
 
     points: list[tuple[int, Optimised | None]] = []
     rivals_by_key: dict[tuple[str, int, int], Rival] = {}
@@ -225,12 +223,12 @@ def _sweep(
         sys.stderr.write(f"wrote {plot}\n")
     if as_json:
         values = [
-            {"memory_limit_bytes": memory} if best is None else document(replace(best, rivals=()), setting, memory)
+            values_of(replace(best, rivals=()), setting, memory) if best else {"memory_limit_bytes": memory}
             for memory, best in points
         ]
         click.echo(json.dumps({"points": values, "hand_made": dots(drawn)}, indent=2))
     else:
-        click.echo("\n".join(pareto_lines(points)))
+        click.echo(pareto_document(points))
 
 
 def _limits(setting: Setting, most: int) -> list[int]:
@@ -251,10 +249,9 @@ def _print_cache(*, clear: bool) -> None:
     if clear:
         click.echo(f"{cache.clear()} entries removed from {cache.path}")
         return
-    entries = list(cache.entries())
-    for name, summary in entries:
-        click.echo(f"{name}  {summary}")
-    click.echo(f"{len(entries)} entries in {cache.path}")
+    entries = tuple(cache.entries())
+    count = f"{len(entries)} entries in {cache.path}"
+    click.echo(Document(title="cache", lead=(Table(rows=entries, words=2), count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +322,7 @@ class _Search:
                 return
             time.sleep(pause_s)
 
-    def improve(self, run: Path, earlier: Path | None = None) -> _Improvement:
+    def improve(self, run: Path, earlier: Path | None = None) -> Improvement:
         """Fit costs to a run, and search from its order and an earlier result, in its placement.
 
         Args:
@@ -336,6 +333,8 @@ class _Search:
             TraceError: the measurement cannot be used.
             PptraceError: no search is possible.
         """
+        from pptrace_optpipe.document import Improvement
+
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "measured.yaml"
             noise, advice = _calibrate(run, config)
@@ -361,68 +360,10 @@ class _Search:
                             name, present_ns = earlier.name, written_ns
             memory = self.limits(setting)[0]
             best = self.run(config, setting, tables, memory)
-        return _Improvement(
+        return Improvement(
             setting=setting, memory=memory, best=best, present=name, present_ns=present_ns,
             noise=noise, advice=advice,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Improvement:
-    """The result of a search that starts from a run."""
-
-    setting: Setting
-    memory: int
-    """Limit in bytes per rank."""
-    best: Optimised
-    present: str
-    """Name of the schedule that runs now."""
-    present_ns: int
-    """Its simulated step."""
-    noise: float
-    """Relative noise of the run."""
-    advice: str
-    """The measurement that would make the prediction more accurate; empty for none."""
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the step is shorter by more than the noise."""
-        return self.best.simulated.step_ns < self.present_ns * (1 - self.noise)
-
-    @property
-    def line(self) -> str:
-        """The comparison with the schedule that runs now."""
-        step_ns = self.best.simulated.step_ns
-        change = f"{step_ns / 1e6:.3f} ms in place of {self.present_ns / 1e6:.3f} ms ({self.present})"
-        if self.best.table.placement != self.setting.placement:
-            change += f" with stages {stages_text(self.best.table, self.setting.placement)}"
-        verdict = "shorter, more than" if self.is_better else "is not more than"
-        return f"{change}: {1 - step_ns / self.present_ns:.1%} {verdict} the noise of {self.noise:.1%}"
-
-    @property
-    def uncertainty(self) -> float | None:
-        """Relative uncertainty of the predicted step; None where it is not known."""
-        costs = self.setting.prepared.resolved.experiment.costs.values
-        share = costs.get("split_uncertainty") if self._is_split else None
-        return costs.get("uncertainty") if share is None else share
-
-    @property
-    def accuracy(self) -> list[str]:
-        """A line on the accuracy of the predicted step, if it is known."""
-        advice = f"; {self.advice}" if self.advice and self._is_split else ""
-        return [] if self.uncertainty is None else [f"known    to about ±{self.uncertainty:.1%}{advice}"]
-
-    @property
-    def _is_split(self) -> bool:
-        """Whether the result has split backwards."""
-        return bool((self.best.table.kind == Kind.I).any())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the schedule that runs now, its step in ns, and what is uncertain, as plain JSON values."""
-        return {
-            "schedule": self.present, "step_ns": self.present_ns, "noise": round(self.noise, 6),
-            "uncertainty": self.uncertainty,
-        }  # fmt: skip
 
 
 def files_of(run: Path) -> list[tuple[str, int, int]]:

@@ -1,11 +1,12 @@
-"""Text, JSON and drawing of a search result."""
+"""Document, JSON values and drawing of a search result."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import ScheduleError, format_size, table_lines, write_picture
+from pptrace.plugin import Document, Kind, ScheduleError, Table, format_size, write_picture
 from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
@@ -20,10 +21,68 @@ if TYPE_CHECKING:
     from pptrace_optpipe.setting import Setting
     from pptrace_optpipe.start_schedules import Rival
 
-__all__ = ["document", "dots", "draw_pareto", "lines", "pareto_lines"]
+__all__ = ["Improvement", "document", "dots", "draw_pareto", "pareto_document", "values_of"]
 
 
-def document(result: Optimised, setting: Setting, memory: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """The result of a search that starts from a run."""
+
+    setting: Setting
+    memory: int
+    """Limit in bytes per rank."""
+    best: Optimised
+    present: str
+    """Name of the schedule that runs now."""
+    present_ns: int
+    """Its simulated step."""
+    noise: float
+    """Relative noise of the run."""
+    advice: str
+    """The measurement that would make the prediction more accurate; empty for none."""
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the step is shorter by more than the noise."""
+        return self.best.simulated.step_ns < self.present_ns * (1 - self.noise)
+
+    @property
+    def line(self) -> str:
+        """The comparison with the schedule that runs now."""
+        step_ns = self.best.simulated.step_ns
+        change = f"{step_ns / 1e6:.3f} ms in place of {self.present_ns / 1e6:.3f} ms ({self.present})"
+        if self.best.table.placement != self.setting.placement:
+            change += f" with stages {stages_text(self.best.table, self.setting.placement)}"
+        verdict = "shorter, more than" if self.is_better else "is not more than"
+        return f"{change}: {1 - step_ns / self.present_ns:.1%} {verdict} the noise of {self.noise:.1%}"
+
+    @property
+    def uncertainty(self) -> float | None:
+        """Relative uncertainty of the predicted step; None where it is not known."""
+        costs = self.setting.prepared.resolved.experiment.costs.values
+        share = costs.get("split_uncertainty") if self._is_split else None
+        return costs.get("uncertainty") if share is None else share
+
+    @property
+    def accuracy(self) -> list[tuple[str, str]]:
+        """A row on the accuracy of the predicted step, if it is known."""
+        advice = f"; {self.advice}" if self.advice and self._is_split else ""
+        return [] if self.uncertainty is None else [("known", f"to about ±{self.uncertainty:.1%}{advice}")]
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether the result has split backwards."""
+        return bool((self.best.table.kind == Kind.I).any())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schedule that runs now, its step in ns, and what is uncertain, as plain JSON values."""
+        return {
+            "schedule": self.present, "step_ns": self.present_ns, "noise": round(self.noise, 6),
+            "uncertainty": self.uncertainty,
+        }  # fmt: skip
+
+
+def values_of(result: Optimised, setting: Setting, memory: int, run: Improvement | None = None) -> dict[str, Any]:
     """Return a search result as plain JSON values; times are in ns, sizes in bytes."""
     rows, problem = result.rows, result.problem
     return {
@@ -51,6 +110,7 @@ def document(result: Optimised, setting: Setting, memory: int) -> dict[str, Any]
         "hand_made": [
             {**dot, "fits": rival.fits} for rival, dot in zip(result.rivals, dots(result.rivals), strict=True)
         ],
+        **({"run": run.to_dict()} if run else {}),
     }
 
 
@@ -62,20 +122,21 @@ def dots(rivals: Sequence[Rival]) -> list[dict[str, Any]]:
     ]
 
 
-def lines(result: Optimised, setting: Setting, memory: int) -> list[str]:
-    """Return the lines of a short report."""
+def document(result: Optimised, setting: Setting, memory: int, run: Improvement | None = None) -> Document:
+    """Return a short report."""
     step, bound = result.simulated.step_ns, result.bound_ns
     verdict = f"{_ms(bound)}: " + (
         "no order of these stages is faster" if result.proved else f"gap {result.gap:.2%}"
     )
     is_kept = result.table.placement == setting.placement
     other_stages = "" if is_kept else stages_text(result.table, setting.placement)
-    report = [
-        f"step     {_ms(step)}, bubble {result.simulated.bubble:.2%}",
-        f"bound    {verdict if bound else f'not known: {_missing_bound(result)}'}",
-        *([f"stages   {other_stages}"] if other_stages else []),
-        f"memory   {_limit_text(memory, setting.limits(memory))}",
-        *_comparison_lines(result),
+    rows = [
+        *(run.accuracy if run else []),
+        ("step", f"{_ms(step)}, bubble {result.simulated.bubble:.2%}"),
+        ("bound", verdict if bound else f"not known: {_missing_bound(result)}"),
+        *([("stages", other_stages)] if other_stages else []),
+        ("memory", _limit_text(memory, setting.limits(memory))),
+        *_comparison(result),
     ]
     kept = _peaks_without_copies(result)
     for rank, (row, peak) in enumerate(zip(result.rows, result.simulated.peak_bytes, strict=False)):
@@ -89,11 +150,9 @@ def lines(result: Optimised, setting: Setting, memory: int) -> list[str]:
             recompute_work = sum(result.problem.recompute[op.stage] for op in row if op.part is Part.C)
             remark += f"; computing again takes {recompute_work / result.problem.work(rank):.0%} of it"
         backwards = sum(op.part in (Part.I, Part.B) for op in row)
-        report.append(
-            f"rank {rank:<3} peak {format_size(peak)}, {offloaded} activations offloaded, {recomputed_text}"
-            f"{_split_count(row)} of {backwards} backwards split{remark}"
-        )
-    return report
+        text = f"peak {format_size(peak)}, {offloaded} activations offloaded, {recomputed_text}"
+        rows.append((f"rank {rank}", f"{text}{_split_count(row)} of {backwards} backwards split{remark}"))
+    return Document(title="optimize", lead=(*([run.line] if run else []), Table(rows=tuple(rows), words=2)))
 
 
 def _missing_bound(result: Optimised) -> str:
@@ -121,32 +180,33 @@ def _limit_text(memory: int, limits: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def _comparison_lines(result: Optimised) -> list[str]:
-    """Return a line that compares the result with the best schedule of other plugins."""
+def _comparison(result: Optimised) -> list[tuple[str, str]]:
+    """Return a row that compares the result with the best schedule of other plugins."""
     best = min(
         (rival for rival in result.rivals if rival.fits), key=lambda rival: rival.simulated.step_ns, default=None
     )
     if result.rival:
-        return [f"schedule {result.rival}: nothing shorter was found"]
+        return [("schedule", f"{result.rival}: nothing shorter was found")]
     if best is None:
-        return ["others   none that is made by hand fits"] if result.rivals else []
+        return [("others", "none that is made by hand fits")] if result.rivals else []
     excess = best.simulated.step_ns / result.simulated.step_ns - 1
-    return [f"others   {best.name} takes {excess:.1%} longer, the shortest that is made by hand and fits"]
+    return [("others", f"{best.name} takes {excess:.1%} longer, the shortest that is made by hand and fits")]
 
 
-def pareto_lines(points: list[tuple[int, Optimised | None]]) -> list[str]:
-    """Return one line per memory limit, with a bar for the step time."""
+def pareto_document(points: list[tuple[int, Optimised | None]]) -> Document:
+    """Return a table with a row per memory limit, with a bar for the step time."""
     longest = max((result.simulated.step_ns for _, result in points if result is not None), default=1)
-    rows = [["memory", "step", "bound", "gap", "offloaded", ""]]
+    rows: list[tuple[str, ...]] = []
     for memory, result in points:
         if result is None:
-            rows.append([format_size(memory), "nothing fits", "", "", "", ""])
+            rows.append((format_size(memory), "nothing fits", "", "", "", ""))
             continue
         step, offloads = result.simulated.step_ns, sum(op.part is Part.O for row in result.rows for op in row)
         bound, gap = (_ms(result.bound_ns), f"{result.gap:.2%}") if result.bound_ns else ("-", "-")
         bar = "#" * round(30 * step / longest)
-        rows.append([format_size(memory), _ms(step), bound, gap, str(offloads), f"{bar} {result.rival}"])
-    return table_lines(rows, {4, 5})
+        rows.append((format_size(memory), _ms(step), bound, gap, str(offloads), f"{bar} {result.rival}"))
+    head = ("memory", "step", "bound", "gap", "offloaded", "")
+    return Document(title="optimize", lead=(Table(head=head, rows=tuple(rows), words=0, left=(4, 5)),))
 
 
 def _ms(time: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.plugin import Cell, ExplanationPart, Line, ScheduleError, Section, Table, write_picture
+from pptrace.plugin import Cell, ExplanationPart, ScheduleError, Section, Table, write_picture
 from pptrace_stragglers.simulation import Job, build_job
 from pptrace_stragglers.what_if import find_stragglers, ideal_timeline
 
@@ -55,7 +55,7 @@ def _sections(stragglers: Stragglers) -> tuple[Section, ...]:
     slowdowns = tuple((name, f"{effect.slowdown:.3f}") for name, effect in stragglers.by_type.items())
     types = Table(head=("", "slowdown"), rows=slowdowns)
     return (
-        Section(title="the job, all replicas", blocks=tuple(Line(text=text) for text in _summary(stragglers))),
+        Section(title="the job, all replicas", blocks=tuple(_summary(stragglers))),
         Section(title="causes of the loss", blocks=(_causes(stragglers),)),
         Section(title="slowdown by type of operation, each alone", blocks=(types,)),
         Section(title="the slowest workers", blocks=(_workers(stragglers),)),
@@ -121,7 +121,7 @@ def _workers(stragglers: Stragglers) -> Table:
     )
 
 
-def _heat_table(stragglers: Stragglers) -> tuple[Table | Line, ...]:
+def _heat_table(stragglers: Stragglers) -> tuple[Table | str, ...]:
     """Return a table of the slowest replicas, and the number of replicas that it leaves out."""
     names, heat = list(stragglers.by_replica), stragglers.heat
     slowest = np.argsort(-heat.max(axis=1), kind="stable")[:_MOST_ROWS].tolist()
@@ -129,7 +129,7 @@ def _heat_table(stragglers: Stragglers) -> tuple[Table | Line, ...]:
     rows = tuple((names[index], *_cells(names[index], heat[index].tolist())) for index in listed)
     table = Table(head=("", *(f"rank {rank}" for rank in range(heat.shape[1]))), rows=rows, splits=True)
     omitted = len(names) - len(listed)
-    return (table, Line(text=f"{omitted} further replicas are less slow")) if omitted else (table,)
+    return (table, f"{omitted} further replicas are less slow") if omitted else (table,)
 
 
 def _cells(replica: str, slowdowns: list[float]) -> Iterator[Cell]:
