@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from pptrace.cli.output import raw
+from pptrace.cli.output import echo_documents
 from pptrace.errors import PluginError
 from pptrace.plugins.offers import Failure, Provider
 from pptrace.plugins.registry import OFFER_KINDS, Registry
+
+if TYPE_CHECKING:
+    from pptrace.report.document import Document
 
 Plugins: TypeAlias = "list[tuple[Provider, dict[str, dict[str, str]]]]"
 """Loaded plugins with the summaries of their offers by kind and name."""
@@ -25,14 +26,7 @@ def command(context: click.Context, *, as_json: bool) -> None:
     registry = context.find_object(Registry) or Registry.load(warn=lambda _: None)
     loaded, failures = _list(registry)
     failures += _clashes(registry, failures)
-    if as_json:
-        click.echo(json.dumps(_document(loaded, failures, registry.disabled), indent=2))
-    elif sys.stdout.isatty():
-        _print_table(loaded)
-        click.echo("".join(f"{line}\n" for line in _troubles(failures, registry.disabled)), nl=False)
-    else:
-        lines = [line for provider, offers in loaded for line in _plain(provider, offers)]
-        click.echo("\n".join([*lines, *_troubles(failures, registry.disabled)]))
+    echo_documents(_document(loaded, failures, registry.disabled), as_json=as_json)
 
 
 def _list(registry: Registry) -> tuple[Plugins, list[Failure]]:
@@ -71,34 +65,22 @@ def _failure(provider: Provider, error: PluginError) -> Failure:
     return Failure(provider=provider, reason=str(error).removeprefix(f"{provider}: "))
 
 
-def _plain(provider: Provider, offers: dict[str, dict[str, str]]) -> list[str]:
-    lines = [f"  {noun}: {', '.join(names)}" for noun, names in offers.items()]
-    title = f"{provider.distribution or '-'} {provider.version or '-'} ({provider.name})"
-    return [title, *(lines or ["  offers nothing"])]
+def _document(loaded: Plugins, failures: list[Failure], disabled: list[Provider]) -> Document:
+    """Return a section per plugin, after what failed and what is disabled."""
+    from pptrace.report.document import Document, Section
+
+    lead = [*(f"failed: {failure}" for failure in failures), *(f"disabled: {provider}" for provider in disabled)]
+    sections = tuple(
+        Section(
+            title=f"{provider.distribution or '-'} {provider.version or '-'} ({provider.name})",
+            blocks=tuple(f"{noun}: {', '.join(names)}" for noun, names in offers.items()) or ("offers nothing",),
+        )
+        for provider, offers in loaded
+    )
+    return Document(title="plugins", lead=lead, sections=sections, values=_values(loaded, failures, disabled))
 
 
-def _troubles(failures: list[Failure], disabled: list[Provider]) -> list[str]:
-    lines = [f"failed: {failure}" for failure in failures]
-    return lines + [f"disabled: {provider}" for provider in disabled]
-
-
-def _print_table(loaded: Plugins) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from pptrace.sanitize import printable_line
-
-    table = Table("distribution", "version", "plugin", "offers", "names")
-    for provider, offers in loaded:
-        identity = (provider.distribution, provider.version, provider.name)
-        for noun, names in offers.items() or [("nothing", dict[str, str]())]:
-            table.add_row(*(escape(printable_line(cell)) for cell in (*identity, noun, ", ".join(names))))
-            identity = ("", "", "")
-    Console(file=raw(sys.stdout)).print(table)
-
-
-def _document(loaded: Plugins, failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:
+def _values(loaded: Plugins, failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:
     return {
         "plugins": [
             {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
-from pptrace.cli import plugins
+from pptrace.cli import output as output_streams
 from pptrace.cli.plugins import command
 from pptrace.plugin import ScheduleOffer, hookimpl
 from pptrace.plugins.registry import Registry
@@ -89,16 +89,22 @@ def test_json_has_names_summaries_failures_and_what_is_disabled(install: Install
     assert isinstance(document["disabled"], list)
 
 
-def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_terminal_lines_have_its_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"mine-{number}" for number in range(12)]
+
     class Mine:
         @hookimpl
         def pptrace_schedules(self) -> list[ScheduleOffer]:
-            return [ScheduleOffer(name="mine", summary="Mine.", build=lambda _: [])]
+            return [ScheduleOffer(name=name, summary="Mine.", build=lambda _: []) for name in names]
 
-    monkeypatch.setattr(plugins.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(output_streams.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
     registry = Registry.load(entry_points=False, plugins={"inline": Mine()})
 
     command.main([], obj=registry, standalone_mode=False)
 
-    rows = capsys.readouterr().out.splitlines()
-    assert any("inline" in row and "schedules" in row and "mine" in row for row in rows)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 40
+    assert text.partition("(inline)")[2].replace(",", "").split() == ["schedules:", *names]
