@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.cli.options import Source
-    from pptrace.report.document import Document
+    from pptrace.report.document import Document, Section
     from pptrace.run.cluster_traffic import ClusterView, GpuRoute
 
 _EXAMPLES = """\b
@@ -79,25 +79,29 @@ def _document(view: ClusterView) -> Document:
         f"pipeline: {sizes or 'one GPU'}, {'-'.join(layout.order)}",
         "",
         Table(head=head, rows=tuple(rows), left=(4,)),
-        *([] if view.between is None else ["", *_route(view, view.between)]),
-    ])  # fmt: skip
+    ], sections=() if view.between is None else (_route(view, view.between),))  # fmt: skip
 
 
-def _route(view: ClusterView, between: GpuRoute) -> list[str]:
+def _route(view: ClusterView, between: GpuRoute) -> Section:
+    from pptrace.report.document import Section, Table
+
     links = view.job.network.links
     source, target = (
         dict(view.job.layout.place(gpu)) if gpu < view.job.layout.gpus else {}
         for gpu in (between.source, between.target)
     )
-    lines = [f"GPU {between.source}{_place(source)} to GPU {between.target}{_place(target)}"]
-    lines += [f"  {links.name[link]}  {_rate(int(links.rate_kbps[link]))}" for link in between.links]
-    if between.ways > 1:
-        lines.append(f"  the first of {between.ways} ways, which messages take in turn")
+    hops = tuple((links.name[link], _rate(int(links.rate_kbps[link]))) for link in between.links)
+    ways = [f"the first of {between.ways} ways, which messages take in turn"] if between.ways > 1 else []
     latency = f"{format_duration(between.latency_ns)} latency"
     overhead = f", {format_duration(between.overhead_ns)} overhead" if between.overhead_ns else ""
-    lines.append(f"alone                          {_rate(between.alone_kbps)}, {latency}{overhead}")
-    lines.append(f"under the pipeline's traffic   {_rate(between.shared_kbps)}")
-    return lines
+    rates = (
+        ("alone", f"{_rate(between.alone_kbps)}, {latency}{overhead}"),
+        ("under the pipeline's traffic", _rate(between.shared_kbps)),
+    )
+    return Section(
+        title=f"GPU {between.source}{_place(source)} to GPU {between.target}{_place(target)}",
+        blocks=(Table(rows=hops), *ways, Table(rows=rates, words=2)),
+    )
 
 
 def _place(place: dict[str, int]) -> str:

@@ -76,7 +76,7 @@ def command(
     from pptrace.plugins.registry import Registry
     from pptrace.search.grid import grid_of, parse_axes
     from pptrace.search.result_table import TABLES
-    from pptrace.search.sweep import check_outputs, failures_text, rows_document, sweep
+    from pptrace.search.sweep import check_outputs, failures_document, rows_document, sweep
     from pptrace.search.sweep_charts import Picture, check_axes, check_choice
 
     paths = [Path(output) for output in outputs]
@@ -91,7 +91,8 @@ def command(
             grid, Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
             progress=progress,
         )  # fmt: skip
-    sys.stderr.write(failures_text(swept))
+    if swept.failed:
+        click.echo(failures_document(swept), err=True)
     messages = _save(swept, paths, picture)
     if as_json:
         click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))

@@ -119,8 +119,10 @@ class Run(SimulatedStep, Printed):
         return summary_document(self, self.bottleneck, self.advice, written)
 
     def summary(self, written: Sequence[Path] = ()) -> str:
-        """Return :meth:`document` as plain text."""
-        return text_of(self.document(written))
+        """Return :meth:`document` as plain text of the terminal's width."""
+        from pptrace.run.summary import summary_width
+
+        return text_of(self.document(written), summary_width())
 
     def __repr__(self) -> str:
         return self.summary()

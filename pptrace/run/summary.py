@@ -1,15 +1,14 @@
-"""The summary of a step in at most 25 lines, folded at the width of the terminal."""
+"""The summary of a step in at most 25 lines of the terminal's width."""
 
 from __future__ import annotations
 
 import shutil
 from functools import partial
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.report.document import Column, Document, text_of
+from pptrace.report.document import GAP, NO_BREAK, Column, Document, Table, text_of
 from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
 from pptrace.timeline.idle import IdleCause
@@ -20,13 +19,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.config.schema import Device
+    from pptrace.report.document import Block
     from pptrace.run.neighbourhood import Advice, Tried
     from pptrace.run.overheads import Bottleneck
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.timeline.link_use import LinkUse
 
 WIDTH = 80
-"""Columns at which lines are folded where there is no terminal."""
+"""Columns of the summary where there is no terminal."""
 
 LINES = 25
 """Lines that a terminal shows at once."""
@@ -38,10 +38,10 @@ _SHOWN = 3
 """Limit of named rank pairs per link."""
 
 _BLANK, _COMMUNICATION, _LINKS, _ALWAYS = range(4)
-"""Priorities of sections; the least is dropped first."""
+"""Priorities of lines; the least is dropped first."""
 
-_UNBROKEN = "\N{NO-BREAK SPACE}"
-"""Replaces spaces at which a line must not be broken."""
+_PATH = "critical path"
+"""The longest title of a row."""
 
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
@@ -49,25 +49,25 @@ _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 def summary_document(
     run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()
 ) -> Document:
-    """Return the folded lines of the summary; the last line names the next command for the ``written`` traces.
+    """Return the summary; the last line names the next command for the ``written`` traces.
 
-    Above the limit of lines, blank lines are dropped first, then the data-parallel line, then those of links.
+    Above the limit of lines, blank lines are dropped first, then the data-parallel row, then those of links.
     """
-    width = shutil.get_terminal_size((WIDTH, LINES)).columns
     head = [*_headline(run), *_notes(run), _figures(run)]
-    last = _last(run, bottleneck, advice.best, written, width)
-    parts = [
-        (_ALWAYS, head), (_BLANK, [""]), (_ALWAYS, _where_time_goes(run, width)),
-        (_COMMUNICATION, _communication(run)), (_LINKS, _busiest(run)), (_BLANK, [""]),
-        (_ALWAYS, [*_ranks(run), *_warning(run), *last]),
-    ]  # fmt: skip
-    lines: list[str] = []
+    rows = [(_ALWAYS, _where_time_goes(run)), (_COMMUNICATION, _communication(run)), (_LINKS, _busiest(run))]
+    end: list[Block] = [_ranks(run), *_warning(run), *_last(run, bottleneck, advice.best, written)]
     for least in range(_ALWAYS + 1):
-        lines = [line for priority, section in parts if priority >= least for line in section]
-        lines = text_of(Document(title="", lead=lines), width).splitlines()
-        if len(lines) <= LINES:
+        blank = [""] * (least == _BLANK)
+        table = Table(rows=tuple(row for priority, part in rows if priority >= least for row in part), words=2)
+        document = Document(title=job_text(run), lead=[*head, *blank, table, *blank, *end])
+        if text_of(document, summary_width()).count("\n") < LINES:
             break
-    return Document(title=job_text(run), lead=lines)
+    return document
+
+
+def summary_width() -> int:
+    """Return the columns of the terminal, :data:`WIDTH` without one."""
+    return shutil.get_terminal_size((WIDTH, LINES)).columns
 
 
 def time_text(run: SimulatedStep, time_ns: float) -> str:
@@ -173,58 +173,58 @@ def _figures(run: SimulatedStep) -> str:
     )
 
 
-def _where_time_goes(run: SimulatedStep, width: int) -> list[str]:
+def _where_time_goes(run: SimulatedStep) -> list[tuple[str, str]]:
     metrics = run.metrics
     whole = metrics.ranks * metrics.step_ns or 1
     idle = [(name, f"{time / whole:.1%}") for name, time in metrics.idle_by_cause_ns.items()]
-    causes = [f"{name} {share}" for name, share in idle if share != "0.0%"]
-    return [*_wrapped("idle by cause  ", causes or ["none"], width), _path(run, width)]
+    causes = [f"{name}{NO_BREAK}{share}" for name, share in idle if share != "0.0%"]
+    return [("idle by cause", ", ".join(causes) or "none"), (_PATH, _path(run))]
 
 
-def _path(run: SimulatedStep, width: int) -> str:
+def _path(run: SimulatedStep) -> str:
     """Return the kinds on the critical path that fit one line."""
+    width = summary_width() - len(_PATH) - GAP
     path, step = run.metrics.path, run.metrics.step_ns or 1
     most = ""
     if path.slowest_stage >= 0 and run.prepared.schedule.stages > 1:
         most = f"; most in stage {path.slowest_stage} ({path.by_stage_ns[path.slowest_stage] / step:.1%})"
-    line = "critical path  "
+    line = ""
     for kind, time in path.by_kind_ns.items():
-        part = f"{'' if line.endswith('  ') else ', '}{kind} {time / step:.1%}"
+        part = f"{', ' if line else ''}{kind} {time / step:.1%}"
         if time * 2000 >= step and len(line + part + most) <= width:
             line += part
     return line + most
 
 
-def _communication(run: SimulatedStep) -> list[str]:
+def _communication(run: SimulatedStep) -> list[tuple[str, str]]:
     """Return hidden communication by group, and the exposed gradient reduction."""
     groups = [group for group in run.metrics.groups if group.stream.is_group]
     hidden = ", ".join(f"{group.name} {group.hidden:.1%}" for group in groups)
-    return [*([f"hidden         {hidden}"] if hidden else []), *_reduction(run)]
+    return [*([("hidden", hidden)] if hidden else []), *_reduction(run)]
 
 
-def _reduction(run: SimulatedStep) -> list[str]:
+def _reduction(run: SimulatedStep) -> list[tuple[str, str]]:
     metrics = run.metrics
     if not metrics.reduction_ns.any():
         return []
     reduction = time_text(run, int(metrics.reduction_ns.max()))
     exposed = time_text(run, int(metrics.idle_ns[:, IdleCause.REDUCTION].max()))
-    return [f"data parallel  reduction {reduction}, of which exposed {exposed}"]
+    return [("data parallel", f"reduction {reduction}, of which exposed {exposed}")]
 
 
-def _busiest(run: SimulatedStep) -> list[str]:
+def _busiest(run: SimulatedStep) -> list[tuple[str, str]]:
     """Return the busiest link, and the link with the largest delay."""
     if run.traffic is None:
         return []
     used = busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
     if not used:
         return []
-    lines = [f"busiest link   {link_text(used[0])}, {used[0].utilisation:.1%} full{_hops(used[0])}"]
+    rows = [("busiest link", f"{link_text(used[0])}, {used[0].utilisation:.1%} full{_hops(used[0])}")]
     worst = max(used, key=lambda use: use.delay_ns)
     if worst.delay_ns:
-        lines.append(
-            f"contention     {link_text(worst)} delayed messages by {time_text(run, worst.delay_ns)} in total"
-        )
-    return lines
+        text = f"{link_text(worst)} delayed messages by {time_text(run, worst.delay_ns)} in total"
+        rows.append(("contention", text))
+    return rows
 
 
 def link_text(use: LinkUse) -> str:
@@ -237,37 +237,25 @@ def _hops(use: LinkUse) -> str:
     return f" (ranks {shown}{', …' if len(use.hops) > _SHOWN else ''})"
 
 
-def _wrapped(title: str, parts: list[str], width: int, between: str = ", ") -> list[str]:
-    """Return lines that are broken between parts only."""
-    text = between.join(part.replace(" ", _UNBROKEN) for part in parts)
-    lines = wrap(
-        text, width, initial_indent=title, subsequent_indent=" " * len(title), break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
-    return [line.replace(_UNBROKEN, " ") for line in lines]
-
-
-def _ranks(run: SimulatedStep) -> list[str]:
-    metrics = run.metrics
+def _ranks(run: SimulatedStep) -> Table:
+    metrics, step = run.metrics, run.metrics.step_ns or 1
     shown = list(range(metrics.ranks))
     if metrics.ranks > ALL_RANKS:
         worst = int(metrics.idle_ns.sum(axis=1).argmax())
         shown = sorted({0, metrics.ranks // 2, metrics.ranks - 1, worst})
     present = [cause for cause in IdleCause if metrics.idle_ns[:, cause].any()]
-    header = "rank   busy   idle" + "".join(f"{_COLUMNS[cause]:>6}" for cause in present) + " exposed"
-    lines = [header + (f"{'peak':>10}" if metrics.memory.peak_bytes.any() else "")]
-    step = metrics.step_ns or 1
+    has_memory = bool(metrics.memory.peak_bytes.any())
+    head = ("rank", "busy", "idle", *(_COLUMNS[cause] for cause in present), "exposed", *["peak"] * has_memory)
+    rows: list[tuple[str, ...]] = []
     for rank in shown:
         idle = metrics.idle_ns[rank]
-        row = f"{rank:4d}{metrics.busy_ns[rank] / step:7.1%}{idle.sum() / step:7.1%}"
-        row += "".join(f"{idle[cause] / step:6.1%}" if idle[cause] else f"{'-':>6}" for cause in present)
-        row += f"{metrics.exposed_ns[rank] / step:8.1%}"
-        if metrics.memory.peak_bytes.any():
-            row += f"{format_size(int(metrics.memory.peak_bytes[rank])):>10}"
-        lines.append(row)
+        causes = [f"{idle[cause] / step:.1%}" if idle[cause] else "-" for cause in present]
+        busy, exposed = (f"{times_ns[rank] / step:.1%}" for times_ns in (metrics.busy_ns, metrics.exposed_ns))
+        peak = [format_size(int(metrics.memory.peak_bytes[rank]))] * has_memory
+        rows.append((str(rank), busy, f"{idle.sum() / step:.1%}", *causes, exposed, *peak))
     if len(shown) < metrics.ranks:
-        lines.append(f"     (first, middle, last and worst of {metrics.ranks} ranks)")
-    return lines
+        rows.append(("", f"(first, middle, last and worst of {metrics.ranks} ranks)"))
+    return Table(head=head, rows=tuple(rows), words=0)
 
 
 def _warning(run: SimulatedStep) -> list[str]:
@@ -278,18 +266,15 @@ def _warning(run: SimulatedStep) -> list[str]:
     return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, time_ns)}"]
 
 
-def _last(
-    run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, written: Sequence[Path], width: int
-) -> list[str]:
+def _last(run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, written: Sequence[Path]) -> list[str]:
     traces = [path for path in written if path.name.lower().removesuffix(".gz").endswith((".pftrace", ".json"))]
     text = f"bottleneck: {bottleneck}"
     following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
     if best is not None:
-        arguments = best.change.arguments.split(" --")
-        lines = _wrapped("  ", [arguments[0], *(f"--{word}" for word in arguments[1:])], width, between=" ")
-        return [text, _advice(run, best), *lines, following]
+        arguments = best.change.arguments.replace(" ", NO_BREAK).replace(f"{NO_BREAK}--", " --")
+        return [text, _advice(run, best), f"  {arguments}", following]
     joined = f"{text}; {following}"
-    return [joined] if len(joined) <= width else [text, following]
+    return [joined] if len(joined) <= summary_width() else [text, following]
 
 
 def _advice(run: SimulatedStep, tried: Tried) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -583,11 +584,11 @@ def _policy_blocks(table: PolicyTable, run: SimulatedStep, uncertainty: float) -
     has_several = len(schedules) > 1
     cells = []
     for policy, rows in policies.items():
-        steps = [_cell(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)]
+        steps = chain(*(_step_cells(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)))
         cells.append((policy, *steps, *([_fastest_under(rows, uncertainty)] if has_several else [])))
-    head = ("policy", *schedules, *(["fastest"] if has_several else []))
+    head = ("policy", *chain(*((name, "") for name in schedules)), *(["fastest"] if has_several else []))
     heading = "steps by policy, and how much longer they are than the schedule's shortest"
-    return ["", heading, Table(head=head, rows=tuple(cells), left=(len(schedules) + 1,)), *_refusals(table)]
+    return ["", heading, Table(head=head, rows=tuple(cells), left=(2 * len(schedules) + 1,)), *_refusals(table)]
 
 
 def _refusals(table: PolicyTable) -> list[str]:
@@ -605,10 +606,10 @@ def _refusals(table: PolicyTable) -> list[str]:
     return lines
 
 
-def _cell(row: PolicyRow, least_ns: int, run: SimulatedStep) -> str:
+def _step_cells(row: PolicyRow, least_ns: int, run: SimulatedStep) -> tuple[str, str]:
     if row.step_ns is None:
-        return "deadlocks" if row.deadlocks else "cannot run"
-    return f"{time_text(run, row.step_ns)} {slower_text(row.step_ns, least_ns):>7}"
+        return "deadlocks" if row.deadlocks else "cannot run", ""
+    return time_text(run, row.step_ns), slower_text(row.step_ns, least_ns)
 
 
 def _shortest_ns(rows: Sequence[PolicyRow]) -> int:

@@ -12,7 +12,7 @@ from pptrace.config.quantities import format_duration, format_size
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
-from pptrace.report.document import Column, Document, Printed, table_of
+from pptrace.report.document import Column, Document, Printed, Section, Table, table_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import job_text, setting_text, time_text
@@ -206,8 +206,8 @@ class EqualComparison(Printed):
         table = table_of(_columns(self.rows, rows), [(row, str(row["refused"] or "")) for row in rows])
         return Document(title="comparison", lead=[
             *_heading(self.rows, self.limit_bytes), "", table, "", *_legend(self.rows, self.varied),
-            *_refitted(self.rows, self.limit_bytes), *_arguments(self.rows), *_fastest(self.rows),
-        ])  # fmt: skip
+            *_refitted(self.rows, self.limit_bytes), *_fastest(self.rows),
+        ], sections=(_arguments(self.rows),))  # fmt: skip
 
     def save(self, path: str | Path) -> Path:
         """Draw steps and memory: a .png, .svg or .pdf file; the same comparison gives the same bytes.
@@ -586,10 +586,10 @@ def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     return lines
 
 
-def _arguments(rows: Sequence[EqualSchedule]) -> list[str]:
-    width = max(len(label) for label in ["schedule", *(row.entry.label for row in rows)])
-    lines = [f"  {row.entry.label:<{width}}  {row.arguments}" for row in rows if row.fits]
-    return ["to reproduce each step, add these to pptrace simulate and the arguments before --schedules:", *lines]
+def _arguments(rows: Sequence[EqualSchedule]) -> Section:
+    title = "to reproduce each step, add these to pptrace simulate and the arguments before --schedules:"
+    arguments = tuple((row.entry.label, row.arguments) for row in rows if row.fits)
+    return Section(title=title, blocks=(Table(rows=arguments, words=2),))
 
 
 _STEP, _STATE_COLOR, _ACTIVATIONS = "#6baed6", "#8c959f", "#e69f00"

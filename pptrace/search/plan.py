@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pptrace.config.flags import ARGUMENTS
@@ -353,11 +352,13 @@ class Plan(Printed):
         )  # fmt: skip
 
     def document(self) -> Document:
-        """Return the table and the lines that the command line prints."""
-        return Document(title="plan", lead=(
-            *_request_lines(self), "", _table(self), "", *_reasons(self), *_ties(self), *_equivalents(self),
-            *_robustness(self), "", *_counts(self), "", *_frameworks(self),
-        ))  # fmt: skip
+        """Return the tables that the command line prints."""
+        about_places = (*_gaps(self), *_ties(self), *_equivalents(self), *_robustness(self))
+        tables = [
+            block for rows in (about_places, _counts(self), _frameworks(self)) if rows
+            for block in ("", Table(rows=tuple(rows), words=2, splits=True))
+        ]  # fmt: skip
+        return Document(title="plan", lead=(*_request_lines(self), "", _table(self), *tables))
 
 
 def _table_path(configuration: Path) -> Path:
@@ -460,9 +461,6 @@ _SHORT = {key: name for name, key in ALIASES.items()} | {
 """Short names of keys of settings."""
 _SIZES = frozenset({*PLANNED, "parallel.sequence_parallel"})
 """Keys whose values have separate columns, or follow from such keys."""
-_WIDTH = 110
-_TITLE_WIDTH = 14
-"""Width of the titles of lines below the table."""
 _IDEAL = "ideal"
 """The default network, on which messages take no time."""
 _MARGIN = f"{float(100 * MARGIN):g} %"
@@ -521,35 +519,31 @@ def _settings(candidate: Candidate) -> str:
     return ", ".join(texts)
 
 
-def _reasons(plan: Plan) -> list[str]:
-    gaps = [
-        f" #{place}: {explain_gap(plan.best, candidate) or 'no part above 0.1 %'}"
-        for place, candidate in enumerate(plan.ranked, 1)
-        if place > 1
-    ]
-    return [f"{'' if index else 'gap to #1':<{_TITLE_WIDTH}}{gap}" for index, gap in enumerate(gaps)]
+def _gaps(plan: Plan) -> list[tuple[str, str]]:
+    gaps = [explain_gap(plan.best, candidate) or "no part above 0.1 %" for candidate in plan.ranked[1:]]
+    return [("" if index else "gap to #1", f"#{index + 2}: {gap}") for index, gap in enumerate(gaps)]
 
 
-def _ties(plan: Plan) -> list[str]:
-    """Return the line of the places that tie with the first."""
+def _ties(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of the places that tie with the first."""
     count = len(plan.tied)
     if count == 1:
         return []
     places = f"#1 {'to' if plan.tied[2:] else 'and'} #{count}"
     text = f"{places} are within {_MARGIN}, less than the error of a simulation: measure them"
     hint = f"; further places may tie, --top {2 * count} shows them" if count == plan.request.top else ""
-    return _wrap_line("tied", text + hint)
+    return [("tied", text + hint)]
 
 
-def _equivalents(plan: Plan) -> list[str]:
-    """Return the line of other settings with the same step and memory."""
+def _equivalents(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of other settings with the same step and memory."""
     named: dict[str, list[str]] = {}
     for place, candidate in enumerate(plan.ranked, 1):
         if candidate.equivalents:
             words = " or ".join(dict.fromkeys(_difference(candidate, twin) for twin in candidate.equivalents))
             named.setdefault(words, []).append(f"#{place}")
     text = "; ".join(f"{', '.join(places)} with {words}" for words, places in named.items())
-    return _wrap_line("equal", f"same step and memory: {text}") if named else []
+    return [("equal", f"same step and memory: {text}")] if named else []
 
 
 def _difference(candidate: Candidate, equivalent: Candidate) -> str:
@@ -569,7 +563,7 @@ def _setting_text(key: str, value: Any) -> str:
     return f"{_SHORT.get(key, key)} {word}"
 
 
-def _robustness(plan: Plan) -> list[str]:
+def _robustness(plan: Plan) -> list[tuple[str, str]]:
     robustness = plan.robustness
     if robustness is None:
         return []
@@ -585,13 +579,13 @@ def _robustness(plan: Plan) -> list[str]:
     )
     skipped = len(MACHINES) - total
     failures = [f"it fails or does not fit on {skipped}"] if skipped else []
-    return _wrap_line("robustness", "; ".join([text, *failures, *lost_places]))
+    return [("robustness", "; ".join([text, *failures, *lost_places]))]
 
 
-def _counts(plan: Plan) -> list[str]:
+def _counts(plan: Plan) -> list[tuple[str, str]]:
     counts = plan.counts()
     parts = [
-        f"{counts['considered']:,} configurations considered: {counts[Outcome.REFUSED]:,} cannot run",
+        f"{counts['considered']:,} configurations: {counts[Outcome.REFUSED]:,} cannot run",
         f"{counts[Outcome.MEMORY]:,} need more memory", f"{counts[Outcome.EQUAL]:,} are duplicates",
         *([f"{counts[Outcome.COVERED]:,} as {PLAIN} on one rank"] if counts[Outcome.COVERED] else []),
         f"{counts[Outcome.BOUNDED]:,} cannot be among the first {plan.request.top}",
@@ -599,14 +593,13 @@ def _counts(plan: Plan) -> list[str]:
     ]  # fmt: skip
     refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
     return [
-        *_wrap_line("", ", ".join(parts)),
-        *(_wrap_line("cannot run", ", ".join(refused)) if refused else []),
+        ("considered", ", ".join(parts)), *([("cannot run", ", ".join(refused))] if refused else []),
         *_default_chunks(plan),
-    ]
+    ]  # fmt: skip
 
 
-def _default_chunks(plan: Plan) -> list[str]:
-    """Return the line of the schedules that accept none of the requested chunks per rank."""
+def _default_chunks(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of the schedules that accept none of the requested chunks per rank."""
     axis = plan.problem.axes.get("parallel.vp")
     requested = [value.varied[0].value for value in axis.values] if axis else []
     schedules = dict.fromkeys(
@@ -618,23 +611,16 @@ def _default_chunks(plan: Plan) -> list[str]:
         return []
     chunks = ", ".join(map(str, requested))
     text = f"{chunks} where a schedule accepts it; {join_names([*schedules])} with default chunks"
-    return _wrap_line("vp", text)
+    return [("vp", text)]
 
 
-def _frameworks(plan: Plan) -> list[str]:
-    lines = _wrap_line("pptrace", plan.best.arguments)
+def _frameworks(plan: Plan) -> list[tuple[str, str]]:
+    rows = [("pptrace", plan.best.arguments)]
     for name, words in zip(("Megatron-LM", "torchtitan"), plan.frameworks.values(), strict=True):
-        lines += _wrap_line(name, words.line)
+        rows.append((name, words.line))
         if command := plan.table_command(words):
-            lines += _wrap_line(_TABLE_FILE, command)
-    return lines
-
-
-def _wrap_line(title: str, text: str) -> list[str]:
-    """Return the wrapped lines of a text after its title; without a title, further lines have a short indent."""
-    head = f"{title:<{_TITLE_WIDTH}}" if title else ""
-    indent = " " * len(head) or "  "
-    return wrap(f"{head}{text}", _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+            rows.append((_TABLE_FILE, command))
+    return rows
 
 
 PARTS = {

@@ -13,7 +13,7 @@ from pptrace.config.quantities import DURATION, SIZE
 from pptrace.errors import OutputError, PptraceError
 from pptrace.files import check_distinct, replace_file
 from pptrace.report.charts import check_picture
-from pptrace.report.document import Column, Document, table_of
+from pptrace.report.document import Column, Document, Section, table_of
 from pptrace.report.numbers import unique_names
 from pptrace.run.preparation import prepare
 from pptrace.search.ranking import share_text
@@ -368,19 +368,20 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def failures_text(sweep: Sweep) -> str:
-    """Return each error message once with its points; empty without failures."""
+def failures_document(sweep: Sweep) -> Document:
+    """Return each error message once with its points."""
     groups: dict[str, list[Row]] = {}
     for row in sweep.failed:
         groups.setdefault(str(row["error"]), []).append(row)
-    lines = [f"{len(sweep.failed):,} of {len(sweep.rows):,} points failed:"] * bool(groups)
+    lines = []
     for message, rows in list(groups.items())[:_MOST_MESSAGES]:
         first = " ".join(f"{key}={rows[0][key]}" for key in sweep.over)
         others = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
-        lines.append(f"  {first}{others}: {message}")
+        lines.append(f"{first}{others}: {message}")
     omitted = len(groups) - _MOST_MESSAGES
-    lines += [f"  and {omitted:,} more messages, in the column error"] * (omitted > 0)
-    return "".join(f"{line}\n" for line in lines)
+    lines += [f"and {omitted:,} more messages, in the column error"] * (omitted > 0)
+    title = f"{len(sweep.failed):,} of {len(sweep.rows):,} points failed:"
+    return Document(title="failed points", lead=(), sections=(Section(title=title, blocks=tuple(lines)),))
 
 
 def _brief(text: str) -> str:
