@@ -341,7 +341,7 @@ def test_chunks_that_are_named_are_for_the_schedules_that_take_them(registry: Re
     }
     assert plan.counts()["equal"] == 0
     assert plan.counts()["covered"] == 3
-    assert "vp            2, 4 where a schedule accepts it; 1f1b and gpipe with default chunks" in str(plan)
+    assert "vp          2, 4 where a schedule accepts it; 1f1b and gpipe with default chunks" in str(plan)
 
 
 def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registry: Registry) -> None:
@@ -350,7 +350,7 @@ def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registr
     plan = planned(registry, vary=vary)
 
     assert by_schedule(plan) == {"interleaved-1f1b": [(2, 4, "simulated")], "zb-v": [(2, 2, "simulated")]}
-    assert "vp            4 where a schedule accepts it; zb-v with default chunks" in str(plan)
+    assert "vp          4 where a schedule accepts it; zb-v with default chunks" in str(plan)
 
 
 @pytest.mark.parametrize("other", ["1f1b:p2p=batched", "1f1b:schedule.recompute.early=true"])
