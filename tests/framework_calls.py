@@ -128,8 +128,12 @@ class Writer:
         name = group or self.group
         pair = () if self.eager_init else (min(self.rank, end.peer), max(self.rank, end.peer))
         if self.per_edge:
-            pair = (self.rank, end.peer) if end.sends else (end.peer, self.rank)
+            pair = self.edge(end)
         return self._post((end,), (name, *pair))
+
+    def edge(self, end: End) -> tuple[int, int]:
+        """Return the ranks that a message goes from and to."""
+        return (self.rank, end.peer) if end.sends else (end.peer, self.rank)
 
     def wait(self, handles: list[int]) -> None:
         if handles:

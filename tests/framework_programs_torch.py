@@ -3,7 +3,8 @@
 ``torch/distributed/pipelining/schedules.py``:
 
 - ``_batch_p2p``: sends alone, or receives alone, are posted one by one, unbatched; only a mixture is one
-  ``batch_isend_irecv``. In 2.15 with communicators per edge, a mixture is divided by its communicators.
+  ``batch_isend_irecv``. In 2.15 with communicators per edge, a mixture is divided by its communicators, in the
+  order of their names.
 - ``ScheduleGPipe._step_microbatches`` and ``Schedule1F1B._step_microbatches``: the two with one stage a rank.
 - ``_PipelineScheduleRuntime._step_microbatches``: all others; it runs rows of computes, sends and receives. A
   receive is waited for before the compute that reads it, a send at the end of the step or, in 2.15, where its row
@@ -68,7 +69,7 @@ class _Stage(Writer):
     def batch_p2p(self, ends: list[End]) -> list[int]:
         if len({end.sends for end in ends}) == 2 and not self.per_edge:
             return self.batch(ends)
-        return [self.single(end) for end in ends]
+        return [self.single(end) for end in (sorted(ends, key=self.edge) if self.per_edge else ends)]
 
 
 def torch_gpipe(ranks: int, microbatches: int, **group: bool) -> list[Program]:
