@@ -18,6 +18,7 @@ from pptrace.steps.schedule import Schedule
 from pptrace.steps.validation import validate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
+from pptrace_kernel import always_compiled
 from tests.strategies import valid_schedules
 
 ONE = np.ones(1, dtype=bool)
@@ -64,7 +65,10 @@ def test_weights_freed_behind_every_pass_are_gathered_for_each() -> None:
 def test_the_stages_that_compute_next_are_gathered(active: int, ahead: int, schedule: Schedule) -> None:
     lookahead = [min(ahead, active)] * schedule.ranks
     made = with_gathers(schedule, np.ones(schedule.stages, dtype=bool), Reshard.NEVER, active, lookahead)
+    with always_compiled():
+        compiled = with_gathers(schedule, np.ones(schedule.stages, dtype=bool), Reshard.NEVER, active, lookahead)
 
+    assert compiled == made
     validate(made)
     for row in made.rows():
         gathered: set[int] = set()
