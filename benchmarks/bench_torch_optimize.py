@@ -1,31 +1,31 @@
 """Tables of pptrace optimize in PyTorch, beside the runs that they come from: 20 random profiles of four stages.
 
-    python benchmarks/bench_torch_optimize.py [--profiles 20] [--seconds 5] [--steps 3] [--keep FOLDER]
+    python benchmarks/bench_torch_optimize.py [--profiles 20] [--seconds 5] [--steps 5] [--scale 1] [--keep FOLDER]
 
 Forward, input and weight gradient of a stage sleep for 3 to 12 ms each, over gloo. Profiles run as 1F1B and as
 ZB-H1 in turn; `pptrace optimize run/` fits costs to the run, and its table runs with the same stages. Printed are
-the mean steps of the run, of its table as predicted and as measured, what the table saves, the error of the
+the fastest step of the run, that of its table as predicted and as measured, what the table saves, the error of the
 prediction, and what optimize states: the noise of the run, and the uncertainty of the prediction.
 
 Exits with 1 where a table has other stages than its run, or is slower than the run by more than is stated. Times
-need a machine that does nothing else.
+need a machine that does nothing else; `--scale` is that of bench_torch_runs.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import yaml
-from bench_measured import side_of
-from bench_torch_runs import run
+from bench_torch_runs import fastest_step, run
 
 from pptrace.plugin import Registry
 
@@ -39,18 +39,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each search")
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="multiple of the times of stages")
     parser.add_argument("--keep", type=Path, help="folder that keeps the runs")
     asked = parser.parse_args()
     registry, exceeded, savings, errors = Registry.load(), [], [], []
+    print(f"load {os.getloadavg()[0]:.1f}")
     print("profile  order    run, ms  predicted  measured   saved  error   noise  uncertainty  stages")
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(asked.profiles):
             folder = (asked.keep or Path(scratch)) / str(number)
             folder.mkdir(parents=True)
             order = ORDERS[number % len(ORDERS)]
-            found = improve(folder, order, Random(number), asked.seconds, asked.steps)  # noqa: S311 - no secret
-            before, after = (fmean(side_of(folder / name, registry).spans_ns) for name in ("run", "better"))
+            profile = random_profile(number, asked.scale)
+            found = improve(folder, order, profile, asked.seconds, asked.steps)
+            before, after = (fastest_step(folder / name, registry).spans_ns[0] for name in ("run", "better"))
             noise, stated = found["run"]["noise"], found["run"]["uncertainty"]
             savings.append(1 - after / before)
             errors.append(found["step_ns"] / after - 1)
@@ -71,13 +74,20 @@ def main() -> None:
     sys.exit(bool(exceeded))
 
 
-def improve(folder: Path, order: str, random: Random, seconds: float, steps: int) -> dict[str, Any]:
-    """Run an order and an optimised table of random stages, and return what optimize printed."""
-    kinds = ("forward", "input_gradient", "weight_gradient")
-    times = {kind: [f"{random.randint(SHORTEST_US, LONGEST_US)} us" for _ in range(RANKS)] for kind in kinds}
+def random_profile(number: int, scale: float) -> dict[str, list[str]]:
+    """Return the times of each stage by kind."""
+    random = Random(number)  # noqa: S311 - no secret
+    return {
+        kind: [f"{round(scale * random.randint(SHORTEST_US, LONGEST_US))} us" for _ in range(RANKS)]
+        for kind in ("forward", "input_gradient", "weight_gradient")
+    }
+
+
+def improve(folder: Path, order: str, profile: dict[str, list[str]], seconds: float, steps: int) -> dict[str, Any]:
+    """Run an order and its optimised table, and return what optimize printed."""
     step = {
         "schedule": order, "parallel": {"pp": RANKS}, "batch": {"microbatches": MICROBATCHES},
-        "costs": {"name": "table", **times},
+        "costs": {"name": "table", **profile},
     }  # fmt: skip
     (folder / "step.yaml").write_text(yaml.safe_dump(step), encoding="utf-8")
     first, better = folder / "run", folder / "better.csv"
