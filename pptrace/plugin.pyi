@@ -40,6 +40,8 @@ from pptrace.plugins.offers import MessagePolicyOffer as MessagePolicyOffer
 from pptrace.plugins.offers import ModelOffer as ModelOffer
 from pptrace.plugins.offers import NetworkOffer as NetworkOffer
 from pptrace.plugins.offers import ScheduleOffer as ScheduleOffer
+from pptrace.plugins.offers import StackOffer as StackOffer
+from pptrace.plugins.offers import StackRule as StackRule
 from pptrace.plugins.registry import Registry as Registry
 from pptrace.plugins.requests import CostRequest as CostRequest
 from pptrace.plugins.requests import ExecutorRequest as ExecutorRequest

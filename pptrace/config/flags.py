@@ -60,6 +60,10 @@ FLAGS: Mapping[str, Flag] = {
         "model", "The model that is trained; without one, costs are units.", headline="preset", offers="models"
     ),
     "device": Flag("device", "The accelerator of each process.", headline="preset", offers="devices"),
+    "stack": Flag(
+        "stack", "The software that the job runs on, such as megatron-core-0.19, or a file (.yaml).",
+        offers="stacks", takes_file=True,
+    ),
     "network": Flag("network", "The network between pipeline ranks.", headline="name", offers="networks"),
     "cluster": Flag(
         "cluster", "Nodes and the fabric between them, such as dgx-h100x32; replaces network.",
@@ -119,6 +123,7 @@ class SettingsBesideSchedule(_Reserved, total=False):
     sequence: Count
     model: Named
     device: Named
+    stack: str | PathLike[str] | None
     network: Named
     cluster: Named
     contention: Sharing | str | Section | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from os import PathLike
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 from pptrace.config.choices import Reshard
 from pptrace.config.overrides import Assignment, assignments, overlaid, plain
 from pptrace.config.places import Document, Place, Places, error_at, key_text, record
-from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice
+from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, nearest
 
@@ -83,7 +84,8 @@ class Resolved:
         values = section.options if apart else section.values if section else {}
         checked = validate_options(model, merged(preset, values), prefix, self.positions, file=self.file)
         label = f"preset {getattr(section, 'preset', None)}"
-        origins = {key_text(path, prefix): label for path, _ in _leaves(preset)}
+        user_values = leaves_by_key(values, prefix)
+        origins = {key: label for key in leaves_by_key(preset, prefix) if key not in user_values}
         filled = checked.model_dump(mode="json", by_alias=True)
         if apart:
             section = section.model_copy(update={"options": filled})
@@ -99,12 +101,13 @@ class Resolved:
 
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
-        leaves = _leaves(self._dumped())
-        return [(key_text(path), value, self.origin(key_text(path))) for path, value in leaves]
+        return [(key, value, self.origin(key)) for key, value in leaves_by_key(self._dumped()).items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON that :func:`load` reads again; absolute paths keep their last part."""
         plain: dict[str, Any] = _portable(self._dumped())
+        if is_yaml_file(plain.get("stack", "")):  # its values are filled in
+            del plain["stack"]
         return plain
 
     def with_section(self, key: str, section: BaseModel | None, origins: Mapping[str, str]) -> Resolved:
@@ -112,12 +115,32 @@ class Resolved:
         experiment = self.experiment.model_copy(update={key: section})
         return replace(self, experiment=experiment, origins={**self.origins, **origins})
 
+    def with_stack(self, name: str) -> Resolved:
+        """Return this with the default stack."""
+        return replace(self, experiment=self.experiment.model_copy(update={"stack": name}))
+
     def with_values(self, key: str, values: Mapping[str, Any], origin: str = "default") -> Resolved:
         """Return this with other values in a section, and their origin."""
         section = getattr(self.experiment, key)
         fields = type(section).model_fields
         origins = {f"{key}.{fields[name].alias or name}": origin for name in values}
         return self.with_section(key, section.model_copy(update=values), origins)
+
+    def with_key(self, key: str, value: Any, origin: str) -> Resolved:
+        """Return this with the value of one key of a section that takes any subset of its keys, and its origin.
+
+        Raises:
+            ConfigError: a value that the key cannot have.
+        """
+        name, *path = key.split(".")
+        section = getattr(self.experiment, name)
+        nested = reduce(lambda inner, part: {part: inner}, reversed(path), value)
+        checked = validate_options(type(section), nested, name).model_dump(exclude_unset=True)
+        update = {
+            field: merged(getattr(section, field, {}), inner) if isinstance(inner, dict) else inner
+            for field, inner in checked.items()
+        }
+        return self.with_section(name, section.model_copy(update=update), {key: origin})
 
     def _dumped(self) -> dict[str, Any]:
         # A file may say how rules run, and another policy be named over it.
@@ -181,6 +204,15 @@ def document_of(source: Config | Document | None) -> Document:
     for key, below in value.items():
         record(places, key_text((key,)), below, Place(source=_MAPPING))
     return Document(value=value, places=places, source=_MAPPING)
+
+
+def leaves_by_key(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by their keys.
+
+    >>> leaves_by_key({"model": {"layers": 32}, "stack": "ideal"})
+    {'model.layers': 32, 'stack': 'ideal'}
+    """
+    return {key_text(path, prefix): leaf for path, leaf in _leaves(value)}
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:

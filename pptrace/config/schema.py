@@ -18,6 +18,21 @@ DEFAULT_COSTS = "unit"
 """The cost model of a step without a model."""
 
 
+_YAML = (".yaml", ".yml")
+
+DEFAULT_STACK = "ideal"
+"""The stack of a step with a model."""
+
+
+def is_yaml_file(name: str) -> bool:
+    """Return whether a name is that of a YAML file, in place of a preset's.
+
+    >>> is_yaml_file("mine.yaml"), is_yaml_file("llama3-8b")
+    (True, False)
+    """
+    return name.lower().endswith(_YAML)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -405,6 +420,9 @@ class Experiment(_Section):
     batch: Batch = Field(default=Batch(), description="Sequences and microbatches of one step.")
     schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
     device: Device | None = Field(default=None, description=FLAGS["device"].text)
+    stack: str | None = Field(
+        default=None, min_length=1, description=FLAGS["stack"].text, examples=["megatron-core-0.19"]
+    )
     network: NetworkChoice = Field(default=NetworkChoice(name="ideal"), description=FLAGS["network"].text)
     cluster: Cluster | None = Field(default=None, description=FLAGS["cluster"].text)
     contention: Contending = Field(default=Contending(), description=FLAGS["contention"].text)

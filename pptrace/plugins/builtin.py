@@ -14,6 +14,7 @@ from pptrace.plugins.offers import (
     ImporterOffer,
     MessagePolicyOffer,
     NetworkOffer,
+    StackOffer,
 )
 from pptrace.traces import kineto, perfetto
 
@@ -37,6 +38,12 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
         options=lambda: _models().HockneyOptions,
     )
     yield NetworkOffer(name="ideal", summary="Messages take no time.", build=lambda _: _models().Flat())
+
+
+@hookimpl
+def pptrace_stacks() -> Iterable[StackOffer]:
+    """Offer the stack that changes nothing."""
+    yield StackOffer(name="ideal", summary="No framework: the defaults of every key.")
 
 
 @hookimpl

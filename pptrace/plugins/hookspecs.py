@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ModelOffer,
         NetworkOffer,
         ScheduleOffer,
+        StackOffer,
     )
 
 PROJECT = "pptrace"
@@ -67,6 +68,12 @@ def pptrace_models() -> Iterable[ModelOffer]:
 @hookspec
 def pptrace_devices() -> Iterable[DeviceOffer]:
     """Yield presets of devices, for ``device.preset``."""
+    return ()
+
+
+@hookspec
+def pptrace_stacks() -> Iterable[StackOffer]:
+    """Yield presets of software stacks, for ``stack``."""
     return ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -146,6 +146,31 @@ class DeviceOffer(AnyOffer):
 
     values: Mapping[str, Any]
     source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackRule:
+    """Values of a software stack for the configurations that match."""
+
+    set: Mapping[str, Any]
+    """Values by configuration key, such as ``costs.gradients``. Keys that the user writes override them."""
+    source: str
+    """The file, flag or document that a value comes from, or ``fitted to`` and the data."""
+    when: Mapping[str, Any] = field(default_factory=dict)
+    """Conditions by configuration key, all of which hold: a value, a pattern with ``*``, a list of either, or a
+    range as ``{"min": 2}`` or ``{"max": 8}``. The keys include those of presets and of earlier rules."""
+    unless: Mapping[str, Any] = field(default_factory=dict)
+    """Conditions of which none holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StackOffer(AnyOffer):
+    """A preset of a software stack: what a release of a framework does to the time and memory of a step."""
+
+    rules: Sequence[StackRule] = ()
+    """Rules in order; a later rule overrides an earlier one."""
+    inherits: str = ""
+    """The stack whose rules come first; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -93,6 +93,7 @@ class Registry:
     cost_models = OfferKind("pptrace_cost_models", offers.CostModelOffer, "pptrace-models")
     models = OfferKind("pptrace_models", offers.ModelOffer, "pptrace-models")
     devices = OfferKind("pptrace_devices", offers.DeviceOffer, "pptrace-models")
+    stacks = OfferKind("pptrace_stacks", offers.StackOffer, "pptrace-frameworks")
     clusters = OfferKind("pptrace_clusters", offers.ClusterOffer, "pptrace-networks")
     executors = OfferKind("pptrace_executors", offers.ExecutorOffer)
     exporters = OfferKind("pptrace_exporters", offers.ExporterOffer)

@@ -59,8 +59,7 @@ def job_network(inputs: Inputs) -> RankNetwork:
         _options(inputs, values, "fabric")
     cluster = Cluster(node=node, fabric=fabric, nodes=nodes, gpus=gpus, nics=nics)
     filled = Section.model_validate({**values, "preset": section.preset})
-    resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
-    inputs.resolved = _with_device(resolved, offer)
+    inputs.resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
     return RankNetwork(network=cluster, layout=layout)
 
 
@@ -157,17 +156,23 @@ def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[st
     return origins
 
 
-def _with_device(resolved: Resolved, offer: Provided[ClusterOffer] | None) -> Resolved:
-    """Fill in the cluster's device where the configuration has a model and no device."""
-    section = resolved.experiment.device
+def fill_cluster_device(inputs: Inputs) -> None:
+    """Fill in the device of the cluster's preset where the configuration has a model and no device.
+
+    Raises:
+        ConfigError: a preset with an invalid number of nodes.
+        PluginError: a preset that no plugin offers.
+    """
+    resolved, experiment = inputs.resolved, inputs.experiment
+    section = experiment.device
     has_device = section is not None and bool(section.preset or section.values)
-    if offer is None or not offer.offer.device or has_device or resolved.experiment.model is None:
-        return resolved
+    if experiment.cluster is None or experiment.model is None or has_device:
+        return
+    offer, _ = _preset(resolved, inputs.registry, experiment.cluster)
+    if offer is None or not offer.offer.device:
+        return
     device, label = offer.offer.device, f"cluster {offer.offer.name}"
     ranks = section.ranks if section else None
-    if isinstance(device, str):
-        return resolved.with_section("device", Device(preset=device, ranks=ranks), {"device.preset": label})
-    return resolved.with_section(
-        "device", Device.model_validate({**device, "ranks": ranks}),
-        dict.fromkeys((f"device.{key}" for key in device), label),
-    )  # fmt: skip
+    values = {"preset": device} if isinstance(device, str) else device
+    filled = Device.model_validate({**values, "ranks": ranks})
+    inputs.resolved = resolved.with_section("device", filled, {f"device.{key}": label for key in values})

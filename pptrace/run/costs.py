@@ -126,7 +126,7 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         ConfigError: a value that the cost model cannot take, or no cost model for the model.
         PluginError: a name that no plugin offers.
     """
-    provided = _cost_model(inputs)
+    provided = look_up_cost_model(inputs)
     offer = provided.offer
     model = _parameters(inputs, "model", offer.model, offer.name)
     device, rank_devices = _devices(inputs, offer)
@@ -158,7 +158,13 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
     )  # fmt: skip
 
 
-def _cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
+def look_up_cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
+    """Return the cost model of a configuration: by name, or the one that reads models.
+
+    Raises:
+        ConfigError: there is not exactly one cost model that reads models.
+        PluginError: a name that no plugin offers.
+    """
     models, name = inputs.registry.cost_models, inputs.experiment.costs.name
     if name is None:
         readers = [name for name, provided in sorted(models.items()) if provided.offer.model is not None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.config.schema import Device
+from pptrace.config.schema import Device, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def preset_values(inputs: Inputs, key: str, name: str | None, place: str) -> Map
     """
     if not name:
         return {}
-    if name.lower().endswith((".yaml", ".yml")):
+    if is_yaml_file(name):
         from pptrace.config.yaml_document import read_yaml
 
         values: Mapping[str, Any] = read_yaml(Path(name), example="layers: 32").value

@@ -102,6 +102,8 @@ class Inputs:
     """All plugins."""
     plugins: dict[str, str] = field(default_factory=dict)
     """Distribution and version of each used plugin."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of the result, one sentence each."""
 
     @property
     def experiment(self) -> Experiment:

@@ -18,11 +18,13 @@ from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
+from pptrace.run.cluster import fill_cluster_device
 from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
 from pptrace.run.heterogeneous_replicas import with_slowest_replica
 from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
 from pptrace.run.speeds import ReplicaCosts
+from pptrace.run.stacks import fill_stack
 from pptrace.run.table_changes import change_table, overlap_notes, with_interleave, with_validation
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.streams import MOST_RANKS
@@ -79,8 +81,9 @@ def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | N
 def _prepare(resolved: Resolved, registry: Registry) -> Prepared:
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
-    check_size(resolved)
     inputs = Inputs(resolved=resolved, registry=registry)
+    _fill_presets(inputs)
+    check_size(inputs.resolved)
     file = _table_file(inputs)
     costs = model_costs(inputs, _network(inputs))
     if file is not None:
@@ -95,8 +98,15 @@ def build_costs(resolved: Resolved, registry: Registry) -> Costs:
         PptraceError: as for :func:`prepare`.
     """
     inputs = Inputs(resolved=resolved, registry=registry)
+    _fill_presets(inputs)
     _table_file(inputs)  # fills in sizes
     return model_costs(inputs, _network(inputs))
+
+
+def _fill_presets(inputs: Inputs) -> None:
+    """Fill in the device of the cluster, and the values of the software stack."""
+    fill_cluster_device(inputs)
+    fill_stack(inputs)
 
 
 def _has_chunks_of_file(resolved: Resolved) -> bool:
@@ -220,7 +230,7 @@ def _with_table(
     prepared = Prepared(
         resolved=inputs.resolved, schedule=table, request=request, network=network, table=file, workload=workload,
         job=network if isinstance(network, RankNetwork) else None, policy=policy, contention=contention,
-        plugins=dict(sorted(inputs.plugins.items())), notes=notes, differing=differing,
+        plugins=dict(sorted(inputs.plugins.items())), notes=(*inputs.notes, *notes), differing=differing,
     )  # fmt: skip
     return with_slowest_replica(prepared)
 

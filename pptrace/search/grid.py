@@ -16,7 +16,7 @@ from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid, parse_value
 from pptrace.config.places import Place, key_text
 from pptrace.config.resolution import document_of, load
-from pptrace.config.schema import Experiment, ScheduleChoice
+from pptrace.config.schema import Experiment, ScheduleChoice, is_yaml_file
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError, nearest
 from pptrace.search.basis import Basis, Entry, digest_of, parse_entries, split_outside
@@ -34,7 +34,6 @@ _MAPPING = re.compile(r"\{")
 _LOOKS_LIKE_RANGE = re.compile(r"\d+\.\.\d*")
 _MOST_VALUES = 10_000
 _SCHEDULE_KEYS = ("schedule", "schedule.name")
-_FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ def _parsed(text: str, option: str) -> Axis:
 
 def _axis(key: str, words: Sequence[str], option: str = "--over") -> Axis:
     source = f"{option} {key}"
-    files = [word for word in words if word.lower().endswith(_FILES)]
+    files = [word for word in words if is_yaml_file(word)]
     if files:
         return Axis(key=key, values=_overlays(files, words, source))
     section = re.split(r"[.\[]", key_of(key))[0]

@@ -167,6 +167,7 @@ def _measured(row: Mapping[str, str]) -> tuple[float, float]:
 
 
 _PLACEHOLDER = re.compile(r"\{\s*(?P<factor>\d+)?\s*\*?\s*(?P<column>[a-z_]\w*)\s*\}")
+_TEXT_PLACEHOLDER = re.compile(r"\{([a-z_]\w*)\}")
 
 
 class Rule(BaseModel):
@@ -185,7 +186,8 @@ class Rule(BaseModel):
     needs: list[str] = []
     """Columns without which a row is skipped."""
     set: dict[str, Any] = {}
-    """Configuration keys with values; ``{hidden}`` is the value of that column, ``{4*hidden}`` its fourfold."""
+    """Configuration keys with values. ``{hidden}`` is the value of that column, ``{4*hidden}`` its fourfold, and
+    ``nemo-{release}`` a text with the column's text in it."""
     skip: str = ""
     """Reason why matching rows are not simulated; empty to simulate them."""
     because: str = ""
@@ -251,9 +253,11 @@ def _normalized(text: str) -> str:
 def _substitute(value: Any, row: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {key: _substitute(inner, row) for key, inner in value.items()}
-    match = _PLACEHOLDER.fullmatch(value.strip()) if isinstance(value, str) else None
-    if not match:
+    if not isinstance(value, str):
         return value
+    match = _PLACEHOLDER.fullmatch(value.strip())
+    if not match:
+        return _TEXT_PLACEHOLDER.sub(lambda part: row.get(part[1], "").strip(), value)
     text = row.get(match["column"], "")
     if not text.strip().isdigit():
         raise ConfigError(f"{value} needs a whole number in column {match['column']}", key="rules")
@@ -307,7 +311,7 @@ def _parallel(row: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError(f"tp x cp x pp does not divide n_gpus ({devices})")
     if _number(row, "dp") and _whole_number(row, "dp") != replicas:
         raise ConfigError(f"column dp holds {row['dp']}, but n_gpus / (tp x cp x pp) is {replicas}")
-    return {"pp": pp, "dp": replicas, "sequence_parallel": sizes["tp"] > 1, **sizes}
+    return {"pp": pp, "dp": replicas, **sizes}
 
 
 def _schedule(row: Mapping[str, str], chunks: int) -> str:

@@ -1,4 +1,4 @@
-"""What this distribution offers: the messages of three frameworks; light to import."""
+"""Offers of this distribution: message policies and software stacks; light to import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import MessagePolicyOffer, hookimpl
+from pptrace.plugin import MessagePolicyOffer, StackOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,6 +39,14 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
         build=partial(_build, "deepspeed"),
         source="https://github.com/deepspeedai/DeepSpeed",
     )
+
+
+@hookimpl
+def pptrace_stacks() -> Iterable[StackOffer]:
+    """Offer the stacks of the frameworks' releases."""
+    from pptrace_frameworks.stacks import STACKS
+
+    yield from STACKS
 
 
 def _build(framework: str, schedule: Schedule, options: Mapping[str, Any]) -> Policy:

@@ -24,7 +24,7 @@ from pptrace_models import flops
 from pptrace_models.accelerator import Exchange
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import Work
-from pptrace_models.options import gradient_bytes
+from pptrace_models.options import gradient_bytes, layer_host_ns
 from pptrace_models.transformer import kept_precision
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def layer_cost(costing: Costing, kind: Layer) -> Cost:
         group = beside_products(group, operations, costing.shard.tp, partial(_product_ns, costing))
     cost = costing.cost(operations, group)
     if kind.experts:
-        cost = cost.at_least(options.host, apart=bool(options.segments), frozen=model.frozen)
+        cost = cost.at_least(layer_host_ns(options), apart=bool(options.segments), frozen=model.frozen)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective) if kind.again else cost
     recomputed_ns = group.again_ns + again_ns(costing, operations, experts=kind.experts)

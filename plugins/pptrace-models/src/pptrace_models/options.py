@@ -70,10 +70,13 @@ class RooflineOptions(Parameters):
     collectives also overlap with independent products."""
     host: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues the kernels of a forward of a layer with experts; a backward takes twice as
-    long. It is a lower bound of the layer's time; 0 with CUDA graphs."""
+    long. It is a lower bound of the layer's time."""
     host_action: Annotated[Duration, Field(ge=0)] = 0
     """Additional host time per forward of a stage with such layers, for messages, buffers and the schedule; a
-    backward takes twice as long. Needs ``host``."""
+    backward takes twice as long."""
+    cuda_graphs: bool = False
+    """Whether CUDA graphs issue the kernels of layers with experts, so that ``host`` and ``host_action`` do not
+    apply."""
     segments: bool | None = None
     """Whether actions consist of segments, which overlap in overlapped pairs. By default, they do if the schedule
     has such pairs, a group communicates within actions, and ``host``, ``overlap_tp`` and ``accumulation`` have
@@ -104,7 +107,12 @@ def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:
 def stage_host_ns(options: RooflineOptions, stage: Stage) -> int:
     """Return the time of the host to issue a forward of a stage; 0 if the stage has no layer with experts."""
     layers = sum(kind.experts for kind in stage.layers)
-    return layers * options.host + options.host_action if layers and options.host else 0
+    return layers * options.host + options.host_action if layers and not options.cuda_graphs else 0
+
+
+def layer_host_ns(options: RooflineOptions) -> int:
+    """Return the time of the host to issue a forward of a layer with experts."""
+    return 0 if options.cuda_graphs else options.host
 
 
 def gradient_bytes(options: RooflineOptions) -> int:

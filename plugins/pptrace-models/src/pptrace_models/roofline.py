@@ -17,7 +17,7 @@ from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, shard
 from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
-from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
+from pptrace_models.options import RooflineOptions, gradient_bytes, layer_host_ns, stage_host_ns
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
 from pptrace_models.transformer import Transformer, checked, kept_precision
@@ -98,7 +98,7 @@ def _has_default_segments(request: CostRequest, options: RooflineOptions, worklo
     """Return whether actions consist of segments by default. Segments do not change their durations."""
     if options.segments is not None or not request.has_pairs:
         return False
-    if options.host or options.overlap_tp or options.accumulation == "separate":
+    if layer_host_ns(options) or options.overlap_tp or options.accumulation == "separate":
         return False
     return bool(workload.f_collective_ns.any() or workload.b_collective_ns.any())
 
@@ -113,8 +113,6 @@ def _check_options(options: RooflineOptions) -> None:
     if options.dummy_gradients and options.accumulation == "separate":
         message = "they take the place of gradients that products add up themselves: write accumulation: fused"
         raise ConfigError(message, key="costs.dummy_gradients")
-    if options.host_action and not options.host:
-        raise ConfigError("needs the time of a layer: give host, too", key="costs.host_action")
     if options.segments and options.overlap_tp:
         message = "segments already define what overlaps: remove one of the two keys"
         raise ConfigError(message, key="costs.overlap_tp")

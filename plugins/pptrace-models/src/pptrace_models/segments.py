@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import layer_times
 from pptrace_models.layer_times import Cost, again_ns
-from pptrace_models.options import gradient_bytes, stage_host_ns
+from pptrace_models.options import gradient_bytes, layer_host_ns, stage_host_ns
 from pptrace_models.stages import in_front, items_of
 from pptrace_models.transformer import Layer
 
@@ -109,7 +109,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
         1, 2
     )
     layer = costing.cost(operations)
-    waits = layer.host_waits(options.host if kind.experts else 0, frozen=model.frozen)
+    waits = layer.host_waits(layer_host_ns(options) if kind.experts else 0, frozen=model.frozen)
     if layer.f and layer.i:
         attention += Cost(
             f=waits.f * attention.f // layer.f,

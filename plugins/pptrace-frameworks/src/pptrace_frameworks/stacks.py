@@ -1,0 +1,171 @@
+"""Presets of software stacks: what releases of frameworks do to the time and memory of a step.
+
+A rule cites a file or flag of the framework at the release's tag, or says ``fitted to`` and names the rows of
+``pptrace accuracy`` that its value is fitted to. MB is NVIDIA-NeMo/Megatron-Bridge, MC NVIDIA/Megatron-LM, NM
+NVIDIA/NeMo, NL NVIDIA/NeMo-Framework-Launcher, TT pytorch/torchtitan, NT huggingface/nanotron, TE
+NVIDIA/TransformerEngine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import StackOffer, StackRule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_EXPERTS: dict[str, Any] = {"model.num_experts": {"min": 1}}
+_X86 = ["a100*", "a800*", "h100*", "h800*", "h200*", "b200"]
+"""Devices whose systems have x86 hosts."""
+_GRACE = ["gb200", "gb300"]
+"""Devices on boards with a Grace host."""
+_NARROW = ["fp8", "mxfp8", "nvfp4"]
+
+
+def _rule(source: str, values: Mapping[str, Any], **conditions: Mapping[str, Any]) -> StackRule:
+    return StackRule(source=source, set=values, **conditions)
+
+
+_DEVICES = (
+    _rule(
+        "fitted to 183 products measured on an A100 PCIe (SimuMax); attention and norms by kernel",
+        {"costs.kernels": "shapes"},
+    ),
+    _rule("fitted to the slowdown of dgxc-benchmarking 25.04 by scale", {"costs.spread": 0.015}),
+    _rule("NCCL 2: rings between nodes use every NIC of a group", {"costs.every_nic": True}),
+)
+"""Rules of all stacks on GPUs with NCCL."""
+
+_MEGATRON = (
+    *_DEVICES,
+    _rule("MC megatron/core/pipeline_parallel", {"p2p.policy": "megatron"}),
+    _rule("MC --use-distributed-optimizer", {"costs.zero": 1}),
+    _rule("MC --overlap-grad-reduce, --overlap-param-gather", {"data_parallel.overlap": True}),
+    _rule(
+        "MC --sequence-parallel, which tensor-parallel recipes switch on",
+        {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}},
+    ),
+    _rule(
+        "MC combined 1F1B (--overlap-moe-expert-parallel-comm): exchanges overlap the other direction's layers",
+        {"costs.segments": True}, when={"schedule.name": "combined-1f1b"},
+    ),
+)  # fmt: skip
+
+_HOSTS = (
+    _rule(
+        "fitted to Megatron-Bridge's mixtures on x86 hosts: time to issue the kernels of a layer, and of an action",
+        {"costs.host": "3.4 ms", "costs.host_action": "2 ms"}, when={**_EXPERTS, "device.preset": _X86},
+    ),
+    _rule(
+        "fitted to the MoE ModelZoo's BF16 mixtures on x86 hosts: BF16 has no casts",
+        {"costs.host": "2.6 ms"}, when={**_EXPERTS, "device.preset": _X86, "model.precision": "bf16"},
+    ),
+    _rule(
+        "fitted to Megatron-Bridge's mixtures on B300 systems",
+        {"costs.host": "4.6 ms", "costs.host_action": "2 ms"}, when={**_EXPERTS, "device.preset": "b300"},
+    ),
+)  # fmt: skip
+
+_BRIDGE = (
+    _rule(
+        "MB scripts/performance: gradients in BF16 (src/megatron/bridge/training/mixed_precision.py)",
+        {"costs.gradients": "bf16"},
+    ),
+    _rule("MB scripts/performance/configs: experts are not split", {"parallel.etp": 1}, when=_EXPERTS),
+    _rule(
+        "MB scripts/performance/configs: DeepEP or HybridEP",
+        {"costs.dispatcher": "deduplicated"}, when=_EXPERTS, unless={"device.preset": "h100*"},
+    ),
+    _rule(
+        "MB scripts/performance/configs: --tp-comm-overlap of Llama and Nemotron, not in NVFP4, nor MXFP8 at TP 1",
+        {"costs.overlap_tp": True}, when={"device.preset": _GRACE, "parallel.tp": {"min": 2}},
+        unless={"model.precision": ["mxfp8", "nvfp4"]},
+    ),
+)  # fmt: skip
+
+_GRAPHS = _rule(
+    "MB scripts/performance/configs: CUDA graphs of attention and router on Grace hosts",
+    {"costs.cuda_graphs": True}, when={**_EXPERTS, "device.preset": _GRACE},
+)  # fmt: skip
+
+_NEMO = (
+    _rule(
+        "fitted to dgxc-benchmarking 25.05's mixtures on GB200: Grace hosts without CUDA graphs",
+        {"costs.host": "6 ms", "costs.host_action": "2 ms"}, when={**_EXPERTS, "device.preset": _GRACE},
+    ),
+)  # fmt: skip
+
+_OF_2021 = (
+    *_DEVICES,
+    _rule(
+        "MC v2.5 megatron/p2p_communication.py: batches that are waited for at once",
+        {"p2p.policy": "megatron", "p2p.options.overlap_p2p_comm": False},
+    ),
+    _rule("MC v2.5: neither a distributed optimizer nor overlapped reduction", {"costs.zero": 0}),
+    _rule("MC v2.5 --scatter-gather-tensors-in-pipeline", {"costs.scatter_gather": True}),
+    _rule("MC v2.5 megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
+)
+_OF_2022 = (
+    *_DEVICES,
+    _rule("MC June 2022 megatron/p2p_communication.py", {"p2p.policy": "megatron"}),
+    _rule("MC June 2022 --sequence-parallel", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}),
+    _rule("MC June 2022 megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
+)  # fmt: skip
+_BIGSCIENCE = (
+    *_DEVICES,
+    _rule("DeepSpeed 0.6 runtime/pipe/p2p.py: each send and receive is waited for", {"p2p.policy": "deepspeed"}),
+    _rule("DeepSpeed 0.6 ZeRO 1 of its BF16 optimizer", {"costs.zero": 1}),
+    _rule("Megatron-DeepSpeed of 2022: fused softmax, no flash attention", {"model.flash_attention": False}),
+    _rule("DeepSpeed 0.6: gradients are accumulated by separate kernels", {"costs.accumulation": "separate"}),
+    _rule("DeepSpeed 0.6 --partition-activations of pipeline messages", {"costs.scatter_gather": True}),
+    _rule("fitted to the best microbatches of BLOOM's prequel: processes on the wrong cores", {"costs.skew": "200 us"}),
+    _rule("fitted to the memory of BLOOM's prequel", {"costs.fragmentation": 0.33}),
+)
+_NANOTRON = (
+    *_DEVICES,
+    _rule("NT src/nanotron/parallel/pipeline_parallel: blocking messages", {"p2p.policy": "ordered"}),
+    _rule("NT src/nanotron/optim/gradient_accumulator.py: FP32 buffers, added to by separate kernels",
+          {"costs.accumulation": "separate"}),
+    _rule("NT src/nanotron/models/llama.py: SwiGLU is not fused", {"model.fused_activation": False}),
+    _rule("NT src/nanotron/models/base.py: stages by the sizes of their products", {"model.balance": "products"}),
+    _rule("NT DDP reduces beside the last microbatch's backward", {"data_parallel.overlap": True}),
+    _rule("NT tensor_parallel_mode REDUCE_SCATTER", {"parallel.sequence_parallel": True},
+          when={"parallel.tp": {"min": 2}}),
+    _rule("fitted to nanotron's printed memory", {"costs.fragmentation": 0.09}),
+)  # fmt: skip
+
+
+def _stacks() -> tuple[StackOffer, ...]:
+    def core(version: str, inherits: str = "", *rules: StackRule) -> StackOffer:
+        summary = f"Megatron-LM with Megatron-Core {version}."
+        return StackOffer(name=f"megatron-core-{version}", summary=summary, inherits=inherits, rules=rules)
+
+    def bridge(version: str, inherits: str, *rules: StackRule) -> StackOffer:
+        summary = f"Megatron-Bridge {version}, as its performance recipes run."
+        return StackOffer(name=f"megatron-bridge-{version}", summary=summary, inherits=inherits, rules=rules)
+
+    return (
+        StackOffer(name="megatron-lm-2021", summary="Megatron-LM v2.5 of August 2021.", rules=_OF_2021),
+        StackOffer(name="megatron-lm-2022", summary="Megatron-LM of June 2022.", rules=_OF_2022),
+        StackOffer(
+            name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
+        ),
+        core("0.14", "", *_MEGATRON, *_HOSTS),
+        *(core(f"0.{minor}", f"megatron-core-0.{minor - 1}") for minor in range(15, 20)),
+        StackOffer(
+            name="nemo-25.02", summary="NeMo 25.02 (v2.2.0).", rules=(*_MEGATRON, *_HOSTS)
+        ),
+        StackOffer(name="nemo-25.04", summary="NeMo 25.04 (v2.3.0).", inherits="nemo-25.02", rules=_NEMO),
+        bridge("25.09", "megatron-core-0.14", *_BRIDGE),
+        bridge("25.11", "megatron-bridge-25.09"),
+        bridge("26.02", "megatron-bridge-25.11"),
+        bridge("26.04", "megatron-bridge-26.02"),
+        bridge("26.06", "megatron-bridge-26.04"),
+        bridge("26.08", "megatron-bridge-26.06"),
+        StackOffer(name="nanotron-0.5", summary="nanotron v0.5.", rules=_NANOTRON),
+    )  # fmt: skip
+
+
+STACKS = _stacks()
+"""All presets of stacks."""

@@ -1,0 +1,179 @@
+"""Software stacks: values of a configuration that follow from the framework release that a job runs on."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pptrace.config.resolution import leaves_by_key
+from pptrace.config.schema import DEFAULT_STACK, is_yaml_file
+from pptrace.config.validation import validate_options
+from pptrace.errors import ConfigError
+from pptrace.plugins.offers import StackOffer, StackRule
+from pptrace.run.costs import look_up_cost_model
+from pptrace.run.devices import preset_values
+from pptrace.run.inputs import at_location
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from pptrace.run.inputs import Inputs
+
+_SECTIONS = ("parallel", "p2p", "data_parallel", "model", "costs")
+"""Sections whose keys a stack can set."""
+_RELEASE = re.compile(r"(?P<family>.+)-(?P<version>\d+(?:\.\d+)*)")
+
+
+def fill_stack(inputs: Inputs) -> None:
+    """Fill in the values of the configuration's stack that the user did not write.
+
+    A configuration with a model has the default stack if it names none.
+
+    Raises:
+        ConfigError: a file that is no stack, or a value that its key cannot have.
+        PluginError: a stack that no plugin offers.
+    """
+    experiment = inputs.experiment
+    name = experiment.stack
+    if name is None:
+        if experiment.model is None:
+            return
+        name = DEFAULT_STACK
+    with at_location(inputs.resolved, "stack"):
+        offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
+        rules = list(_rules(inputs, offer))
+    if experiment.stack is None:
+        inputs.resolved = inputs.resolved.with_stack(offer.name)
+    facts = _facts(inputs)
+    options = _cost_options(inputs)
+    for stack, rule in rules:
+        if _holds(facts, rule):
+            values = {
+                key: value for key, value in rule.set.items()
+                if _is_read(inputs, key, options) and not _is_written(inputs, key)
+            }  # fmt: skip
+            for key, value in values.items():
+                inputs.resolved = inputs.resolved.with_key(key, value, f"stack {stack}: {rule.source}")
+            facts |= values
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    set: dict[str, Any]
+    source: str
+    when: dict[str, Any] = {}
+    unless: dict[str, Any] = {}
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    summary: str = ""
+    inherits: str = ""
+    rules: list[_Rule]
+
+
+def _read(name: str) -> StackOffer:
+    """Return the stack of a file."""
+    from pptrace.config.yaml_document import read_yaml
+
+    example = "inherits: megatron-core"
+    document = read_yaml(Path(name), example=example)
+    content = validate_options(_File, document.value, "", document.places, file=name)
+    rules = [StackRule(**rule.model_dump()) for rule in content.rules]
+    return StackOffer(name=Path(name).stem, summary=content.summary, rules=rules, inherits=content.inherits)
+
+
+def _look_up(inputs: Inputs, name: str) -> StackOffer:
+    """Return the stack of a name, or the newest release of a family.
+
+    A release that no plugin offers stands for the newest one before it, with a note.
+    """
+    stacks = inputs.registry.stacks
+    asked = _RELEASE.fullmatch(name)
+    releases = sorted(
+        (_version(known["version"]), known[0])
+        for known in map(_RELEASE.fullmatch, stacks)
+        if known and known["family"] == (asked["family"] if asked else name)
+    )
+    if asked:
+        releases = [release for release in releases if release[0] < _version(asked["version"])]
+    if name not in stacks and releases:
+        newest = releases[-1][1]
+        if asked:
+            note = f"No plugin offers the stack {name}: the step has {newest}, the newest release before it."
+            inputs.notes = (*inputs.notes, note)
+        name = newest
+    return inputs.use(stacks[name]).offer
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
+def _rules(inputs: Inputs, offer: StackOffer, heirs: Collection[str] = ()) -> Iterator[tuple[str, StackRule]]:
+    """Yield the rules of a stack with its name, those that it inherits first."""
+    if offer.name in heirs:
+        raise ConfigError(f"stack {offer.name} inherits from itself: remove the key inherits", key="stack")
+    if offer.inherits:
+        yield from _rules(inputs, inputs.use(inputs.registry.stacks[offer.inherits]).offer, {*heirs, offer.name})
+    for rule in offer.rules:
+        for key in rule.set:
+            if key.partition(".")[0] not in _SECTIONS:
+                message = f"stack {offer.name} sets {key}: it can set keys of {', '.join(_SECTIONS)}"
+                raise ConfigError(message, key="stack")
+        yield offer.name, rule
+
+
+def _facts(inputs: Inputs) -> dict[str, Any]:
+    """Return the values of the configuration by key, with those of the presets of model and device."""
+    facts: dict[str, Any] = {}
+    experiment, scratch = inputs.experiment, inputs.copy()
+    for key, section in (("model", experiment.model), ("device", experiment.device)):
+        if section is not None:
+            facts |= leaves_by_key(preset_values(scratch, key, section.preset, key), key)
+    return facts | leaves_by_key(inputs.resolved.to_dict())
+
+
+def _holds(facts: Mapping[str, Any], rule: StackRule) -> bool:
+    return all(_matches(facts.get(key), wanted) for key, wanted in rule.when.items()) and not any(
+        _matches(facts.get(key), wanted) for key, wanted in rule.unless.items()
+    )
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    """Return whether a value meets a condition; a value that is absent meets none but ``null``."""
+    if isinstance(wanted, list | tuple):
+        return any(_matches(value, each) for each in wanted)
+    if isinstance(wanted, dict):
+        is_number = isinstance(value, int | float)
+        return is_number and wanted.get("min", value) <= value <= wanted.get("max", value)
+    if isinstance(wanted, str) and isinstance(value, str):
+        return fnmatchcase(value, wanted)
+    return type(value) is type(wanted) and bool(value == wanted)
+
+
+def _cost_options(inputs: Inputs) -> Collection[str]:
+    """Return the options of the configuration's costs if they read a model."""
+    if inputs.experiment.model is None:
+        return ()
+    offer = look_up_cost_model(inputs).offer
+    return offer.options().model_fields if offer.model is not None and offer.options is not None else ()
+
+
+def _is_read(inputs: Inputs, key: str, options: Collection[str]) -> bool:
+    section, _, name = key.partition(".")
+    if section == "costs":
+        return name in options
+    return section != "model" or bool(options)
+
+
+def _is_written(inputs: Inputs, key: str) -> bool:
+    """Return whether the user wrote a key; options of a message policy belong to the user's own policy."""
+    positions = inputs.resolved.positions
+    return key in positions or (key.startswith("p2p.") and "p2p.policy" in positions)
