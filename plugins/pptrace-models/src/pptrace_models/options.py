@@ -79,8 +79,8 @@ class RooflineOptions(Parameters):
     apply."""
     segments: bool | None = None
     """Whether actions consist of segments, which overlap in overlapped pairs. By default, they do if the schedule
-    has such pairs, a group communicates within actions, and ``host``, ``overlap_tp`` and ``accumulation`` have
-    their defaults."""
+    has such pairs, a group communicates within actions, and ``overlap_tp`` and ``accumulation`` have their
+    defaults."""
     alone: Literal["in-order", "overlapped"] = "in-order"
     """Segments of an action outside pairs: they run one after another, or computation overlaps with communication
     that it does not need, as with tensor-parallel collectives in Megatron-LM's backward. Exchanges of experts stay

@@ -17,7 +17,7 @@ from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, shard
 from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
-from pptrace_models.options import RooflineOptions, gradient_bytes, layer_host_ns, stage_host_ns
+from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
 from pptrace_models.transformer import Transformer, checked, kept_precision
@@ -50,7 +50,7 @@ def build(request: CostRequest) -> Workload:
         CostError: times or sizes that exceed the integer range.
     """
     model = checked(Transformer, request.model, "model")
-    options = checked(RooflineOptions, request.options, "costs.options")
+    options = _with_default_segments(request, checked(RooflineOptions, request.options, "costs.options"))
     _check_options(options)
     _check_optimizer(model, options)
     part = shard(model, request)
@@ -89,18 +89,18 @@ def build(request: CostRequest) -> Workload:
         notes=notes_of(model, devices, options, request),
         kernels=partial(_kernels, job, of_stages, columns),
     )  # fmt: skip
-    if not (options.segments or _has_default_segments(request, options, workload)):
+    if not options.segments:
         return workload
     return workload.segmented(job.segments(of_stages), overlapped=options.alone == "overlapped")
 
 
-def _has_default_segments(request: CostRequest, options: RooflineOptions, workload: Workload) -> bool:
-    """Return whether actions consist of segments by default. Segments do not change their durations."""
+def _with_default_segments(request: CostRequest, options: RooflineOptions) -> RooflineOptions:
+    """Return options in which actions have segments by default: of overlapped pairs, if a group communicates."""
     if options.segments is not None or not request.has_pairs:
-        return False
-    if layer_host_ns(options) or options.overlap_tp or options.accumulation == "separate":
-        return False
-    return bool(workload.f_collective_ns.any() or workload.b_collective_ns.any())
+        return options
+    if options.overlap_tp or options.accumulation == "separate":
+        return options
+    return options.model_copy(update={"segments": max(request.tp, request.cp, request.ep) > 1})
 
 
 def _check_options(options: RooflineOptions) -> None:
