@@ -20,7 +20,7 @@ DEFAULT_COSTS = "unit"
 
 _YAML = (".yaml", ".yml")
 
-DEFAULT_STACK = "ideal"
+DEFAULT_STACK = "megatron-core"
 """The stack of a step with a model."""
 
 
@@ -421,7 +421,7 @@ class Experiment(_Section):
     schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
     device: Device | None = Field(default=None, description=FLAGS["device"].text)
     stack: str | None = Field(
-        default=None, min_length=1, description=FLAGS["stack"].text, examples=["megatron-core-0.19"]
+        default=None, min_length=1, description=FLAGS["stack"].text, examples=["megatron-core-0.19", "ideal"]
     )
     network: NetworkChoice = Field(default=NetworkChoice(name="ideal"), description=FLAGS["network"].text)
     cluster: Cluster | None = Field(default=None, description=FLAGS["cluster"].text)

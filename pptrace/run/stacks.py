@@ -124,7 +124,8 @@ def _rules(inputs: Inputs, offer: StackOffer, heirs: Collection[str] = ()) -> It
         yield from _rules(inputs, inputs.use(inputs.registry.stacks[offer.inherits]).offer, {*heirs, offer.name})
     for rule in offer.rules:
         for key in rule.set:
-            if key.partition(".")[0] not in _SECTIONS:
+            section, _, name = key.partition(".")
+            if section not in _SECTIONS or not name:
                 message = f"stack {offer.name} sets {key}: it can set keys of {', '.join(_SECTIONS)}"
                 raise ConfigError(message, key="stack")
         yield offer.name, rule

@@ -155,7 +155,7 @@ def test_contradicting_parts_of_one_command_line_are_refused(changed: Any) -> No
 
 def test_every_flag_sets_a_key_that_exists() -> None:
     names = {"schedule": "a.csv", "model": "m", "device": "d", "network": "n", "costs": "c", "p2p": "async"}
-    flags = names | {"cluster": "c", "contention": "fifo"}
+    flags = names | {"cluster": "c", "contention": "fifo", "stack": "s"}
     counts = dict.fromkeys(set(FLAGS) - set(flags), 1)
 
     explained = load(None, flags=flags | counts)
@@ -166,7 +166,7 @@ def test_every_flag_sets_a_key_that_exists() -> None:
 
 
 def test_flags_describe_the_settings_that_they_set() -> None:
-    assert {*HEADLINES, *SECTIONS, "plan"} == {*Experiment.model_fields}
+    assert {*HEADLINES, *SECTIONS, "stack", "plan"} == {*Experiment.model_fields}
     for name, flag in FLAGS.items():
         section, _, key = flag.key.partition(".")
         field = Experiment.model_fields[section]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.needs_plugins
 
 EXPERTS: dict[str, Any] = {
-    "model": "qwen3-30b-a3b", "device": "h100-sxm", "schedule": "dualpipe",
+    "model": "qwen3-30b-a3b", "device": "h100-sxm", "schedule": "dualpipe", "stack": "ideal",
     "parallel": {"pp": 4, "dp": 8, "ep": 8}, "batch": {"microbatches": 16, "sequence": 4096},
 }  # fmt: skip
 DENSE: dict[str, Any] = {
@@ -101,7 +101,7 @@ def test_tensor_parallel_collectives_are_hidden_by_default_too() -> None:
          "costs have no segments, as no action has a collective; set parallel.tp, parallel.cp or parallel.ep"),
         ({**EXPERTS, "costs": {"segments": False}},
          "costs have no segments, as costs.segments is false; set it to true"),
-        ({**EXPERTS, "costs": {"host": "1 ms"}}, "costs have no segments; set costs.segments"),
+        ({**EXPERTS, "costs": {"overlap_tp": True}}, "costs have no segments; set costs.segments"),
     ],
 )  # fmt: skip
 def test_pairs_that_overlap_nothing_are_noted(configuration: dict[str, Any], reason: str) -> None:

@@ -41,7 +41,7 @@ def test_columns_become_the_configuration_that_they_say() -> None:
 
     assert result.skipped == ""
     assert result.measured_s == 2
-    sizes = {"pp": 4, "dp": 2, "tp": 2, "cp": 1, "ep": 1, "vp": 1, "sequence_parallel": True}
+    sizes = {"pp": 4, "dp": 2, "tp": 2, "cp": 1, "ep": 1, "vp": 1}
     assert result.settings["parallel"] == sizes
     assert result.settings["batch"] == {"global": 32, "micro": 1, "sequence": 4096}
     assert result.settings["schedule"] == {"name": "1f1b"}

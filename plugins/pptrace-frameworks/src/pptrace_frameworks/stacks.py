@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _EXPERTS: dict[str, Any] = {"model.num_experts": {"min": 1}}
+_OWN_SCHEDULES: dict[str, Any] = {"schedule.name": ["1f1b", "interleaved-1f1b", "combined-1f1b"]}
+"""Schedules that Megatron-LM runs."""
 _X86 = ["a100*", "a800*", "h100*", "h800*", "h200*", "b200"]
 """Devices whose systems have x86 hosts."""
 _GRACE = ["gb200", "gb300"]
@@ -39,7 +41,8 @@ _DEVICES = (
 
 _MEGATRON = (
     *_DEVICES,
-    _rule("MC megatron/core/pipeline_parallel", {"p2p.policy": "megatron"}),
+    _rule("no framework: a schedule that Megatron-LM does not run", {"p2p.policy": "ordered"}),
+    _rule("MC megatron/core/pipeline_parallel/schedules.py", {"p2p.policy": "megatron"}, when=_OWN_SCHEDULES),
     _rule("MC --use-distributed-optimizer", {"costs.zero": 1}),
     _rule("MC --overlap-grad-reduce, --overlap-param-gather", {"data_parallel.overlap": True}),
     _rule(
@@ -103,7 +106,7 @@ _OF_2021 = (
         {"p2p.policy": "megatron", "p2p.options.overlap_p2p_comm": False},
     ),
     _rule("MC v2.5: neither a distributed optimizer nor overlapped reduction", {"costs.zero": 0}),
-    _rule("MC v2.5 --scatter-gather-tensors-in-pipeline", {"costs.scatter_gather": True}),
+    _rule("MC v2.5 megatron/p2p_communication.py: messages are split over the tensor-parallel group", {"costs.scatter_gather": True}),
     _rule("MC v2.5 megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
 )
 _OF_2022 = (
@@ -118,7 +121,7 @@ _BIGSCIENCE = (
     _rule("DeepSpeed 0.6 ZeRO 1 of its BF16 optimizer", {"costs.zero": 1}),
     _rule("Megatron-DeepSpeed of 2022: fused softmax, no flash attention", {"model.flash_attention": False}),
     _rule("DeepSpeed 0.6: gradients are accumulated by separate kernels", {"costs.accumulation": "separate"}),
-    _rule("DeepSpeed 0.6 --partition-activations of pipeline messages", {"costs.scatter_gather": True}),
+    _rule("DeepSpeed 0.6 runtime/pipe/engine.py: messages are split over the tensor-parallel group", {"costs.scatter_gather": True}),
     _rule("fitted to the best microbatches of BLOOM's prequel: processes on the wrong cores", {"costs.skew": "200 us"}),
     _rule("fitted to the memory of BLOOM's prequel", {"costs.fragmentation": 0.33}),
 )
@@ -128,7 +131,8 @@ _NANOTRON = (
     _rule("NT src/nanotron/optim/gradient_accumulator.py: FP32 buffers, added to by separate kernels",
           {"costs.accumulation": "separate"}),
     _rule("NT src/nanotron/models/llama.py: SwiGLU is not fused", {"model.fused_activation": False}),
-    _rule("NT src/nanotron/models/base.py: stages by the sizes of their products", {"model.balance": "products"}),
+    _rule("NT src/nanotron/models/base.py: stages by the sizes of their products", {"model.balance": "products"},
+          unless=_EXPERTS),
     _rule("NT DDP reduces beside the last microbatch's backward", {"data_parallel.overlap": True}),
     _rule("NT tensor_parallel_mode REDUCE_SCATTER", {"parallel.sequence_parallel": True},
           when={"parallel.tp": {"min": 2}}),

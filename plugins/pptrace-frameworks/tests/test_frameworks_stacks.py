@@ -1,0 +1,69 @@
+"""Stacks: the page lists the rules that the code has, and each rule sets values that its keys can have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.api import simulate
+from pptrace.config.resolution import leaves_by_key
+from pptrace_frameworks.stacks import STACKS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.plugin import StackOffer
+
+PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
+HEADING = "## What each stack sets\n"
+STEP = {"model": "mixtral-8x7b", "parallel": {"pp": 2, "tp": 2, "dp": 8}, "batch": {"microbatches": 4, "sequence": 4096}}
+
+
+def test_the_page_lists_the_rules_of_each_stack(pytestconfig: pytest.Config) -> None:
+    if not PAGE.is_file():
+        pytest.skip("the repository's pages are not here")
+    text = PAGE.read_text(encoding="utf-8")
+    start = text.index("\n\n", text.index(HEADING) + len(HEADING) + 1) + 2
+    written = "\n".join(lines_of(stack) for stack in STACKS)
+
+    if pytestconfig.getoption("--regenerate", default=False):
+        PAGE.write_text(text[:start] + written, encoding="utf-8")
+    else:
+        assert text[start:] == written
+
+
+@pytest.mark.parametrize("device", ["a100-sxm", "h100-sxm", "gb200"])
+@pytest.mark.parametrize("stack", [stack.name for stack in STACKS])
+def test_a_step_runs_with_each_stack(stack: str, device: str) -> None:
+    run = simulate({**STEP, "device": device, "schedule": "1f1b", "stack": stack})
+
+    settings = leaves_by_key(run.prepared.resolved.to_dict())
+    from_stack = {key for key, origin in run.prepared.resolved.origins.items() if origin.startswith("stack ")}
+    assert {"costs.kernels", "p2p.policy"} <= from_stack <= settings.keys()
+
+
+def lines_of(stack: StackOffer) -> str:
+    inherited = f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""
+    lines = [f"### {stack.name}", "", f"{stack.summary}{inherited}", ""]
+    if stack.rules:
+        lines += ["| sets | where | source |", "|---|---|---|"]
+        for rule in stack.rules:
+            conditions = [written(rule.when), *(f"not {text}" for text in [written(rule.unless)] if text)]
+            lines.append(f"| {written(rule.set)} | {', '.join(filter(None, conditions))} | {rule.source} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def written(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}: {shown(value)}`" for key, value in values.items())
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{'from' if bound == 'min' else 'to'} {limit}" for bound, limit in value.items())
+    if isinstance(value, list | tuple):
+        return " or ".join(map(shown, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
