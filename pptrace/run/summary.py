@@ -111,7 +111,7 @@ def options_text(run: SimulatedStep) -> str:
 
 
 def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
-    """Return parallel sizes, network and policy; ``chunks`` per rank are named above one."""
+    """Return parallel sizes, stack, network and policy; ``chunks`` per rank are named above one."""
     experiment = run.prepared.resolved.experiment
     sizes = [f"pp {run.prepared.schedule.ranks}"]
     sizes += [f"vp {chunks}"] if chunks > 1 else []
@@ -120,7 +120,8 @@ def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
     policy = p2p.policy
     if policy == PolicyName.ORDERED.value and p2p.stream is not StreamPer.DIRECTION:
         policy += f" per {p2p.stream.value}"
-    return f"{', '.join(sizes)}; {_network(run)}, p2p {policy}"
+    stack = f"stack {experiment.stack}, " if experiment.stack else ""
+    return f"{', '.join(sizes)}; {stack}{_network(run)}, p2p {policy}"
 
 
 def _headline(run: SimulatedStep) -> list[str]:

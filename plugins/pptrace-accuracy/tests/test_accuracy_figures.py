@@ -241,7 +241,7 @@ def test_finished_rows_are_taken_over_after_an_interruption(tmp_path: Path) -> N
 
     rows = run_cases(cases, executor="serial", journal=journal, progress=lambda *count: counts.append(count))
 
-    assert counts == [(1, 2), (2, 2)]
+    assert counts == [(2, 4), (3, 4), (4, 4)]
     assert rows[0] == first[0]
     assert journal.exists()
 

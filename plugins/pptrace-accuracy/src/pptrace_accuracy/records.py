@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
+_OF_SOFTWARE = ("stack", "p2p", "costs")
+"""Sections of a configuration that describe the software."""
 NEEDED = ("source", "model", "gpu", "n_gpus", "precision", "pp", "gbs", "seq")
 """Columns that a table needs. Their cells may be blank where rules or configuration keys give the value."""
 _TERA = 1e12
@@ -39,6 +41,11 @@ class Case:
     """The configuration; empty if the row is skipped."""
     skipped: str = ""
     """Reason why the row is not simulated; empty for a simulated row."""
+
+    @property
+    def default_settings(self) -> dict[str, Any]:
+        """The configuration of a user who does not know the software of the source: the default stack."""
+        return {key: value for key, value in self.settings.items() if key not in _OF_SOFTWARE}
 
 
 def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -369,7 +376,8 @@ def _whole_number(row: Mapping[str, str], column: str) -> int:
 
 COLUMNS = (
     "line", "source", "model", "gpu", "n_gpus", "precision", "tp", "pp", "cp", "ep", "vp", "dp", "mbs", "gbs",
-    "seq", "kind", "measured_s", "simulated_s", "error_pct", "measured_memory", "memory_gib", "memory_error_pct",
+    "seq", "kind", "measured_s", "simulated_s", "error_pct", "default_s", "default_error_pct",
+    "measured_memory", "memory_gib", "memory_error_pct",
     "device_gib", "skipped",
 )  # fmt: skip
 """Columns of the result, one row per measured step."""
@@ -395,7 +403,7 @@ def run_cases(
         workers: concurrent cases; 0 for one per core of this machine.
         journal: file of finished cases, to resume an interrupted call. The caller removes it.
         fresh: whether to ignore the cases in the journal.
-        progress: called with the number of finished cases and of all cases.
+        progress: called with the number of finished simulations and of all: two per case, and one per skipped case.
 
     Raises:
         OutputError: the journal cannot be written.
@@ -408,12 +416,12 @@ def run_cases(
         if progress is not None:
             progress(finished + skipped, total + skipped)
 
+    settings = [settings for case in configured for settings in (case.settings, case.default_settings)]
     simulated = simulate_many(
-        [case.settings for case in configured], _figures, executor=executor, workers=workers, journal=journal,
-        fresh=fresh, progress=report,
-    )  # fmt: skip
-    by_line = {case.line: figures for case, figures in zip(configured, simulated, strict=True)}
-    return [_row(case, by_line.get(case.line, {})) for case in cases]
+        settings, _figures, executor=executor, workers=workers, journal=journal, fresh=fresh, progress=report
+    )
+    figures = iter(simulated)
+    return [_row(case, {}, {}) if case.skipped else _row(case, next(figures), next(figures)) for case in cases]
 
 
 def _figures(run: Any) -> dict[str, Any]:
@@ -428,19 +436,18 @@ def _figures(run: Any) -> dict[str, Any]:
     }
 
 
-def _row(case: Case, figures: Mapping[str, Any]) -> dict[str, Any]:
-    simulated = figures.get("simulated_s")
+def _row(case: Case, figures: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    simulated, default_s = figures.get("simulated_s"), default.get("simulated_s")
     measured = case.measured_s
     if not measured and case.measured_flops and simulated:
         measured = figures["model_flops"] / case.measured_flops
-    error = 100 * (simulated / measured - 1) if simulated and measured else None
     printed, memory = _largest_number(case.row.get("mem_gib", "")), figures.get("memory_gib")
-    memory_error = round(100 * (memory / printed - 1), 3) if printed and memory else None
     return {
         **{name: case.row.get(name, "") for name in COLUMNS},
         "line": case.line, "kind": figures.get("kind"), "measured_s": measured or None,
-        "simulated_s": simulated, "error_pct": None if error is None else round(error, 3),
-        "measured_memory": case.row.get("mem_gib", ""), "memory_gib": memory, "memory_error_pct": memory_error,
+        "simulated_s": simulated, "error_pct": _error_percent(simulated, measured),
+        "default_s": default_s, "default_error_pct": _error_percent(default_s, measured),
+        "measured_memory": case.row.get("mem_gib", ""), "memory_gib": memory, "memory_error_pct": _error_percent(memory, printed),
         "device_gib": figures.get("device_gib"), "skipped": case.skipped or figures.get("error") or "",
     }  # fmt: skip
 
@@ -448,3 +455,7 @@ def _row(case: Case, figures: Mapping[str, Any]) -> dict[str, Any]:
 def _largest_number(text: str) -> float:
     """Return the largest number of a cell, such as the memory of the fullest stage; 0 without numbers."""
     return max(map(float, _NUMBER.findall(text)), default=0.0)
+
+
+def _error_percent(simulated: float | None, measured: float | None) -> float | None:
+    return round(100 * (simulated / measured - 1), 3) if simulated and measured else None

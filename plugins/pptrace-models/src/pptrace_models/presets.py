@@ -165,7 +165,7 @@ MODELS = (
 
 _TERA = 10**12
 _GIGA = 10**9
-_GIB = 2**30
+_MIB = 2**20
 
 _A100 = "NVIDIA A100 80GB SXM datasheet (2021): 312 TFLOP/s BF16 and FP16, 19.5 FP32, 2039 GB/s"
 _H100 = (
@@ -196,11 +196,11 @@ _SHAPES_AMD = (
     "assumptions: the same share in FP8, which is not measured there, and attention's"
 )
 _NVLINK5 = "NVLink 5: 1800 GB/s both ways, 900 per direction"
-_GB = "memory sizes in GB are read as GiB, as the driver reports them within 1 %"
+_DRIVER = "memory as the driver reports it (nvidia-smi, rocm-smi)"
 
 
 def _device(name: str, summary: str, *sources: str, **values: Any) -> DeviceOffer:
-    return DeviceOffer(name=name, summary=summary, source="; ".join((*sources, _GB)), values=values)
+    return DeviceOffer(name=name, summary=summary, source="; ".join((*sources, _DRIVER)), values=values)
 
 
 _AMPERE: dict[str, Any] = {
@@ -210,7 +210,7 @@ _AMPERE: dict[str, Any] = {
     "peak_bf16": 312 * _TERA,
     "peak_fp16": 312 * _TERA,
     "peak_fp32": 19_500 * _GIGA,
-    "memory": 80 * _GIB,
+    "memory": 81_920 * _MIB,
     "memory_bandwidth": 2_039 * _GIGA,
 }
 _HOPPER: dict[str, Any] = {
@@ -222,7 +222,7 @@ _HOPPER: dict[str, Any] = {
     "peak_fp16": 989_500 * _GIGA,
     "peak_fp8": 1_979 * _TERA,
     "peak_fp32": 67 * _TERA,
-    "memory": 80 * _GIB,
+    "memory": 81_559 * _MIB,
     "memory_bandwidth": 3_350 * _GIGA,
 }
 
@@ -238,7 +238,7 @@ _BLACKWELL: dict[str, Any] = {
     "peak_fp8": 4_500 * _TERA,
     "peak_fp4": 9_000 * _TERA,
     "peak_fp32": 80 * _TERA,
-    "memory": 180 * _GIB,
+    "memory": 183_359 * _MIB,
     "attention_backward": 0.85,
     "memory_bandwidth": 7_700 * _GIGA,
     "scale_up_bandwidth": 900 * _GIGA,
@@ -303,7 +303,7 @@ DEVICES = (
         "h200-sxm", "NVIDIA H200 SXM 141 GB.",
         "NVIDIA H200 SXM datasheet (2024): tensor peaks of the H100, 141 GB, 4.8 TB/s",
         _SHAPES_HOPPER, "NVLink 4: 900 GB/s both ways, 450 per direction",
-        **{**_HOPPER, "memory": 141 * _GIB, "memory_bandwidth": 4_800 * _GIGA}, scale_up_bandwidth=450 * _GIGA,
+        **{**_HOPPER, "memory": 143_771 * _MIB, "memory_bandwidth": 4_800 * _GIGA}, scale_up_bandwidth=450 * _GIGA,
     ),
     _device(
         "h20", "NVIDIA H20 SXM 96 GB.",
@@ -313,7 +313,7 @@ DEVICES = (
         "which counts attention four times, so they are too high",
         "NVLink 4: 900 GB/s both ways, 450 per direction",
         peak_bf16=148 * _TERA, peak_fp16=148 * _TERA, peak_fp8=296 * _TERA, peak_fp32=44 * _TERA,
-        memory=96 * _GIB, memory_bandwidth=4_000 * _GIGA, multiprocessors=78, attainable_bf16=0.95,
+        memory=97_871 * _MIB, memory_bandwidth=4_000 * _GIGA, multiprocessors=78, attainable_bf16=0.95,
         attainable_fp8=0.9, attention_attainable=0.85, compute_efficiency=0.9, attention_efficiency=0.8,
         scale_up_bandwidth=450 * _GIGA,
     ),
@@ -334,7 +334,7 @@ DEVICES = (
         _NVLINK5,
         **{
             **_BLACKWELL, **_ULTRA_AIR, "peak_fp4": 14_000 * _TERA, "peak_fp32": 75 * _TERA,
-            "memory": 270 * _GIB, "memory_bandwidth": 7_750 * _GIGA,
+            "memory": 275_040 * _MIB, "memory_bandwidth": 7_750 * _GIGA,
         },
     ),
     _device(
@@ -343,7 +343,7 @@ DEVICES = (
         "sparsity, halved for dense; 5.76 PFLOP/s FP32; 13.4 TB of memory, 576 TB/s",
         "152 multiprocessors, as the driver reports", _SHAPES_SUPERCHIP,
         _NVLINK5 + " to 72 devices",
-        **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 10_000 * _TERA, "memory": 186 * _GIB},
+        **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 10_000 * _TERA, "memory": 189_471 * _MIB},
     ),
     _device(
         "gb300", "NVIDIA B300 279 GB of a GB300 NVL72.",
@@ -351,7 +351,7 @@ DEVICES = (
         "for dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s", "152 multiprocessors, as the driver reports",
         _SHAPES_SUPERCHIP,
         _NVLINK5 + " to 72 devices",
-        **{**_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 279 * _GIB},
+        **{**_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 284_208 * _MIB},
     ),
     _device(
         "a100-pcie", "NVIDIA A100 PCIe 80 GB.",
@@ -368,7 +368,7 @@ DEVICES = (
         "Infinity Fabric: seven links of 64 GB/s per direction",
         multiprocessors=304, attainable_bf16=0.51, attainable_fp8=0.51, attention_attainable=0.35,
         peak_bf16=1_307_400 * _GIGA, peak_fp16=1_307_400 * _GIGA, peak_fp8=2_614_900 * _GIGA,
-        peak_fp32=163_400 * _GIGA, memory=192 * _GIB, memory_bandwidth=5_300 * _GIGA,
+        peak_fp32=163_400 * _GIGA, memory=206_141_652_992, memory_bandwidth=5_300 * _GIGA,
         scale_up_bandwidth=448 * _GIGA,
     ),
     _device(
@@ -379,7 +379,7 @@ DEVICES = (
         "Infinity Fabric: seven links of 76.8 GB/s per direction",
         multiprocessors=256, attainable_bf16=0.62, attainable_fp8=0.62, attainable_mxfp8=0.62,
         attention_attainable=0.35, peak_bf16=2_516_600 * _GIGA, peak_fp16=2_516_600 * _GIGA,
-        peak_fp8=5_033_200 * _GIGA, peak_fp4=10_066_300 * _GIGA, peak_fp32=157_300 * _GIGA, memory=288 * _GIB,
+        peak_fp8=5_033_200 * _GIGA, peak_fp4=10_066_300 * _GIGA, peak_fp32=157_300 * _GIGA, memory=309_220_868_096,
         memory_bandwidth=8_000 * _GIGA, scale_up_bandwidth=537_600 * 10**6,
     ),
 )  # fmt: skip
