@@ -83,7 +83,7 @@ def fixed(count: int) -> Any:
 def copies_of(hidden: int, tokens: int) -> float:
     """Return k: what copies of a microbatch take, of its computation, as PipeOffload counts both."""
     step = pptrace.simulate(
-        schedule="1f1b", parallel={"pp": 2}, batch={"microbatches": 2, "sequence": tokens}, costs="roofline",
+        schedule="1f1b", parallel={"pp": 2}, batch={"microbatches": 2, "sequence": tokens}, stack="ideal",
         model={"layers": 32, "hidden": hidden, "heads": hidden // 128, "ffn": 4 * hidden, "gated": False,
                "vocabulary": 8, "causal": False},
         device={"peak_bf16": "220 TFLOP/s", "compute_efficiency": 1, "attention_efficiency": 1, "memory": "80 GiB",

@@ -124,6 +124,11 @@ class SegmentOptions(_SparseModel):
         description="Whether the action's message may leave at its end; by default it leaves after all segments "
         "that no other one needs.",
     )
+    paired: bool = Field(
+        default=False,
+        description="Whether it takes time only in an overlapped pair, such as the wait for a host that issues both "
+        "actions.",
+    )
     size: Annotated[Size, Field(ge=0)] = Field(default=0, description="Bytes that it moves, where known.")
     link: str | None = Field(
         default=None,
@@ -223,7 +228,7 @@ def _segment(value: Mapping[str, Any]) -> Segment:
     return Segment(
         name=value["name"], duration_ns=0 if value["link"] else value["time"],
         stream=_STREAMS[value["stream"]], needs=None if value["needs"] is None else tuple(value["needs"]),
-        result=value["result"], size_bytes=value["size"], link=value["link"] or "",
+        result=value["result"], paired=value["paired"], size_bytes=value["size"], link=value["link"] or "",
         activation_bytes=None if takes is frees is None else (takes or 0) - (frees or 0),
     )  # fmt: skip
 

@@ -149,6 +149,8 @@ def _segment(segment: Segment) -> dict[str, Any]:
         values["needs"] = list(segment.needs)
     if segment.result:
         values["result"] = True
+    if segment.paired:
+        values["paired"] = True
     if segment.size_bytes:
         values["size"] = f"{segment.size_bytes}B"
     if segment.link:

@@ -48,13 +48,13 @@ def fill_stack(inputs: Inputs) -> None:
         rules = list(_rules(inputs, offer))
     if experiment.stack is None:
         inputs.resolved = inputs.resolved.with_stack(offer.name)
-    facts = _facts(inputs)
-    options = _cost_options(inputs)
+    readers = _readers(inputs)
+    facts = _facts(inputs, readers)
     for stack, rule in rules:
         if _holds(facts, rule):
             values = {
                 key: value for key, value in rule.set.items()
-                if _is_read(inputs, key, options) and not _is_written(inputs, key)
+                if _is_read(key, readers) and not _is_written(inputs, key)
             }  # fmt: skip
             for key, value in values.items():
                 inputs.resolved = inputs.resolved.with_key(key, value, f"stack {stack}: {rule.source}")
@@ -131,13 +131,16 @@ def _rules(inputs: Inputs, offer: StackOffer, heirs: Collection[str] = ()) -> It
         yield offer.name, rule
 
 
-def _facts(inputs: Inputs) -> dict[str, Any]:
-    """Return the values of the configuration by key, with those of the presets of model and device."""
-    facts: dict[str, Any] = {}
+def _facts(inputs: Inputs, readers: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """Return the values of the configuration by key, with defaults and those of the presets of model and device."""
+    facts = {
+        f"{section}.{name}": field.default
+        for section, reader in readers.items() for name, field in reader.model_fields.items()
+    }  # fmt: skip
     experiment, scratch = inputs.experiment, inputs.copy()
-    for key, section in (("model", experiment.model), ("device", experiment.device)):
-        if section is not None:
-            facts |= leaves_by_key(preset_values(scratch, key, section.preset, key), key)
+    for key, choice in (("model", experiment.model), ("device", experiment.device)):
+        if choice is not None:
+            facts |= leaves_by_key(preset_values(scratch, key, choice.preset, key), key)
     return facts | leaves_by_key(inputs.resolved.to_dict())
 
 
@@ -159,19 +162,21 @@ def _matches(value: Any, wanted: Any) -> bool:
     return type(value) is type(wanted) and bool(value == wanted)
 
 
-def _cost_options(inputs: Inputs) -> Collection[str]:
-    """Return the options of the configuration's costs if they read a model."""
-    if inputs.experiment.model is None:
-        return ()
+def _readers(inputs: Inputs) -> dict[str, type[BaseModel]]:
+    """Return the parameter models of model, device and costs, if the configuration's costs read a model."""
     offer = look_up_cost_model(inputs).offer
-    return offer.options().model_fields if offer.model is not None and offer.options is not None else ()
+    if inputs.experiment.model is None or offer.model is None:
+        return {}
+    readers = {"model": offer.model, "device": offer.device, "costs": offer.options}
+    return {section: reader() for section, reader in readers.items() if reader is not None}
 
 
-def _is_read(inputs: Inputs, key: str, options: Collection[str]) -> bool:
+def _is_read(key: str, readers: Mapping[str, type[BaseModel]]) -> bool:
+    """Return whether something reads a key; of model and costs, the cost model."""
     section, _, name = key.partition(".")
-    if section == "costs":
-        return name in options
-    return section != "model" or bool(options)
+    if section not in {"model", "costs"}:
+        return True
+    return section in readers and name in readers[section].model_fields
 
 
 def _is_written(inputs: Inputs, key: str) -> bool:

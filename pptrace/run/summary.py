@@ -149,6 +149,16 @@ def _network(run: SimulatedStep) -> str:
     return f"{name}, {nodes} of {job.network.gpus}"
 
 
+def _peak_text(size_bytes: int, room_bytes: int | None) -> str:
+    """Return a peak and the device's memory, with one unit if both have the same."""
+    size = format_size(size_bytes)
+    if not room_bytes:
+        return size
+    room = format_size(room_bytes)
+    number, unit = size.split(" ")
+    return f"{number if unit == room.split(' ')[1] else size} of {room}"
+
+
 def main_figures(run: SimulatedStep) -> dict[str, str]:
     """Return the texts of the main figures of a step by name, without unknown ones."""
     figures = figures_of(run)
@@ -161,7 +171,7 @@ def main_figures(run: SimulatedStep) -> dict[str, str]:
         Column("bubble", ("idle",), "{:.2%}".format),
         Column(
             "peak", ("peak_memory_bytes", "device_memory_bytes"),
-            lambda size, room: f"{format_size(size)}{f' of {format_size(room)}' if room else ''}",
+            _peak_text,
             bool(figures["peak_memory_bytes"]),
         ),
     )  # fmt: skip

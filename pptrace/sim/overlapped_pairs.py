@@ -14,7 +14,7 @@ from pptrace.sim.streams import PartColumns
 from pptrace.steps.actions import group_starts
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, SENDS, TABLE, Kind, Stream
-from pptrace.steps.segments import Segment, results_of
+from pptrace.steps.segments import Segment, results_of, single
 from pptrace.timeline.timeline import Parts
 
 if TYPE_CHECKING:
@@ -275,6 +275,8 @@ def _group(
     rows = range(int(start[0]), int(start[0]) + size)
     kinds = tuple(Kind(int(issued.kind[row])) for row in rows)
     segments = [_segments_of(issued, workload, row) for row in rows]
+    if size == 1:
+        segments = [single(segments[0])]
     if not any(segments):
         return None
     members = tuple(

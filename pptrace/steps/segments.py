@@ -45,6 +45,9 @@ class Segment:
     """Bytes allocated at its start; negative values are freed at its end. By default, the first segment
     allocates and the last frees the action's bytes."""
 
+    paired: bool = False
+    """Whether it takes time only in an overlapped pair, such as the wait for a host that issues both members."""
+
     def scaled(self, share: Fraction) -> Segment:
         """Return the segment with its time and sizes multiplied by ``share``, rounded down."""
         change = self.activation_bytes
@@ -63,6 +66,15 @@ class Segment:
         if self.needs is not None:
             return self.needs
         return (place - 1,) if place else ()
+
+
+def single(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return the segments of an action outside pairs: those of pairs alone take no time.
+
+    >>> [segment.duration_ns for segment in single([Segment(name="host", duration_ns=3, paired=True)])]
+    [0]
+    """
+    return tuple(replace(segment, duration_ns=0) if segment.paired else segment for segment in segments)
 
 
 def check_segments(segments: tuple[Segment, ...], where: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.steps.columns import Int32s, Int64s, column
-from pptrace.steps.segments import Segment, check_segments, overlapped_ns
+from pptrace.steps.segments import Segment, check_segments, overlapped_ns, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -250,7 +250,8 @@ class Workload:
 
     def _alone_ns(self, segments: Sequence[Segment]) -> int:
         """Return the duration of an action outside pairs."""
-        return overlapped_ns(segments) if self.overlapped else sum(segment.duration_ns for segment in segments)
+        alone = single(segments)
+        return overlapped_ns(alone) if self.overlapped else sum(segment.duration_ns for segment in alone)
 
     def collective_ns(self, kind: Kind) -> Int64s:
         """Return the collective part of the duration, per stage."""
@@ -276,7 +277,9 @@ class Workload:
             durations = np.array([self._alone_ns(parts) for parts in stages], dtype=np.int64)
             columns[f"{name}_ns"] = durations
             if hasattr(self, f"{name}_collective_ns"):
-                computed = [sum(part.duration_ns for part in parts if part.is_computation) for parts in stages]
+                computed = [
+                    sum(part.duration_ns for part in single(parts) if part.is_computation) for parts in stages
+                ]
                 columns[f"{name}_collective_ns"] = durations - np.array(computed, dtype=np.int64)
         return replace(self, segments=MappingProxyType(dict(segments)), **columns)
 

@@ -212,7 +212,7 @@ def test_what_is_done_already_is_not_done_twice(schedule: Any, model: Any, line:
 @pytest.mark.parametrize("sequence", [4096, 8192, 16384, 32768])
 def test_copies_and_computation_are_in_the_proportion_that_pipeoffload_gives(hidden: int, sequence: int) -> None:
     item = pptrace.simulate(
-        schedule={"name": "1f1b", "offload": {"ratio": 0.625}},
+        schedule={"name": "1f1b", "offload": {"ratio": 0.625}}, stack="ideal",
         model={"layers": 32, "hidden": hidden, "heads": hidden // 128, "ffn": 4 * hidden, "gated": False,
                "vocabulary": 8, "causal": False},
         parallel={"pp": 8}, batch={"microbatches": 8, "sequence": sequence},

@@ -1,4 +1,4 @@
-"""Stacks set what the user did not write, where their conditions hold; the last release before an unknown one is used."""
+"""Stacks set what the user did not write, where their conditions hold."""
 
 from __future__ import annotations
 

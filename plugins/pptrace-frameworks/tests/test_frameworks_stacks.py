@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,11 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
 HEADING = "## What each stack sets\n"
-STEP = {"model": "mixtral-8x7b", "parallel": {"pp": 2, "tp": 2, "dp": 8}, "batch": {"microbatches": 4, "sequence": 4096}}
+STEP = {
+    "model": "mixtral-8x7b",
+    "parallel": {"pp": 2, "tp": 2, "dp": 8},
+    "batch": {"microbatches": 4, "sequence": 4096},
+}
 
 
 def test_the_page_lists_the_rules_of_each_stack(pytestconfig: pytest.Config) -> None:
@@ -46,7 +49,9 @@ def test_a_step_runs_with_each_stack(stack: str, device: str) -> None:
 
 
 def lines_of(stack: StackOffer) -> str:
-    inherited = f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""
+    inherited = (
+        f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""
+    )
     lines = [f"### {stack.name}", "", f"{stack.summary}{inherited}", ""]
     if stack.rules:
         lines += ["| sets | where | source |", "|---|---|---|"]

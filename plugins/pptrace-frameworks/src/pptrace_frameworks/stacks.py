@@ -106,13 +106,18 @@ _OF_2021 = (
         {"p2p.policy": "megatron", "p2p.options.overlap_p2p_comm": False},
     ),
     _rule("MC v2.5: neither a distributed optimizer nor overlapped reduction", {"costs.zero": 0}),
-    _rule("MC v2.5 megatron/p2p_communication.py: messages are split over the tensor-parallel group", {"costs.scatter_gather": True}),
+    _rule(
+        "MC v2.5 megatron/p2p_communication.py: messages are split over the tensor-parallel group",
+        {"costs.scatter_gather": True},
+    ),
     _rule("MC v2.5 megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
 )
 _OF_2022 = (
     *_DEVICES,
     _rule("MC June 2022 megatron/p2p_communication.py", {"p2p.policy": "megatron"}),
-    _rule("MC June 2022 --sequence-parallel", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}),
+    _rule(
+        "MC June 2022 --sequence-parallel", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}
+    ),
     _rule("MC June 2022 megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
 )  # fmt: skip
 _BIGSCIENCE = (
@@ -121,8 +126,14 @@ _BIGSCIENCE = (
     _rule("DeepSpeed 0.6 ZeRO 1 of its BF16 optimizer", {"costs.zero": 1}),
     _rule("Megatron-DeepSpeed of 2022: fused softmax, no flash attention", {"model.flash_attention": False}),
     _rule("DeepSpeed 0.6: gradients are accumulated by separate kernels", {"costs.accumulation": "separate"}),
-    _rule("DeepSpeed 0.6 runtime/pipe/engine.py: messages are split over the tensor-parallel group", {"costs.scatter_gather": True}),
-    _rule("fitted to the best microbatches of BLOOM's prequel: processes on the wrong cores", {"costs.skew": "200 us"}),
+    _rule(
+        "DeepSpeed 0.6 runtime/pipe/engine.py: messages are split over the tensor-parallel group",
+        {"costs.scatter_gather": True},
+    ),
+    _rule(
+        "fitted to the best microbatches of BLOOM's prequel: processes on the wrong cores",
+        {"costs.skew": "200 us"},
+    ),
     _rule("fitted to the memory of BLOOM's prequel", {"costs.fragmentation": 0.33}),
 )
 _NANOTRON = (

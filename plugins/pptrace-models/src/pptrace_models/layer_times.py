@@ -218,18 +218,16 @@ class Cost:
         """Return a part of the forward and of the input gradient, rounded down."""
         return Cost(f=self.f * part // whole, i=self.i * part // whole)
 
-    def at_least(self, host_ns: int, *, apart: bool = False, frozen: bool = False) -> Cost:
+    def at_least(self, host_ns: int, *, frozen: bool) -> Cost:
         """Return the cost with lower bounds from the host's time to issue kernels.
 
         The bound of a whole backward is twice the bound of a forward.
 
         Args:
             host_ns: time of the host to issue a forward, in ns.
-            apart: whether the bound applies only to computation, as collectives overlap with the host.
             frozen: whether the backward has no weight gradients; its bound then equals the forward's.
         """
-        computed = replace(self, f=self.f - self.f_collective, i=self.i - self.i_collective) if apart else self
-        return self + computed.host_waits(host_ns, frozen=frozen)
+        return self + self.host_waits(host_ns, frozen=frozen)
 
     def host_waits(self, host_ns: int, *, frozen: bool) -> Cost:
         """Return the time that each pass waits for the host, as in :meth:`at_least`."""
@@ -316,7 +314,7 @@ def layer_cost(costing: Costing, kind: Layer) -> Cost:
         group = beside_products(group, operations, costing.shard.tp, partial(_product_ns, costing))
     cost = costing.cost(operations, group)
     if kind.experts:
-        cost = cost.at_least(layer_host_ns(options), apart=bool(options.segments), frozen=model.frozen)
+        cost = cost.at_least(layer_host_ns(options), frozen=model.frozen)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective) if kind.again else cost
     recomputed_ns = group.again_ns + again_ns(costing, operations, experts=kind.experts)

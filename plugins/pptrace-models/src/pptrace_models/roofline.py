@@ -186,7 +186,7 @@ class _Job:
     def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
         """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
         host_ns = stage_host_ns(self.options, stage)
-        cost = cost.at_least(host_ns, apart=bool(self.options.segments), frozen=self.model.frozen)
+        cost = cost.at_least(host_ns, frozen=self.model.frozen)
         added = memory.accumulation_ns(costing, self.held(stage))
         return {
             "f_ns": cost.f,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
+_HOST_IN_PAIRS = 0.75
+"""Time of the host to issue an action of a pair, relative to the time outside pairs."""
 
 
 def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
@@ -52,10 +54,16 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
         (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
-    computed = _computation_cost(forward, backward)
-    waits = computed.host_waits(stage_host_ns(options, stage), frozen=costing.model.frozen)
+    host_ns, frozen = stage_host_ns(options, stage), costing.model.frozen
+    alone = _cost_of(*([part for part in parts if not part.paired] for parts in (forward, backward)))
+    computed = _cost_of(
+        *([part for part in parts if part.stream is Stream.COMPUTE] for parts in (forward, backward))
+    )
+    waits = alone.host_waits(host_ns, frozen=frozen)
     forward.insert(0, Part("host", waits.f))
     backward[:0] = (Part("host", waits.i), Part("host-weight", waits.w, for_weights=True))
+    in_pairs = computed.host_waits(round(_HOST_IN_PAIRS * host_ns), frozen=frozen)
+    forward[1:1], backward[2:2] = _waits_in_pairs(in_pairs, waits)
     segments = {
         Kind.F: _chain(forward),
         Kind.B: _chain(backward, delay_wgrad=options.delay_wgrad),
@@ -93,7 +101,11 @@ def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment,
         if not part.for_weights:
             last_indexes = [len(segments)]
             last_computation = len(segments) if part.stream is Stream.COMPUTE else last_computation
-        segments.append(Segment(name=part.name, duration_ns=part.ns, stream=part.stream, needs=needs or None))
+        segments.append(
+            Segment(
+                name=part.name, duration_ns=part.ns, stream=part.stream, needs=needs or None, paired=part.paired
+            )
+        )
     for index in (*last_indexes, *weight_indexes):
         segments[index] = replace(segments[index], result=True)
     if not any(segment.is_computation for segment in segments):
@@ -109,7 +121,9 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
         1, 2
     )
     layer = costing.cost(operations)
-    waits = layer.host_waits(layer_host_ns(options) if kind.experts else 0, frozen=model.frozen)
+    whole = costing.cost(operations, layer_times.layer_ns(costing, experts=kind.experts))
+    host_ns = layer_host_ns(options) if kind.experts else 0
+    waits = whole.host_waits(host_ns, frozen=model.frozen)
     if layer.f and layer.i:
         attention += Cost(
             f=waits.f * attention.f // layer.f,
@@ -131,11 +145,21 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
     core = attention - projections
     second = (dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
-    forward = (gather, Part("projections", projections.f), keys, Part("attention", core.f), reduce, *second)
+    in_pairs = layer.host_waits(round(_HOST_IN_PAIRS * host_ns), frozen=model.frozen)
+    forward_wait, backward_waits = _waits_in_pairs(in_pairs, waits)
+    forward = (
+        *forward_wait,
+        gather,
+        Part("projections", projections.f),
+        keys,
+        Part("attention", core.f),
+        reduce,
+        *second,
+    )
     recomputed = _recomputed_parts(costing, kind, operations, forward, second)
     weight = Part(f"{name}-weight", second_half.w, for_weights=True)
     backward = (
-        combine, second_gather, Part(f"{name}-input", second_half.i), second_reduce,
+        *backward_waits, combine, second_gather, Part(f"{name}-input", second_half.i), second_reduce,
         *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
         gather, keys, Part("attention-input", core.i), key_gradients, Part("projections-input", projections.i),
         reduce, Part("attention-weight", attention.w, for_weights=True),
@@ -146,12 +170,28 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     return Unit(forward=forward, backward=(*backward[:index], *recomputed, *backward[index:]))
 
 
-def _computation_cost(forward: Iterable[Part], backward: Iterable[Part]) -> Cost:
-    """Return the cost of the computations among parts."""
-    f = sum(part.ns for part in forward if part.stream is Stream.COMPUTE)
-    computations = [part for part in backward if part.stream is Stream.COMPUTE]
-    w = sum(part.ns for part in computations if part.for_weights)
-    return Cost(f=f, i=sum(part.ns for part in computations) - w, w=w)
+def _waits_in_pairs(in_pairs: Cost, alone: Cost) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Return the parts of forward and backward that wait for the host in pairs alone.
+
+    Communication overlaps the other member of a pair, whose kernels the same host issues.
+
+    Args:
+        in_pairs: the waits of computation without communication.
+        alone: the waits of an action outside pairs.
+    """
+    forward, backward, weight = (
+        max(0, paired - single) for paired, single in
+        ((in_pairs.f, alone.f), (in_pairs.i, alone.i), (in_pairs.w, alone.w))
+    )  # fmt: skip
+    return (Part("host", forward, paired=True),), (
+        Part("host", backward, paired=True), Part("host-weight", weight, for_weights=True, paired=True)
+    )  # fmt: skip
+
+
+def _cost_of(forward: Iterable[Part], backward: Sequence[Part]) -> Cost:
+    """Return the cost of parts one after the other."""
+    w = sum(part.ns for part in backward if part.for_weights)
+    return Cost(f=sum(part.ns for part in forward), i=sum(part.ns for part in backward) - w, w=w)
 
 
 def _recomputed_parts(
@@ -257,6 +297,7 @@ class Part(NamedTuple):
     ns: int
     stream: Stream = Stream.COMPUTE
     for_weights: bool = False
+    paired: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
