@@ -52,7 +52,7 @@ def gpt(
                "ffn": 4 * hidden, "gated": False, "vocabulary": 8, "causal": causal},
         parallel={"pp": 8},
         batch={"microbatches": 32, "sequence": sequence},
-        device={**device, "host_bandwidth": f"{rate} GB/s"},
+        device={**device, "host_bandwidth": f"{rate} GB/s"}, stack="ideal",
         costs={"name": "roofline", "reserved": "0 B", **({"kernels": "shapes"} if device is A100 else {})},
     )  # fmt: skip
 
@@ -77,7 +77,8 @@ def kwai(ratio: float) -> pptrace.Run:
         parallel={"pp": 8, "tp": 2, "cp": 2, "dp": 8, "vp": 5, "sequence_parallel": True},
         batch={"global": 256, "sequence": 8192},
         device={"preset": "h800-sxm", "host_bandwidth": "50 GB/s"},
-        costs={"name": "roofline", "zero": 1, "reserved": "0 B"},
+        stack="ideal",
+        costs={"zero": 1, "reserved": "0 B"},
     )
 
 

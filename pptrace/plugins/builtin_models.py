@@ -126,8 +126,8 @@ class SegmentOptions(_SparseModel):
     )
     paired: bool = Field(
         default=False,
-        description="Whether it takes time only in an overlapped pair, such as the wait for a host that issues both "
-        "actions.",
+        description="Whether it takes time only in an overlapped pair, such as the wait for a host that issues "
+        "both actions.",
     )
     size: Annotated[Size, Field(ge=0)] = Field(default=0, description="Bytes that it moves, where known.")
     link: str | None = Field(

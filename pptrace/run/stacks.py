@@ -132,7 +132,7 @@ def _rules(inputs: Inputs, offer: StackOffer, heirs: Collection[str] = ()) -> It
 
 
 def _facts(inputs: Inputs, readers: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
-    """Return the values of the configuration by key, with defaults and those of the presets of model and device."""
+    """Return the values of the configuration by key, with defaults and presets of model, device and costs."""
     facts = {
         f"{section}.{name}": field.default
         for section, reader in readers.items() for name, field in reader.model_fields.items()

@@ -403,7 +403,7 @@ def run_cases(
         workers: concurrent cases; 0 for one per core of this machine.
         journal: file of finished cases, to resume an interrupted call. The caller removes it.
         fresh: whether to ignore the cases in the journal.
-        progress: called with the number of finished simulations and of all: two per case, and one per skipped case.
+        progress: called with the number of finished simulations and of all; a case that runs has two.
 
     Raises:
         OutputError: the journal cannot be written.
@@ -447,8 +447,9 @@ def _row(case: Case, figures: Mapping[str, Any], default: Mapping[str, Any]) -> 
         "line": case.line, "kind": figures.get("kind"), "measured_s": measured or None,
         "simulated_s": simulated, "error_pct": _error_percent(simulated, measured),
         "default_s": default_s, "default_error_pct": _error_percent(default_s, measured),
-        "measured_memory": case.row.get("mem_gib", ""), "memory_gib": memory, "memory_error_pct": _error_percent(memory, printed),
-        "device_gib": figures.get("device_gib"), "skipped": case.skipped or figures.get("error") or "",
+        "measured_memory": case.row.get("mem_gib", ""), "memory_gib": memory,
+        "memory_error_pct": _error_percent(memory, printed), "device_gib": figures.get("device_gib"),
+        "skipped": case.skipped or figures.get("error") or "",
     }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ _MEGATRON = (
 
 _HOSTS = (
     _rule(
-        "fitted to Megatron-Bridge's mixtures on x86 hosts: time to issue the kernels of a layer, and of an action",
+        "fitted to Megatron-Bridge's mixtures on x86 hosts: time to issue a layer, and an action",
         {"costs.host": "3.4 ms", "costs.host_action": "2 ms"}, when={**_EXPERTS, "device.preset": _X86},
     ),
     _rule(
