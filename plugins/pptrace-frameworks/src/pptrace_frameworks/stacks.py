@@ -70,12 +70,22 @@ _HOSTS = (
     ),
 )  # fmt: skip
 
+_WHOLE_EXPERTS = _rule(
+    "MC docs/user-guide/features/moe.md: experts are not split over the tensor-parallel group",
+    {"parallel.etp": 1}, when=_EXPERTS,
+)  # fmt: skip
+_FLEX = _rule(
+    "MC 0.15 --moe-token-dispatcher-type flex: DeepEP, HybridEP",
+    {"costs.dispatcher": "deduplicated"},
+    when=_EXPERTS,
+)
+
 _BRIDGE = (
     _rule(
         "MB scripts/performance: gradients in BF16 (src/megatron/bridge/training/mixed_precision.py)",
         {"costs.gradients": "bf16"},
     ),
-    _rule("MB scripts/performance/configs: experts are not split", {"parallel.etp": 1}, when=_EXPERTS),
+    _WHOLE_EXPERTS,
     _rule(
         "MB scripts/performance/configs: DeepEP or HybridEP",
         {"costs.dispatcher": "deduplicated"}, when=_EXPERTS, unless={"device.preset": "h100*"},
@@ -87,11 +97,10 @@ _BRIDGE = (
     ),
 )  # fmt: skip
 
-_GRAPHS = _rule(
-    "MB scripts/performance/configs: CUDA graphs of attention and router on Grace hosts",
-    {"costs.cuda_graphs": True}, when={**_EXPERTS, "device.preset": _GRACE},
-)  # fmt: skip
-
+_FLASH_2 = _rule(
+    "NL 24.07 launcher_scripts/conf/training: cuDNN's attention is off", {"costs.attention": "flash-2"}
+)
+_CUDNN = _rule("NM 2024.12 NVTE_FUSED_ATTN: cuDNN's attention", {"costs.attention": "fused"})
 _NEMO = (
     _rule(
         "fitted to dgxc-benchmarking 25.05's mixtures on GB200: Grace hosts without CUDA graphs",
@@ -156,6 +165,10 @@ def _stacks() -> tuple[StackOffer, ...]:
         summary = f"Megatron-LM with Megatron-Core {version}."
         return StackOffer(name=f"megatron-core-{version}", summary=summary, inherits=inherits, rules=rules)
 
+    def nemo(version: str, inherits: str, *rules: StackRule) -> StackOffer:
+        summary = f"NeMo {version}."
+        return StackOffer(name=f"nemo-{version}", summary=summary, inherits=inherits, rules=rules)
+
     def bridge(version: str, inherits: str, *rules: StackRule) -> StackOffer:
         summary = f"Megatron-Bridge {version}, as its performance recipes run."
         return StackOffer(name=f"megatron-bridge-{version}", summary=summary, inherits=inherits, rules=rules)
@@ -167,11 +180,12 @@ def _stacks() -> tuple[StackOffer, ...]:
             name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
         ),
         core("0.14", "", *_MEGATRON, *_HOSTS),
-        *(core(f"0.{minor}", f"megatron-core-0.{minor - 1}") for minor in range(15, 20)),
-        StackOffer(
-            name="nemo-25.02", summary="NeMo 25.02 (v2.2.0).", rules=(*_MEGATRON, *_HOSTS)
-        ),
-        StackOffer(name="nemo-25.04", summary="NeMo 25.04 (v2.3.0).", inherits="nemo-25.02", rules=_NEMO),
+        core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX),
+        *(core(f"0.{minor}", f"megatron-core-0.{minor - 1}") for minor in range(16, 20)),
+        nemo("24.07", "", *_MEGATRON, *_HOSTS, _FLASH_2),
+        nemo("24.12", "nemo-24.07", _CUDNN),
+        nemo("25.02", "nemo-24.12"),
+        nemo("25.04", "nemo-25.02", *_NEMO),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
         bridge("25.11", "megatron-bridge-25.09"),
         bridge("26.02", "megatron-bridge-25.11"),

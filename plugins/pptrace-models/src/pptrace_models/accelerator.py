@@ -96,12 +96,22 @@ class Accelerator(Parameters):
     attention_attainable: Efficiency = 0.55
     """Share of the BF16 peak that the forward of flash attention attains on heads of 128 (``kernels: shapes``)."""
 
+    attention_flash_2: Efficiency | None = None
+    """Share of the BF16 peak that FlashAttention-2 attains; by default that of the device's best kernel (``costs.
+    attention: flash-2``)."""
+
     attention_backward: Efficiency = 0.85
     """Rate of the backward of flash attention, relative to the forward's (``kernels: shapes``)."""
 
     def slowed(self, times: float) -> Self:
         """Return a device with computation times multiplied by a factor and unchanged peaks."""
-        shares = ("compute_efficiency", "attention_efficiency", "memory_efficiency", "attention_attainable")
+        shares = (
+            "compute_efficiency",
+            "attention_efficiency",
+            "memory_efficiency",
+            "attention_attainable",
+            "attention_flash_2",
+        )
         names = (*shares, "attainable_bf16", "attainable_fp8", "attainable_mxfp8", "attainable_nvfp4")
         given = {name: getattr(self, name) for name in names}
         return self.model_copy(update={name: share / times for name, share in given.items() if share})

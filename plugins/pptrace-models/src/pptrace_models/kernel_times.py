@@ -333,6 +333,8 @@ def _device(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
             raise ConfigError("measured products need kernels: shapes", key="costs.kernel_table")
         return checked(Accelerator, values, "device")
     device = checked(Shaped, values, "device")
+    if options.attention == "flash-2" and device.attention_flash_2:
+        device = device.model_copy(update={"attention_attainable": device.attention_flash_2})
     if not options.kernel_table:
         return device
     return device.model_copy(update={"table": read_table(options.kernel_table, device)})

@@ -42,6 +42,9 @@ class RooflineOptions(Parameters):
     """Times of kernels: groups of kernels at constant shares of the peaks, or each kernel by its shape."""
     kernel_table: str | None = None
     """A file of measured products, which replace times by shape; none by default."""
+    attention: Literal["fused", "flash-2"] = "fused"
+    """Kernel of flash attention (``kernels: shapes``): ``fused`` attains the device's ``attention_attainable``,
+    ``flash-2`` its ``attention_flash_2``."""
     accumulation: Literal["fused", "separate"] = "fused"
     """How weight gradients of microbatches are accumulated. ``fused``: by the matrix product (Megatron-LM).
     ``separate``: by additional kernels, from gradients in the model's precision (DeepSpeed's BF16 optimizer,
