@@ -13,7 +13,7 @@ from pptrace.api import compare
 from pptrace.cli.main import cli
 from pptrace.errors import ConfigError, PptraceError
 
-LLAMA = str(Path(__file__).parents[2] / "examples" / "llama3-70b.yaml")
+LLAMA = str(Path(__file__).with_name("llama3-70b-ideal.yaml"))
 STEP = [
     "--model", "llama3-8b", "--device", "h100-sxm", "--sequence", "4096", "--pp", "4", "--tp", "2", "--dp", "2",
     "--microbatches", "8", "--p2p", "ordered",
