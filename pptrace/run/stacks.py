@@ -31,7 +31,7 @@ _RELEASE = re.compile(r"(?P<family>.+)-(?P<version>\d+(?:\.\d+)*)")
 def fill_stack(inputs: Inputs) -> None:
     """Fill in the values of the configuration's stack that the user did not write.
 
-    A configuration with a model has the default stack if it names none.
+    A configuration with a model has the default stack if it names none and a plugin offers it.
 
     Raises:
         ConfigError: a file that is no stack, or a value that its key cannot have.
@@ -40,7 +40,7 @@ def fill_stack(inputs: Inputs) -> None:
     experiment = inputs.experiment
     name = experiment.stack
     if name is None:
-        if experiment.model is None:
+        if experiment.model is None or not _releases(inputs, DEFAULT_STACK):
             return
         name = DEFAULT_STACK
     with at_location(inputs.resolved, "stack"):
@@ -96,11 +96,7 @@ def _look_up(inputs: Inputs, name: str) -> StackOffer:
     """
     stacks = inputs.registry.stacks
     asked = _RELEASE.fullmatch(name)
-    releases = sorted(
-        (_version(known["version"]), known[0])
-        for known in map(_RELEASE.fullmatch, stacks)
-        if known and known["family"] == (asked["family"] if asked else name)
-    )
+    releases = _releases(inputs, asked["family"] if asked else name)
     if asked:
         releases = [release for release in releases if release[0] < _version(asked["version"])]
     if name not in stacks and releases:
@@ -110,6 +106,12 @@ def _look_up(inputs: Inputs, name: str) -> StackOffer:
             inputs.notes = (*inputs.notes, note)
         name = newest
     return inputs.use(stacks[name]).offer
+
+
+def _releases(inputs: Inputs, family: str) -> list[tuple[tuple[int, ...], str]]:
+    """Return the versions and names of a family's stacks, oldest first."""
+    known = map(_RELEASE.fullmatch, inputs.registry.stacks)
+    return sorted((_version(stack["version"]), stack[0]) for stack in known if stack and stack["family"] == family)
 
 
 def _version(text: str) -> tuple[int, ...]:

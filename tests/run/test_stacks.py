@@ -104,6 +104,12 @@ def test_a_model_has_the_default_stack_and_units_have_none() -> None:
     assert units.prepared.resolved.experiment.stack is None
 
 
+def test_without_the_plugin_of_the_default_stack_a_model_has_none() -> None:
+    registry = Registry.load(disable={"pptrace-frameworks"})
+
+    assert pptrace.simulate(STEP, registry=registry).prepared.resolved.experiment.stack is None
+
+
 def test_costs_that_read_no_model_take_only_what_is_not_theirs() -> None:
     units = pptrace.simulate(
         {"schedule": "1f1b", "parallel": {"pp": 2}, "batch": {"microbatches": 4}, "stack": "made-1.9"},
