@@ -12,9 +12,9 @@ echo "== steps of three of them by policy"
 pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,chimera --policies | sed '1,/^steps by/{/^steps by/!d;}'
 echo
 echo "== chimera against 1f1b, more and more microbatches; the same where its copies exchange no gradients"
-pptrace crossover llama3-70b.yaml --p2p ordered --between chimera,1f1b --over microbatches=8..64
+pptrace crossover llama3-70b.yaml --p2p ordered --stack ideal --between chimera,1f1b --over microbatches=8..64
 echo
-pptrace crossover llama3-70b.yaml --p2p ordered --between chimera,1f1b --over microbatches=8..64 --set data_parallel.stage_replicas=false
+pptrace crossover llama3-70b.yaml --p2p ordered --stack ideal --between chimera,1f1b --over microbatches=8..64 --set data_parallel.stage_replicas=false
 echo
 echo "== the same at 16 microbatches, more and more bandwidth"
 pptrace crossover llama3-70b.yaml --p2p ordered --microbatches 16 --between chimera,1f1b --over bandwidth

@@ -48,13 +48,14 @@ def fill_stack(inputs: Inputs) -> None:
         rules = list(_rules(inputs, offer))
     if experiment.stack is None:
         inputs.resolved = inputs.resolved.with_stack(offer.name)
-    readers = _readers(inputs)
+    readers, written = _readers(inputs), leaves_by_key(inputs.resolved.written.value)
     facts = _facts(inputs, readers)
     for stack, rule in rules:
         if _holds(facts, rule):
             values = {
                 key: value for key, value in rule.set.items()
-                if _is_read(key, readers) and not _is_written(inputs, key)
+                if _is_read(key, readers) and key not in written
+                and not (key.startswith("p2p.") and "p2p.policy" in written)
             }  # fmt: skip
             for key, value in values.items():
                 inputs.resolved = inputs.resolved.with_key(key, value, f"stack {stack}: {rule.source}")
@@ -179,9 +180,3 @@ def _is_read(key: str, readers: Mapping[str, type[BaseModel]]) -> bool:
     if section not in {"model", "costs"}:
         return True
     return section in readers and name in readers[section].model_fields
-
-
-def _is_written(inputs: Inputs, key: str) -> bool:
-    """Return whether the user wrote a key; options of a message policy belong to the user's own policy."""
-    positions = inputs.resolved.positions
-    return key in positions or (key.startswith("p2p.") and "p2p.policy" in positions)

@@ -255,7 +255,7 @@ def _columns(comparison: Comparison) -> list[Column]:
     return [
         Column("schedule", ("schedule",), str, is_words=True),
         *(Column(key, (key,), str, len({row[key] for row in rows}) > 1) for key in ("pp", "vp", "microbatches")),
-        Column("p2p", ("policy",), str, any(row.messages for row, _ in comparison.ran)),
+        Column("p2p", ("policy",), str, len({row["policy"] for row in rows}) > 1),
         Column("bubble", ("formula_bubble", "formula_is_exact"), share_text, group="formula"),
         Column("#", ("formula_rank",), rank_text, is_words=True),
         Column("bubble", ("table_bubble",), share_text, group="table"),

@@ -539,7 +539,7 @@ def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Co
         Column("bubble", ("bubble",), share_text),
         Column("hidden", ("hidden_communication_ns", "step_ns", "pp"), part_text),
         Column("exposed", ("exposed_communication_ns", "step_ns", "pp"), part_text),
-        Column("p2p", ("policy",), str, has_common),
+        Column("p2p", ("policy",), str, len({row["policy"] for row in rows if row["rank"]}) > 1),
         Column(f"all {ANY_TABLE[POLICY]}", ("schedule", "alike_step_ns"), common_text, has_common),
         Column("form", ("form",), lambda form: form or "as configured", is_words=True),
     ]

@@ -357,7 +357,7 @@ def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registr
 def test_a_schedule_with_settings_of_its_own_is_not_equal_to_the_one_without(
     registry: Registry, other: str
 ) -> None:
-    own = {**STEP, "network": {"name": "hockney", "bandwidth": "5 GB/s"}}
+    own = {**STEP, "p2p": "async", "network": {"name": "hockney", "bandwidth": "5 GB/s"}}
     vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b", other]}
 
     plan = planned(registry, config=own, vary=vary)

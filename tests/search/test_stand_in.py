@@ -89,7 +89,7 @@ def test_on_equal_memory_all_forms_are_told_under_one_policy_too() -> None:
 @pytest.mark.needs_plugins
 def test_on_equal_memory_the_best_form_under_one_policy_is_searched() -> None:
     step = {
-        "model": "llama3-8b", "device": "h100-sxm", "parallel": {"pp": 4, "tp": 2, "dp": 2},
+        "model": "llama3-8b", "device": "h100-sxm", "stack": "ideal", "parallel": {"pp": 4, "tp": 2, "dp": 2},
         "batch": {"microbatches": 8, "sequence": 4096},
         "p2p": {"policy": "megatron", "options": {"overlap_p2p_comm": False}},
         "network": {"name": "hockney", "bandwidth": "20 GB/s", "latency": "10 us"},

@@ -72,7 +72,9 @@ def test_on_a_cluster_messages_are_re_routed_between_the_gpus_of_replicas(step: 
         assert step_without(on, lost) >= step_without(flat, lost) > flat.metrics.step_ns
 
 
-MODEL = {"model": "llama3-8b", "device": "h100-sxm", "sequence": 4096, "tp": 2, "dp": 3, "costs": None}
+MODEL = {
+    "model": "llama3-8b", "device": "h100-sxm", "stack": "ideal", "sequence": 4096, "tp": 2, "dp": 3, "costs": None,
+}  # fmt: skip
 WHOLE, GATHERED, SHARDED = ({**MODEL, "costs": {"name": "roofline", "zero": zero}} for zero in (1, 2, 3))
 
 

@@ -52,7 +52,7 @@ def test_what_the_script_measures_the_cost_model_reads(config: Path) -> None:
 
     shares = json.loads(table.read_text())["accelerator"]["op"]["matmul"]["accurate_efficient_factor"]
     assert "b=4, m=32, k=64, n=256" in shares
-    sets = ["costs.name=roofline", "costs.kernels=shapes", f"costs.kernel_table={table}"]
+    sets = ["stack=ideal", "costs.kernels=shapes", f"costs.kernel_table={table}"]
     measured, shaped = (simulate(config, sets=own).metrics.step_ns for own in (sets, sets[:2]))
     assert measured > shaped
     with pytest.raises(ConfigError, match=r"is of another device: its peak is 989\.5 TFLOP/s"):

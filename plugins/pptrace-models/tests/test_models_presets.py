@@ -74,7 +74,7 @@ def test_export_variants_differ_from_their_originals_in_links_alone() -> None:
 def test_a_device_is_written_with_microbatches_too() -> None:
     text = {
         "peak_bf16": "989.5 TFLOP/s",
-        "memory": "80 GiB",
+        "memory": "81559 MiB",
         "memory_bandwidth": "3.35 TB/s",
         "scale_up_bandwidth": "450 GB/s",
         "launch_latency": "5 us",

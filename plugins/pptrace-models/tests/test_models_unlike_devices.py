@@ -116,7 +116,7 @@ def test_each_rank_fits_its_own_device_and_the_one_with_least_left_is_shown(run:
     assert just.metrics.memory.fullest == 2
     assert over.metrics.memory.over_capacity == (2, int(over.metrics.memory.peak_at_ns[2]), 1)
     assert over.to_dict()["device_memory_bytes"] == need - 1
-    assert [row["device_memory_bytes"] for row in over.to_dict()["ranks"]][1:3] == [80 * 2**30, need - 1]
+    assert [row["device_memory_bytes"] for row in over.to_dict()["ranks"]][1:3] == [81_559 * 2**20, need - 1]
 
 
 def test_a_schedule_that_fills_memory_fills_each_ranks_own(run: Callable[..., Run]) -> None:

@@ -87,7 +87,7 @@ def test_a_wrong_setting_beside_a_model_is_one_line(settings: list[str], line: s
 def test_options_of_the_cost_model_by_default_need_no_name() -> None:
     plain, unnamed, named = (
         pptrace.simulate(sets=["batch.sequence=4096", *sets], **STEP)
-        for sets in ([], ["costs.zero=1"], ["costs.name=roofline", "costs.zero=1"])
+        for sets in (["costs.zero=0"], ["costs.zero=1"], ["costs.name=roofline", "costs.zero=1"])
     )
 
     assert unnamed.to_dict() == named.to_dict()
