@@ -312,7 +312,7 @@ class Batch(_Section):
         default=None,
         description="Tokens in each microbatch's sequences: one number per microbatch, for all replicas or for "
         "each in turn, or a file of them, separated by commas, spaces or lines. None exceeds sequence, by default "
-        "the longest of them.",
+        "the longest of them. With parallel.sequence_parallel they are padded to multiples of tp.",
         examples=[[8192, 3072, 5120, 8192]],
     )
     replica: int | None = Field(

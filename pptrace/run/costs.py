@@ -107,7 +107,9 @@ class Costs:
 
     def _build(self, request: CostRequest) -> Workload:
         def build_microbatch(length: int) -> Workload:
-            return build_workload(self.offer, replace(request, sequence=length, global_batch=request.micro))
+            # Frameworks pad sequences that tensor-parallel devices split to equal parts.
+            padded = -(-length // request.tp) * request.tp if request.sequence_parallel else length
+            return build_workload(self.offer, replace(request, sequence=padded, global_batch=request.micro))
 
         with at_location(self.resolved, "costs"):
             base = build_workload(self.offer, request)

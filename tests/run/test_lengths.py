@@ -78,6 +78,14 @@ def test_equal_lengths_are_the_step_without_them() -> None:
     assert alike.metrics.memory.peak_bytes.tolist() == plain.metrics.memory.peak_bytes.tolist()
 
 
+def test_lengths_are_padded_where_tensor_parallel_devices_split_them() -> None:
+    split = {"pp": 2, "tp": 4, "sequence_parallel": True}
+    odd, padded = (of_model(lengths, parallel=split) for lengths in ([7, 1, 2047, 8192], [8, 4, 2048, 8192]))
+
+    assert odd.metrics.step_ns == padded.metrics.step_ns
+    assert odd.prepared.workload.tokens == 7 + 1 + 2047 + 8192
+
+
 def test_lengths_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "lengths.csv"
     file.write_text("8192, 2048, 4096, 2048\n1024 1024 1024 1024\n", encoding="utf-8")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from pptrace.run.run import Run
 
+pytestmark = pytest.mark.needs_plugins
+
 STEP: dict[str, Any] = {
     "model": "llama3-8b", "device": "h100-sxm", "schedule": "1f1b", "parallel": {"pp": 2, "tp": 2},
     "batch": {"microbatches": 4, "sequence": 2048},

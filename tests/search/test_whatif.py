@@ -73,7 +73,8 @@ def test_on_a_cluster_messages_are_re_routed_between_the_gpus_of_replicas(step: 
 
 
 MODEL = {
-    "model": "llama3-8b", "device": "h100-sxm", "stack": "ideal", "sequence": 4096, "tp": 2, "dp": 3, "costs": None,
+    "model": "llama3-8b", "device": "h100-sxm", "stack": "ideal", "sequence": 4096, "tp": 2, "dp": 3,
+    "costs": None,
 }  # fmt: skip
 WHOLE, GATHERED, SHARDED = ({**MODEL, "costs": {"name": "roofline", "zero": zero}} for zero in (1, 2, 3))
 
