@@ -4,8 +4,9 @@
 
 ``megatron-a100.csv`` holds the steps. "table 5" is that of Korthikanti et al., Reducing Activation Recomputation
 in Large Transformer Models (arXiv:2205.05198), whose selective recomputation comes with sequence parallelism.
-"SC21" is table 1 of Narayanan et al. (arXiv:2104.04473), with the steps that its TFLOP/s and FLOP formula give, and
-sizes of Megatron-LM's scripts ``sc21/run_table_1.sh``. ``gpt-a100.yaml`` is the machine. Nothing is fitted to a row.
+"SC21" is table 1 of Narayanan et al. (arXiv:2104.04473), with the steps that its TFLOP/s and FLOP formula give,
+and sizes of Megatron-LM's scripts ``sc21/run_table_1.sh``. ``gpt-a100.yaml`` is the machine. Nothing is fitted to
+a row.
 """
 
 from __future__ import annotations
