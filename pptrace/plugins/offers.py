@@ -254,7 +254,7 @@ class CommandOffer(AnyOffer):
 Offer_co = TypeVar("Offer_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
     """A plugin with the name of its entry point, and the distribution that installed it.
 
@@ -275,7 +275,7 @@ class Provider:
         return f"plugin '{self.name}' ({f'{self.distribution} {self.version}'.strip()})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A plugin that failed to load, and the reason."""
 

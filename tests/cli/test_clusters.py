@@ -150,7 +150,7 @@ def test_the_network_between_two_gpus_is_shown(pptrace: Pptrace) -> None:
     out = pptrace("network", "job.yaml", "--between", "0,2").out
 
     assert "GPU 0 (pp 0, dp 0, cp 0, tp 0) to GPU 2 (pp 1, dp 0, cp 0, tp 0)" in out
-    assert "alone                          10 GB/s" in out
+    assert "alone                         10 GB/s, 0 ns latency" in out
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ Run = Callable[..., tuple[Any, str, str]]
 ANALYSIS = """
 def explain(measurement, step):
     return ExplanationPart(
-        sections=(Section(title="what the plugin found", blocks=(Line(text=f"{step.label}: nothing"),)),),
+        sections=(Section(title="what the plugin found", blocks=(f"{step.label}: nothing",)),),
         values={"steps": len(measurement.steps)},
         write_picture=lambda path: path.write_text("a picture"),
         timeline=lambda: step.timeline,

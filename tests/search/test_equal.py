@@ -23,7 +23,18 @@ from pptrace.search import settings_search
 from pptrace.search.settings_search import VARIED
 
 LLAMA = str(Path(__file__).with_name("llama3-70b-ideal.yaml"))
-SMALL = ["--model", "llama3-8b", "--device", "h100-sxm", "--sequence", "4096", "--p2p", "ordered"]
+SMALL = [
+    "--model",
+    "llama3-8b",
+    "--device",
+    "h100-sxm",
+    "--stack",
+    "ideal",
+    "--sequence",
+    "4096",
+    "--p2p",
+    "ordered",
+]
 NETWORK = ["--network", "{name: hockney, bandwidth: 50 GB/s}"]
 CASES = {
     "tight": (

@@ -146,7 +146,7 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, ze
                 "parallel.order"
             }
             assert equivalent.row["step_ns"] == candidate.row["step_ns"]
-    assert "equal         same step and memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
+    assert "same step and memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
     places = bounded.to_dict()["places"]
     assert [item["twins"][0]["settings"]["parallel.order"] for item in places] == ["tp-cp-ep-pp-dp"] * 4
 
