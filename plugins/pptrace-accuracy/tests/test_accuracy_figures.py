@@ -187,7 +187,7 @@ def steps(*given: tuple[dict[str, Any], float, float]) -> tuple[list[Case], list
         cases.append(Case(line=len(cases) + 2, row=row, measured_s=measured, settings=full))
         error = 100 * (simulated / measured - 1)
         result = {"kind": "dense", "simulated_s": simulated, "memory_error_pct": None, "skipped": ""}
-        rows.append({**row, **result, "error_pct": error})
+        rows.append({**row, **result, "error_pct": error, "default_error_pct": error})
     return cases, rows
 
 
@@ -196,7 +196,7 @@ def test_errors_are_those_of_their_definition() -> None:
 
     (source,) = figures.sources
     assert (source.rows, source.skipped) == (2, 0)
-    assert source.mean_absolute == pytest.approx(15)
+    assert source.mean_absolute == source.default == pytest.approx(15)
     assert source.mean == pytest.approx(-5)
     assert (source.least, source.most) == (pytest.approx(-20), pytest.approx(10))
 
@@ -231,6 +231,14 @@ def test_scale_compares_the_fewest_devices_with_the_most() -> None:
     assert scale.devices == (8, 32)
     assert scale.measured == pytest.approx(5)
     assert scale.simulated == pytest.approx(2)
+
+
+def test_default_settings_have_the_default_stack() -> None:
+    (row,) = run_cases(build_cases([(2, ROW)], read_rules(), {"stack": "ideal"}), executor="serial")
+    (plain,) = run_cases(build_cases([(2, ROW)], read_rules()), executor="serial")
+
+    assert row["simulated_s"] != row["default_s"] == plain["default_s"]
+    assert row["default_error_pct"] == pytest.approx(100 * (row["default_s"] / row["measured_s"] - 1), abs=1e-3)
 
 
 def test_finished_rows_are_taken_over_after_an_interruption(tmp_path: Path) -> None:

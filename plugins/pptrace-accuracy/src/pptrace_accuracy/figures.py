@@ -46,6 +46,8 @@ class Errors:
     """The minimum."""
     most: float
     """The maximum."""
+    default: float | None = None
+    """Mean of the absolute errors with default settings; None for memory, or if no row was simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +143,13 @@ def _memory(rows: Sequence[_Row], sources: Iterable[str]) -> tuple[Errors, ...]:
 
 def _errors(name: str, rows: Sequence[_Row], column: str = "error_pct") -> Errors:
     errors = [float(row[column]) for row in rows if row[column] is not None]
+    defaults = [abs(float(row["default_error_pct"])) for row in rows if row["default_error_pct"] is not None]
     count = max(len(errors), 1)
     return Errors(
         name=name, rows=len(errors), skipped=sum(bool(row["skipped"]) for row in rows),
         mean_absolute=sum(map(abs, errors)) / count, mean=sum(errors) / count,
         least=min(errors, default=0.0), most=max(errors, default=0.0),
+        default=sum(defaults) / len(defaults) if defaults and column == "error_pct" else None,
     )  # fmt: skip
 
 
@@ -289,15 +293,18 @@ def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
 
 
 def _error_table(errors: Iterable[Errors]) -> Table:
-    head = ("source", "rows", "skipped", "mean absolute", "mean", "least", "most")
-    return Table(head=head, rows=tuple(map(_cells, errors)))
+    head = ("source", "rows", "skipped", "mean absolute", "mean", "least", "most", "default settings")
+    errors = tuple(errors)
+    columns = len(head) - all(group.default is None for group in errors)
+    return Table(head=head[:columns], rows=tuple(_cells(group)[:columns] for group in errors))
 
 
 def _cells(errors: Errors) -> tuple[str, ...]:
     if not errors.rows:
-        return errors.name, "0", str(errors.skipped), "-", "-", "-", "-"
+        return errors.name, "0", str(errors.skipped), "-", "-", "-", "-", "-"
+    default = "-" if errors.default is None else f"{errors.default:.1f}"
     signed = [f"{error:+.1f}" for error in (errors.mean, errors.least, errors.most)]
-    return errors.name, str(errors.rows), str(errors.skipped), f"{errors.mean_absolute:.1f}", *signed
+    return errors.name, str(errors.rows), str(errors.skipped), f"{errors.mean_absolute:.1f}", *signed, default
 
 
 _SIZE = (7.0, 6.0)
