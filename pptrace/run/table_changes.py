@@ -463,9 +463,8 @@ def overlap_notes(inputs: Inputs, costs: Costs, table: Schedule, workload: Workl
 
 def _reason(inputs: Inputs, costs: Costs, workload: Workload) -> str:
     offer = costs.offer.offer
-    if not _gives_segments(inputs, offer.name):
-        models = " or ".join(sorted(name for name in inputs.registry.cost_models if _gives_segments(inputs, name)))
-        return f"{offer.name} costs have no segments; set costs.name to {models}, which have costs.{_OPTION}"
+    if offer.options is None or _OPTION not in offer.options().model_fields:
+        return f"{offer.name} costs have no segments; set a model, or costs.name to table with costs.{_OPTION}"
     if workload.segments:
         return "no segment of these costs communicates; set the stream of one under costs.segments"
     columns = [
@@ -478,8 +477,3 @@ def _reason(inputs: Inputs, costs: Costs, workload: Workload) -> str:
     if costs.request.options.get(_OPTION) is False:
         return f"costs have no segments, as costs.{_OPTION} is false; set it to true"
     return f"costs have no segments; set costs.{_OPTION}"
-
-
-def _gives_segments(inputs: Inputs, name: str) -> bool:
-    options = inputs.registry.cost_models[name].offer.options
-    return options is not None and _OPTION in options().model_fields

@@ -90,7 +90,7 @@ def test_tensor_parallel_collectives_are_hidden_by_default_too() -> None:
     ("configuration", "reason"),
     [
         ({"parallel": {"pp": 4}, "batch": {"microbatches": 8}},
-         "unit costs have no segments; set costs.name to roofline or table, which have costs.segments"),
+         "unit costs have no segments; set a model, or costs.name to table with costs.segments"),
         ({"parallel": {"pp": 4}, "batch": {"microbatches": 8},
           "costs": {"name": "table", "forward": "2 ms", "backward": "4 ms"}},
          "costs have no segments; set costs.segments"),
