@@ -11,7 +11,7 @@ Facts of the calls' meaning, from PyTorch 2.13 (``torch/distributed/distributed_
 - ``batch_isend_irecv`` brackets its messages with ``ncclGroupStart`` and ``ncclGroupEnd``: they are one operation
   of the whole group's communicator (``getKeyFromDevice``), with one request.
 - ``Work.wait`` makes the current stream wait for the operation. ``send`` and ``recv`` post and wait.
-- With PyTorch 2.15 and ``pipeline_per_edge_p2p``, each direction of a pair of ranks has a process group of its own
+- With PyTorch 2.15 and ``pipeline_per_edge_p2p``, each direction between two ranks has its own process group
   (``torch/distributed/pipelining/_p2p.py``).
 - NCCL knows no tags: of one communicator, messages from one rank to another are matched in order.
 """

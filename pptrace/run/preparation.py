@@ -206,7 +206,7 @@ def _with_table(
     network, placement = costs.network, table.placement
     table = with_interleave(inputs.resolved, table)
     workload = costs.workload_of(table)
-    notes = overlap_notes(inputs, costs, table, workload)
+    notes = overlap_notes(costs, table, workload)
     workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(inputs, workload, network))
     policy = message_policy(inputs, table)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pptrace.config.schema import Experiment, Offload, Recompute
     from pptrace.network.contract import Network
     from pptrace.run.costs import Costs
-    from pptrace.run.inputs import Inputs
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
@@ -448,7 +447,7 @@ _OPTION = "segments"
 """The option by which a cost model gives segments."""
 
 
-def overlap_notes(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> tuple[str, ...]:
+def overlap_notes(costs: Costs, table: Schedule, workload: Workload) -> tuple[str, ...]:
     """Return why the overlapped pairs of a table overlap nothing, and what to set; empty where they may."""
     segments = [
         segment
@@ -458,10 +457,10 @@ def overlap_notes(inputs: Inputs, costs: Costs, table: Schedule, workload: Workl
     ]
     if not table.has_pairs or any(not segment.is_computation for segment in segments):
         return ()
-    return (f"the pairs of this schedule overlap nothing: {_reason(inputs, costs, workload)}",)
+    return (f"the pairs of this schedule overlap nothing: {_reason(costs, workload)}",)
 
 
-def _reason(inputs: Inputs, costs: Costs, workload: Workload) -> str:
+def _reason(costs: Costs, workload: Workload) -> str:
     offer = costs.offer.offer
     if offer.options is None or _OPTION not in offer.options().model_fields:
         return f"{offer.name} costs have no segments; set a model, or costs.name to table with costs.{_OPTION}"

@@ -56,85 +56,87 @@ class EqualSchedule:
 
     entry: Entry
     """The schedule, as the user wrote it."""
-    forms: SettingsSearch | None = None
+    variants: SettingsSearch | None = None
     """The search of its settings; None if its costs cannot be built."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of all its forms: the schedule's name and settings, and the limit."""
+    """The settings of all its variants: the schedule's name and settings, and the limit."""
     messages: Mapping[str, Any] = field(default_factory=dict)
     """Overrides of ``p2p`` if the configured policy cannot place its messages."""
     common_policy: SettingsSearch | None = None
     """The same search under a policy for all tables, if a schedule needs that policy."""
     reason: str = ""
-    """The reason why the configured form, or every form, cannot run, in one line."""
+    """The reason why the configured variant, or every variant, cannot run, in one line."""
     remedy: Tried | None = None
-    """Further settings with which the form of least memory fits, if no form fits; None without such settings."""
+    """Further settings with which the variant of least memory fits, if none fits; None without such settings."""
     rank: int | None = None
     """By step time among fitting schedules, from 1; equal steps share a rank."""
 
     @property
     def fits(self) -> bool:
-        """Whether a form fits on every rank."""
-        return self.forms is not None and self.forms.fits
+        """Whether a variant fits on every rank."""
+        return self.variants is not None and self.variants.fits
 
     @property
     def run(self) -> Run | None:
-        """The step of the best form; None if no form fits."""
-        return self.forms.run if self.forms and self.forms.fits else None
+        """The step of the best variant; None if no variant fits."""
+        return self.variants.run if self.variants and self.variants.fits else None
 
     @property
     def best(self) -> Tried | None:
-        """The best form, or the form of least memory if no form fits; None if no form runs."""
-        return self.forms.best if self.forms else None
+        """The best variant, or the variant of least memory if no variant fits; None if no variant runs."""
+        return self.variants.best if self.variants else None
 
     @property
     def common(self) -> Tried | None:
-        """The best form under the common policy; None if no form fits, or without a common policy."""
+        """The best variant under the common policy; None if no variant fits, or without a common policy."""
         return self.common_policy.best if self.common_policy and self.common_policy.fits else None
 
     @property
     def common_step_ns(self) -> int | None:
-        """The step of the best form under the common policy; None without such a form."""
+        """The step of the best variant under the common policy; None without such a variant."""
         return self.common.step_ns if self.common else None
 
     @property
-    def common_form(self) -> str:
-        """The settings of the best form under the common policy; empty if it is also the best form."""
-        if not self.common or not self.best or not self.forms or self.common.change == self.best.change:
+    def common_variant(self) -> str:
+        """The settings of the best variant under the common policy; empty if it is also the best variant."""
+        if not self.common or not self.best or not self.variants or self.common.change == self.best.change:
             return ""
-        return form_text(self.common.change, self.forms.configured.change) or "as configured"
+        return variant_text(self.common.change, self.variants.configured.change) or "as configured"
 
     @property
     def common_arguments(self) -> str:
-        """The arguments of ``pptrace simulate`` that reproduce the best form under the common policy."""
+        """The arguments of ``pptrace simulate`` that reproduce the best variant under the common policy."""
         change = Change(settings=self.common_settings)
         return change.with_settings(self.common.change.settings).arguments if self.common else ""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the best form that override the configuration."""
+        """The settings of the best variant that override the configuration."""
         return {**self.given, **(self.best.change.settings if self.best else {})}
 
     @property
     def common_settings(self) -> Mapping[str, Any]:
-        """The settings of all its forms under the common policy."""
+        """The settings of all its variants under the common policy."""
         return {**{key: value for key, value in self.given.items() if not key.startswith("p2p.")}, **ANY_TABLE}
 
     @property
     def arguments(self) -> str:
-        """The arguments of ``pptrace simulate`` that reproduce the best form."""
+        """The arguments of ``pptrace simulate`` that reproduce the best variant."""
         return Change(settings=self.settings).arguments
 
     @property
-    def form(self) -> str:
-        """The settings in which the best form differs from the configured one."""
-        return form_text(self.best.change, self.forms.configured.change) if self.best and self.forms else ""
+    def variant(self) -> str:
+        """The settings in which the best variant differs from the configured one."""
+        return (
+            variant_text(self.best.change, self.variants.configured.change) if self.best and self.variants else ""
+        )
 
 
 def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
-    """Return the schedules whose forms omit requested copies to the host, because copy times are unknown."""
+    """Return the schedules whose variants omit requested copies to the host, because copy times are unknown."""
     if all(setting.name != "offload" for setting in varied):
         return []
-    prepared = [(row.entry.label, row.forms.run.prepared) for row in rows if row.forms and row.forms.run]
+    prepared = [(row.entry.label, row.variants.run.prepared) for row in rows if row.variants and row.variants.run]
     return [
         label
         for label, step in prepared
@@ -142,7 +144,7 @@ def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariableS
     ]
 
 
-def form_text(change: Change, base: Change | None = None) -> str:
+def variant_text(change: Change, base: Change | None = None) -> str:
     """Return the settings of a change that ``base`` lacks, such as ``vp 2, recompute full``."""
     base_settings = base.settings if base else {}
     return ", ".join(
@@ -169,7 +171,7 @@ class EqualComparison(Printed):
     limit_bytes: int
     """Memory of every rank."""
     varied: tuple[VariableSetting, ...]
-    """Settings that vary between forms."""
+    """Settings that vary between variants."""
 
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns, for pandas."""
@@ -182,13 +184,13 @@ class EqualComparison(Printed):
         return csv_of(self.table())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all results as plain JSON values, with all simulated forms and the configuration of the best."""
+        """Return all results as plain JSON values, with all simulated variants and the settings of the best."""
         rows = [
             {
                 **cells,
                 "settings": dict(row.settings) if row.fits else None,
-                "as_configured": row.forms.configured.to_dict() if row.forms else None,
-                "tried": [form.to_dict() for form in row.forms.tried] if row.forms else [],
+                "as_configured": row.variants.configured.to_dict() if row.variants else None,
+                "tried": [variant.to_dict() for variant in row.variants.tried] if row.variants else [],
                 "configuration": row.run.provenance["configuration"] if row.run else None,
             }
             for cells, row in zip(self.table(), self.rows, strict=True)
@@ -239,14 +241,14 @@ def compare_equal(
     *,
     option: str = "",
 ) -> EqualComparison:
-    """Find the best form of every schedule that fits a limit on every rank.
+    """Find the best variant of every schedule that fits a limit on every rank.
 
     Args:
         basis: the common configuration.
         entries: the schedules; settings of an entry do not vary.
         memory: memory of a rank, such as ``76GiB``.
         vary: names of :data:`~pptrace.search.settings_search.VARIED`; by default all that need no request.
-        watch: receives the name of each form before it runs.
+        watch: receives the name of each variant before it runs.
         option: prefix of argument names in errors.
 
     Raises:
@@ -328,7 +330,7 @@ class _Searches:
         return rows
 
     def _row(self, entry: Entry, root: Resolved, limit: Mapping[str, Any], title: str) -> EqualSchedule:
-        """Return the result of a schedule, with the reason if its configured form cannot run."""
+        """Return the result of a schedule, with the reason if its configured variant cannot run."""
         messages: dict[str, Any] = {}
         while True:
             search = self._search(entry, root, {**limit, **messages}, title)
@@ -339,7 +341,7 @@ class _Searches:
         if search.run is not None and not search.run.metrics.memory.peak_bytes.any():
             raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
         return EqualSchedule(
-            entry=entry, forms=search, messages=messages,
+            entry=entry, variants=search, messages=messages,
             given={"schedule.name": entry.name, **dict(entry.settings), **limit, **messages},
             reason=short_reason(search.error) if search.error else "",
             remedy=None if search.fits else search.add_memory_savings(),
@@ -348,7 +350,7 @@ class _Searches:
     def _search(
         self, entry: Entry, root: Resolved, given: Mapping[str, Any], title: str, likely: Change | None = None
     ) -> SettingsSearch:
-        """Search the forms of a schedule that share the ``given`` settings."""
+        """Search the variants of a schedule that share the ``given`` settings."""
         change, watch = Change(settings=given), self.watch
         resolved = load(root.written, change.sets, change.flags)
         search = SettingsSearch(
@@ -356,21 +358,21 @@ class _Searches:
             fixed=tuple(key for key, _ in entry.settings),
             costs_key=tuple(setting for setting in entry.settings if not setting[0].startswith("schedule.")),
             may_drop_chunks=not entry.sets("parallel.vp"), workloads=self.workloads,
-            watch=None if watch is None else lambda count: watch(f"{title}, form {count}"),
+            watch=None if watch is None else lambda count: watch(f"{title}, variant {count}"),
         )  # fmt: skip
         search.search(likely)
         return search
 
     def with_common_policy(self, row: EqualSchedule, root: Resolved) -> EqualSchedule:
-        """Return a schedule with the search of its forms under the policy for all tables.
+        """Return a schedule with the search of its variants under the policy for all tables.
 
-        The search includes the best form under the configured policy, so its result is no worse than that form.
+        The search includes the best variant under the configured policy, so its result is no worse.
         Schedules that set a policy have no such search.
         """
         if row.best is None or not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
             return row
         if POLICY in row.messages:
-            return replace(row, common_policy=row.forms)
+            return replace(row, common_policy=row.variants)
         title = f"{row.entry.label} under {ANY_TABLE[POLICY]}"
         return replace(
             row, common_policy=self._search(row.entry, root, row.common_settings, title, row.best.change)
@@ -401,19 +403,19 @@ def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
     cells: Row = {"schedule": row.entry.label, "rank": row.rank}
     if row.run is not None:
         cells |= {
-            "form": row.form,
+            "form": row.variant,
             "arguments": row.arguments,
             "alike_step_ns": row.common_step_ns,
             "alike_arguments": row.common_arguments or None,
             **_figures(row.run, limit_bytes),
         }
-    if row.forms is not None:
-        configured = row.forms.configured
+    if row.variants is not None:
+        configured = row.variants.configured
         cells |= {
             "configured_step_ns": configured.step_ns,
             "configured_peak_memory_bytes": configured.peak_bytes or None,
             "configured_fits": int(configured.fits),
-            "simulated": len(row.forms.tried),
+            "simulated": len(row.variants.tried),
         }
     return cells | {"refused": None if row.fits else shortage(row, limit_bytes)}
 
@@ -444,19 +446,19 @@ def _figures(run: Run, limit_bytes: int) -> Row:
 
 
 def shortage(row: EqualSchedule, limit_bytes: int) -> str:
-    """Return the text of a row whose schedule has no fitting form."""
+    """Return the text of a row whose schedule has no fitting variant."""
     return f"{'cannot run' if row.best is None else 'does not fit'}: {_shortage_reason(row, limit_bytes)}"
 
 
 def _shortage_reason(row: EqualSchedule, limit_bytes: int) -> str:
-    """Return the excess of the form of least memory with its remedy, or the reason why no form runs."""
-    best, run, remedy = row.best, row.forms.run if row.forms else None, row.remedy
-    with_remedy = remedy and f": fits with {form_text(remedy.change)} at {format_duration(remedy.step_ns or 0)}"
-    if row.forms is None or best is None or run is None:
+    """Return the excess of the variant of least memory with its remedy, or the reason why no variant runs."""
+    best, run, remedy = row.best, row.variants.run if row.variants else None, row.remedy
+    with_remedy = remedy and f": fits with {variant_text(remedy.change)} at {format_duration(remedy.step_ns or 0)}"
+    if row.variants is None or best is None or run is None:
         return f"{row.reason}{with_remedy or ''}"
     state = int(run.metrics.memory.static_bytes[best.rank])
-    form, capacity = form_text(best.change, row.forms.configured.change), best.room_bytes or limit_bytes
-    text = f"{needs(best.rank, best.peak_bytes, capacity)}{f', with {form}' if form else ''}"
+    variant, capacity = variant_text(best.change, row.variants.configured.change), best.room_bytes or limit_bytes
+    text = f"{needs(best.rank, best.peak_bytes, capacity)}{f', with {variant}' if variant else ''}"
     if state > capacity:
         text += f", {format_size(state)} of it before any activation, {format_size(state - capacity)} more"
     # A larger limit does not help a device whose capacity is below the limit.
@@ -504,7 +506,7 @@ def _fastest(rows: Sequence[EqualSchedule]) -> list[str]:
     common = [(row.common.step_ns or 0, row.entry.label) for row in rows if row.common]
     lines = []
     if common:
-        lines = [_common_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(common, uncertainty)}"]
+        lines = [_common_variants(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(common, uncertainty)}"]
     return [*lines, f"fastest: {first_text([(run.metrics.step_ns, label) for label, run in runs], uncertainty)}"]
 
 
@@ -541,22 +543,22 @@ def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Co
         Column("exposed", ("exposed_communication_ns", "step_ns", "pp"), part_text),
         Column("p2p", ("policy",), str, len({row["policy"] for row in rows if row["rank"]}) > 1),
         Column(f"all {ANY_TABLE[POLICY]}", ("schedule", "alike_step_ns"), common_text, has_common),
-        Column("form", ("form",), lambda form: form or "as configured", is_words=True),
+        Column("variant", ("form",), lambda variant: variant or "as configured", is_words=True),
     ]
 
 
-def _common_forms(rows: Sequence[EqualSchedule]) -> str:
-    """Return the line of the best forms that differ under the policy for all tables."""
+def _common_variants(rows: Sequence[EqualSchedule]) -> str:
+    """Return the line of the best variants that differ under the policy for all tables."""
     policy = ANY_TABLE[POLICY]
-    text = f"all {policy}: each schedule's best form under {policy}"
-    changed = [f"{row.entry.label} {row.common_form}" for row in rows if row.common_form]
-    return f"{text}, another one for {'; '.join(changed)}" if changed else f"{text}, the same form for each"
+    text = f"all {policy}: each schedule's best variant under {policy}"
+    changed = [f"{row.entry.label} {row.common_variant}" for row in rows if row.common_variant]
+    return f"{text}, another one for {'; '.join(changed)}" if changed else f"{text}, the same variant for each"
 
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
     names = ", ".join(setting.name for setting in varied)
-    searches = [row.forms for row in rows if row.forms]
-    searches += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.forms]
+    searches = [row.variants for row in rows if row.variants]
+    searches += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.variants]
     simulated = sum(len(search.tried) for search in searches)
     candidates = sum(search.candidates for search in searches)
     untimed = without_copy_times(rows, varied)
@@ -566,23 +568,23 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) ->
         "peak: the fullest rank's, state and activations; state: weights, gradients, optimizer, buffers, reserve",
         "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
         f"varied: {names}; all else is the configuration's, so are GPUs and batch",
-        f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
+        f"simulated {simulated} variants: of {candidates} estimated ones the likeliest, and others near the best",
         *([f"offload left out{subject}: {NO_COPY_TIMES}"] if untimed else []),
         *fallback_notes(runs),
     ]
 
 
 def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
-    """Return a line per schedule that fits in another form than the configured one."""
+    """Return a line per schedule that fits in another variant than the configured one."""
     lines = []
     for row in rows:
-        if row.forms is None or row.forms.configured.fits or row.run is None:
+        if row.variants is None or row.variants.configured.fits or row.run is None:
             continue
-        configured, reason = row.forms.configured, f"cannot run: {row.reason}"
+        configured, reason = row.variants.configured, f"cannot run: {row.reason}"
         if not configured.reason:
             reason = needs(configured.rank, configured.peak_bytes, configured.room_bytes or limit_bytes)
         step = time_text(row.run, row.run.metrics.step_ns)
-        lines.append(f"{row.entry.label} as configured: {reason}: fits with {row.form} at {step}")
+        lines.append(f"{row.entry.label} as configured: {reason}: fits with {row.variant} at {step}")
     return lines
 
 
@@ -620,7 +622,7 @@ def _draw_memory(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run], 
 
 
 def _settings_label(row: EqualSchedule) -> str:
-    """Return a schedule's label and form, with its policy if it overrides the configured policy."""
+    """Return a schedule's label and variant, with its policy if it overrides the configured policy."""
     policy = row.messages.get(POLICY)
-    form = ", ".join(filter(None, [row.form, policy and f"p2p {policy}"]))
-    return f"{row.entry.label}\n{form}".rstrip()
+    variant = ", ".join(filter(None, [row.variant, policy and f"p2p {policy}"]))
+    return f"{row.entry.label}\n{variant}".rstrip()

@@ -1,4 +1,4 @@
-"""Tables in Megatron-LM: the parts that it cannot run, and the order of its own training loop.
+"""What Megatron-LM cannot run of a table, and the order of its training loop.
 
 Source: Megatron-LM, core 0.20 (main of 22 August 2026), ``megatron/core/pipeline_parallel/schedules.py`` and
 ``combined_1f1b.py``. Chunk c of rank r is stage c p + r. A backward computes input and weight gradients

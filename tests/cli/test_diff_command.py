@@ -62,7 +62,7 @@ def test_a_gate_fails_only_where_the_second_is_longer_by_more(pptrace: Callable[
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--step", "2"), "--step does nothing"),
         (("--step", "all", "--rules", "gone.yaml", "--layout", "pp=2"), "--step, --layout, --rules do nothing"),
@@ -70,9 +70,9 @@ def test_a_gate_fails_only_where_the_second_is_longer_by_more(pptrace: Callable[
     ],
 )
 def test_what_is_asked_of_recordings_does_nothing_where_there_are_none(
-    options: tuple[str, ...], told: str, pptrace: Callable[..., Any]
+    options: tuple[str, ...], message: str, pptrace: Callable[..., Any]
 ) -> None:
-    note = f"{told}: neither side is a measurement"
+    note = f"{message}: neither side is a measurement"
 
     assert pptrace("diff", "table.csv", "slower.yaml", *options).out.endswith(f"note: {note}\n")
     assert json.loads(pptrace("diff", "table.csv", "slower.yaml", "--json", *options).out)["notes"] == [note]
@@ -137,8 +137,8 @@ def test_steps_of_other_sizes_differ_and_say_why_there_is_no_ladder(pptrace: Cal
     answer = pptrace("diff", "smaller.csv", "slower.yaml")
 
     assert answer.code == 1
-    told = "2 ranks, 2 stages, 1 microbatches and 2 ranks, 2 stages, 2 microbatches"
-    assert f"no ladder: the steps have {told}" in answer.out
+    message = "2 ranks, 2 stages, 1 microbatches and 2 ranks, 2 stages, 2 microbatches"
+    assert f"no ladder: the steps have {message}" in answer.out
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ def test_an_unknown_option_or_a_missing_argument_names_the_help(
 
 
 def test_a_flag_that_a_command_lacks_is_told_as_its_key(pptrace: Pptrace) -> None:
-    told = "No such option '--tp': write parallel.tp in the configuration, or --set parallel.tp=VALUE (see "
+    message = "No such option '--tp': write parallel.tp in the configuration, or --set parallel.tp=VALUE (see "
 
-    assert pptrace("show", "--tp", "4").complaint.startswith(told)
+    assert pptrace("show", "--tp", "4").complaint.startswith(message)
     assert "'--schedules'" in pptrace("compare", "--schedule", "a").complaint
     assert "parallel.tp" not in pptrace("explain", "--tp", "4", "step.json").complaint
 

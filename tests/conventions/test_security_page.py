@@ -14,11 +14,11 @@ PAGE = (ROOT / "docs/security.md").read_text("utf-8")
 
 
 def test_every_limit_is_on_the_page() -> None:
-    told = dict(re.findall(r"\| `(PPTRACE_\w+)` \| ([^|]+?) \|", PAGE))
+    documented = dict(re.findall(r"\| `(PPTRACE_\w+)` \| ([^|]+?) \|", PAGE))
 
-    assert set(told) == {limits.UNPACKED, limits.EVENTS, limits.MEMORY}
-    assert told[limits.UNPACKED] == f"{limits.most_unpacked() >> 30} GiB"
-    assert told[limits.EVENTS] == str(limits.most_events())
+    assert set(documented) == {limits.UNPACKED, limits.EVENTS, limits.MEMORY}
+    assert documented[limits.UNPACKED] == f"{limits.most_unpacked() >> 30} GiB"
+    assert documented[limits.EVENTS] == str(limits.most_events())
 
 
 def test_the_page_has_the_numbers_of_the_code() -> None:

@@ -113,8 +113,8 @@ def apart(work: Callable[[], object]) -> str:
         os.write(writes, str(work() or "").encode())
         os._exit(0)
     os.close(writes)
-    with os.fdopen(reads, encoding="utf-8") as told:
-        said = told.read()
+    with os.fdopen(reads, encoding="utf-8") as message:
+        said = message.read()
     if os.waitpid(child, 0)[1]:
         sys.exit("a file could not be written")
     return said
@@ -136,28 +136,28 @@ def run(arguments: list[str], folder: Path, environment: Mapping[str, str] = Map
         os.environ.update(environment)
         os._exit(in_child(arguments, folder))
     status, usage = waited(child)
-    told = (folder.parent / "stderr").read_text(encoding="utf-8", errors="replace")
+    message = (folder.parent / "stderr").read_text(encoding="utf-8", errors="replace")
     grown = (usage.ru_maxrss - began) << 10
     if os.WIFSIGNALED(status):
         return f"ended by signal {os.WTERMSIG(status)} after {usage.ru_utime:.0f} s of processor time"
     code = os.WEXITSTATUS(status)
-    if code not in ANSWERS or "Traceback" in told:
-        return f"status {code}: {told.strip().splitlines()[-2:]}"
-    if "out of memory" in told or grown > GROWTH:
+    if code not in ANSWERS or "Traceback" in message:
+        return f"status {code}: {message.strip().splitlines()[-2:]}"
+    if "out of memory" in message or grown > GROWTH:
         return f"took {grown >> 20} MiB more"
-    return complaint(told, refused=ANSWERS[code] == "refused") or ANSWERS[code]
+    return complaint(message, refused=ANSWERS[code] == "refused") or ANSWERS[code]
 
 
-def complaint(told: str, *, refused: bool) -> str:
+def complaint(message: str, *, refused: bool) -> str:
     """Return what is wrong with the lines of the standard error; empty where nothing is."""
-    *notes, last = told.splitlines() or [""]
-    warnings = [line for line in told.splitlines() if "warning: " in line]
-    if OURS.search(told):
+    *notes, last = message.splitlines() or [""]
+    warnings = [line for line in message.splitlines() if "warning: " in line]
+    if OURS.search(message):
         return f"a plugin of ours fails: {last}"
     if len(set(warnings)) < len(warnings):
         return f"warns more than once: {max(warnings, key=warnings.count)}"
     if refused and not (last.startswith("pptrace: ") and all(map(is_note, notes))):
-        return f"is refused with more than notes and one line: {told.splitlines()[-4:]}"
+        return f"is refused with more than notes and one line: {message.splitlines()[-4:]}"
     return ""
 
 

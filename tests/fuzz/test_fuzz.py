@@ -52,11 +52,11 @@ def test_a_few_changed_files_of_every_format_are_answered_or_refused(root: Path,
     assert all("answered" in line and " 0 failed" in line for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize(("what", "told"), FAILURES.values(), ids=FAILURES)
-def test_what_may_not_happen_is_told(what: str, told: str, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("what", "message"), FAILURES.values(), ids=FAILURES)
+def test_what_may_not_happen_is_told(what: str, message: str, root: Path, tmp_path: Path) -> None:
     seconds = 2 if what.endswith(("pass", "(600)")) else 60  # to end what goes on for ever, and nothing else
     command = [sys.executable, "-c", PROBE.format(what=what, seconds=seconds), str(tmp_path)]
 
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
 
-    assert told in done.stdout
+    assert message in done.stdout

@@ -84,11 +84,11 @@ def test_where_both_changed_both_are_told_with_the_shares_that_runs_of_each_alon
 
 def test_times_that_change_more_than_the_order_are_told_before_it() -> None:
     difference = compared(one_step(LATE), one_step(rate_kbps=10_000, slow={0: 2, 1: 2, 2: 2}))
-    told = text_of(diff_document(difference)).split("effects of order and of times")[1]
+    message = text_of(diff_document(difference)).split("effects of order and of times")[1]
 
     assert difference.order_share is not None
     assert abs(difference.order_share.times_ns.value) > abs(difference.order_share.order_ns.value)
-    assert told.index("times of actions and messages") < told.index("the order of")
+    assert message.index("times of actions and messages") < message.index("the order of")
 
 
 @pytest.mark.parametrize("whole_first", [True, False])

@@ -95,8 +95,8 @@ def test_paths_are_those_of_the_parts_put_together(job: Cluster, data: st.DataOb
 
     check_links(job.links)
     check_paths(paths, len(pairs), len(job.links))
-    told = read(paths, list(job.links.name))
-    for (a, b), given_ways in zip(pairs, told, strict=True):
+    printed_paths = read(paths, list(job.links.name))
+    for (a, b), given_ways in zip(pairs, printed_paths, strict=True):
         expected = composed(job, a, b)
         assert given_ways == expected * (paths.ways // len(expected))
 

@@ -42,7 +42,7 @@ def test_what_a_plugin_prints_is_no_part_of_our_output(run: Any, install: Instal
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("raise SystemExit(3)", "raised SystemExit: 3"),
         ("class Odd(BaseException): pass\n            raise Odd('very')", "raised Odd: very"),
@@ -52,7 +52,7 @@ def test_what_a_plugin_prints_is_no_part_of_our_output(run: Any, install: Instal
     ],
 )
 def test_a_hook_that_would_end_or_never_end_us_is_left_out(
-    run: Any, install: Install, fault: str, told: str
+    run: Any, install: Install, fault: str, message: str
 ) -> None:
     install(
         "rude",
@@ -68,11 +68,11 @@ def test_a_hook_that_would_end_or_never_end_us_is_left_out(
 
     assert code == 0
     assert json.loads(out)
-    line = f"pptrace: warning: plugin 'rude' (pptrace-rude 1.2) is left out: pptrace_cost_models {told}\n"
+    line = f"pptrace: warning: plugin 'rude' (pptrace-rude 1.2) is left out: pptrace_cost_models {message}\n"
     assert line in err
     code, out, err = run("plugins")
     assert code == 0
-    assert f"plugin 'rude' (pptrace-rude 1.2): pptrace_cost_models {told}" in out
+    assert f"plugin 'rude' (pptrace-rude 1.2): pptrace_cost_models {message}" in out
 
 
 @pytest.mark.parametrize("raised", ["type('Odd', (BaseException,), {})('no')", "KeyboardInterrupt('no')"])
@@ -119,7 +119,7 @@ def test_ctrl_c_in_a_plugin_s_code_is_the_user_s(run: Any, install: Install, pla
 
 
 @pytest.mark.parametrize(
-    ("hook", "told"),
+    ("hook", "message"),
     [
         ("async def pptrace_schedules(): return [OFFER]", "pptrace_schedules is async, and nothing awaits it"),
         ("async def pptrace_schedules(): yield OFFER", "pptrace_schedules is async, and nothing awaits it"),
@@ -127,7 +127,7 @@ def test_ctrl_c_in_a_plugin_s_code_is_the_user_s(run: Any, install: Install, pla
         ("def pptrace_schedules(): return later()", "pptrace_schedules returned <coroutine object later"),
     ],
 )
-def test_an_async_hook_is_one_line(run: Any, install: Install, hook: str, told: str) -> None:
+def test_an_async_hook_is_one_line(run: Any, install: Install, hook: str, message: str) -> None:
     install("late", f"OFFER = None\nasync def later(): pass\n@hookimpl\n{hook}\n")
 
     code, _, err = run("simulate", "--schedule", "late", "--pp", "1", "--microbatches", "1")
@@ -135,19 +135,19 @@ def test_an_async_hook_is_one_line(run: Any, install: Install, hook: str, told: 
     lines = [line for line in err.splitlines() if "no installed plugin offers" not in line]
     assert code == 2
     assert len(lines) == 1
-    assert told in lines[0]
+    assert message in lines[0]
     assert "pptrace-late 1.2" in lines[0]
 
 
 @pytest.mark.parametrize(
-    ("offer", "told"),
+    ("offer", "message"),
     [
         ("build=later", "build of schedule 'late' is async, and nothing awaits it: write it without async"),
         ("build=now, check=later", "check of schedule 'late' is async, and nothing awaits it"),
         ("build=lambda request: [later('0F0'), later('0B0')]", "returned <coroutine object later"),
     ],
 )
-def test_an_async_function_of_an_offer_is_one_line(run: Any, install: Install, offer: str, told: str) -> None:
+def test_an_async_function_of_an_offer_is_one_line(run: Any, install: Install, offer: str, message: str) -> None:
     install(
         "late",
         f"""
@@ -162,12 +162,12 @@ def test_an_async_function_of_an_offer_is_one_line(run: Any, install: Install, o
     code, _, err = run("simulate", "--schedule", "late", "--pp", "1", "--microbatches", "1")
 
     assert code == 2
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("while True: yield ['0F0']", "returned more rows than the 2 requested ranks"),
         ("yield iter(lambda: '0F0', None)", "returned more than 1,000,000 actions of rank 0"),
@@ -177,7 +177,7 @@ def test_an_async_function_of_an_offer_is_one_line(run: Any, install: Install, o
         ("raise type('Odd', (BaseException,), {})('no')", "raised Odd: no"),
     ],
 )
-def test_a_schedule_that_never_ends_is_one_line(run: Any, install: Install, body: str, told: str) -> None:
+def test_a_schedule_that_never_ends_is_one_line(run: Any, install: Install, body: str, message: str) -> None:
     install(
         "endless",
         f"""
@@ -193,13 +193,13 @@ def test_a_schedule_that_never_ends_is_one_line(run: Any, install: Install, body
     code, _, err = run("simulate", "--schedule", "endless", "--pp", "2", "--microbatches", "1")
 
     assert code == 2
-    assert told in err
+    assert message in err
     assert "pptrace-endless 1.2" in err
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ("simulate", "--schedule", "nothing", "--pp", "1", "--microbatches", "1"),
@@ -213,7 +213,7 @@ def test_a_schedule_that_never_ends_is_one_line(run: Any, install: Install, body
     ],
 )
 def test_what_returns_or_writes_nothing_is_one_line(
-    run: Any, install: Install, tmp_path: Any, arguments: tuple[str, ...], told: str
+    run: Any, install: Install, tmp_path: Any, arguments: tuple[str, ...], message: str
 ) -> None:
     install(
         "idle",
@@ -234,7 +234,7 @@ def test_what_returns_or_writes_nothing_is_one_line(
     code, _, err = run(*arguments)
 
     assert code == 2
-    assert f"plugin 'idle' (pptrace-idle 1.2): {told}" in err
+    assert f"plugin 'idle' (pptrace-idle 1.2): {message}" in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["table.csv"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("entry_points", "told"),
+    ("entry_points", "message"),
     [
         (b"[pptrace]\nodd\n", "'odd' (pptrace-odd 1.2) is left out: its entry point 'odd' is not NAME = MODULE"),
         (b"[pptrace]\nodd = \n", "its entry point 'odd =' is not NAME = MODULE"),
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_malformed_entry_points_cost_that_plugin_alone(
-    run: Any, install: Install, tmp_path: Path, schedule_source: Any, entry_points: bytes, told: str
+    run: Any, install: Install, tmp_path: Path, schedule_source: Any, entry_points: bytes, message: str
 ) -> None:
     install("fine", schedule_source("fine"))
     install("odd", "")
@@ -34,7 +34,7 @@ def test_malformed_entry_points_cost_that_plugin_alone(
 
     assert code == 0, err
     assert json.loads(out)
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
 
 

@@ -57,8 +57,8 @@ def printed(arguments: list[str]) -> Any:
     return json.loads(result.output)
 
 
-def job(told: Any) -> tuple[int, int]:
-    configuration = told["provenance"]["configuration"]
+def job(message: Any) -> tuple[int, int]:
+    configuration = message["provenance"]["configuration"]
     parallel = configuration["parallel"]
     return parallel["pp"] * parallel["tp"] * parallel["dp"] * parallel["cp"], configuration["batch"]["global"]
 

@@ -97,8 +97,8 @@ def test_text_json_and_csv_say_the_same() -> None:
     assert any(row["refused"] and "deadlocks" in row["refused"] for row in rows)
     for policy in policy_settings(PolicyName.words()):
         line = next(line for line in text.splitlines() if line.startswith(f"{policy}  "))
-        told = [row for row in rows if row["policy"] == policy]
-        assert line.count("deadlocks") == sum(row["step_ns"] is None for row in told)
+        message = [row for row in rows if row["policy"] == policy]
+        assert line.count("deadlocks") == sum(row["step_ns"] is None for row in message)
 
 
 def test_a_tie_has_no_fastest_one_alone() -> None:

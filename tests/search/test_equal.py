@@ -70,7 +70,7 @@ def printed(*arguments: str) -> Any:
 
 
 @cache
-def told(name: str) -> tuple[list[str], Any]:
+def printed_answer(name: str) -> tuple[list[str], Any]:
     step, schedules, limit = CASES[name]
     step = [word for word in step if word not in {"--schedules", "looped-bfs"}]
     return step, printed("compare", *step, "--schedules", schedules, "--memory", limit)
@@ -84,7 +84,7 @@ def job(answer: Any) -> list[int]:
 @pytest.mark.needs_plugins
 @pytest.mark.parametrize("name", CASES)
 def test_who_follows_the_printed_arguments_gets_the_printed_step_of_the_same_job(name: str) -> None:
-    step, answer = told(name)
+    step, answer = printed_answer(name)
     fitting = [row for row in answer["rows"] if row["refused"] is None]
 
     assert fitting
@@ -101,7 +101,7 @@ def test_who_follows_the_printed_arguments_gets_the_printed_step_of_the_same_job
 @pytest.mark.needs_plugins
 @pytest.mark.parametrize("name", CASES)
 def test_no_schedule_is_worse_than_the_configuration_runs_it(name: str) -> None:
-    _, answer = told(name)
+    _, answer = printed_answer(name)
 
     for row in answer["rows"]:
         own, tried = row["as_configured"], row["tried"]
@@ -116,7 +116,7 @@ def test_no_schedule_is_worse_than_the_configuration_runs_it(name: str) -> None:
 
 @pytest.mark.needs_plugins
 def test_the_own_form_is_what_simulate_says_of_the_configuration() -> None:
-    step, answer = told("tight")
+    step, answer = printed_answer("tight")
 
     refused = []
     for row in answer["rows"]:
@@ -134,7 +134,7 @@ def test_the_own_form_is_what_simulate_says_of_the_configuration() -> None:
 
 
 @cache
-def all_forms(schedule: str, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
+def all_variants(schedule: str, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return step and peak memory of every combination that can run."""
     outcome = []
     for vp, micro, recompute in product(chunks, (1, 2, 4), ("none", "selective", "full")):
@@ -152,8 +152,8 @@ def all_forms(schedule: str, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
     ("schedule", "chunks"), [("1f1b", (1,)), ("interleaved-1f1b", (2, 4, 8)), ("gpipe", (1,))]
 )
 def test_the_best_form_is_the_best_of_all(limit: str, schedule: str, chunks: tuple[int, ...]) -> None:
-    """Estimates only put forms in order: what all combinations simulated one by one give is not better."""
-    steps = [step for step, peak in all_forms(schedule, chunks) if peak <= parse_size(limit)]
+    """Estimates only put variants in order: what all combinations simulated one by one give is not better."""
+    steps = [step for step, peak in all_variants(schedule, chunks) if peak <= parse_size(limit)]
 
     if not steps:
         with pytest.raises(PptraceError, match="no schedule fits"):
@@ -216,7 +216,7 @@ def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyP
 
     comparison = compare(LLAMA, schedules="zb-h1,interleaved-1f1b", memory="60GiB", microbatches=16, p2p="ordered")
 
-    assert [len(row.forms.tried) <= 1 + 2 + 1 for row in comparison.rows if row.forms] == [True, True]
+    assert [len(row.variants.tried) <= 1 + 2 + 1 for row in comparison.rows if row.variants] == [True, True]
 
 
 @pytest.mark.needs_plugins
@@ -228,7 +228,7 @@ def test_options_are_found_that_let_a_schedule_run_at_all() -> None:
     assert "stp's warm-up on 8 ranks takes 23 microbatches or more, not 16" in row.reason
     assert row.settings["schedule.options.warm_up"] == "lean"
     assert row.settings["model.recompute"] == "full"
-    assert printed(*arguments)["step_ns"] == row.forms.best.step_ns
+    assert printed(*arguments)["step_ns"] == row.variants.best.step_ns
 
 
 def test_page_and_help_name_every_setting_that_may_differ(root: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_schedule_is_no_slower_than_with_one_of_its_options_fixed(schedule: st
         schedules=f"{schedule},{schedule}:order=fixed", memory=memory,
     ).rows  # fmt: skip
 
-    free, fixed = (row.forms.best for row in rows)
+    free, fixed = (row.variants.best for row in rows)
     assert fixed is not None
     assert fixed.fits
     assert free is not None

@@ -1,4 +1,4 @@
-"""A comparison on equal memory as a picture: every schedule, its form, the limit, and who does not fit."""
+"""A comparison on equal memory as a picture: every schedule, its variant, the limit, and who does not fit."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_schedules_are_compared_on_one_job_and_one_limit() -> None:
 def test_costs_of_stages_are_kept_to_their_number_of_stages() -> None:
     (row,) = small("chunky", "64 GiB").rows
 
-    assert {one.change.settings["parallel.vp"] for one in row.forms.tried} == {2}
+    assert {one.change.settings["parallel.vp"] for one in row.variants.tried} == {2}
 
 
 def test_a_table_takes_part_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +107,6 @@ def test_a_table_takes_part_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     table, eager = small("table.csv,eager", "4 GiB", microbatches=2).rows
 
-    assert table.form == ""
+    assert table.variant == ""
     assert table.arguments == "--schedule table.csv --set 'costs.capacity=4 GiB'"
-    assert table.forms.run.metrics.step_ns == eager.forms.run.metrics.step_ns
+    assert table.variants.run.metrics.step_ns == eager.variants.run.metrics.step_ns

@@ -82,7 +82,10 @@ def test_on_equal_memory_all_forms_are_told_under_one_policy_too() -> None:
     assert alike == [step_ns("eager", "ordered"), step_ns("chunky", "ordered")]
     assert alike[0] > comparison.table()[0]["step_ns"]
     assert "fastest under ordered: " in comparison.summary()
-    assert "all ordered: each schedule's best form under ordered, the same form for each" in comparison.summary()
+    assert (
+        "all ordered: each schedule's best variant under ordered, the same variant for each"
+        in comparison.summary()
+    )
     assert "--p2p ordered" in comparison.rows[1].arguments
 
 
@@ -96,12 +99,12 @@ def test_on_equal_memory_the_best_form_under_one_policy_is_searched() -> None:
     }  # fmt: skip
     interleaved, zb_v = compare(step, schedules="interleaved-1f1b,zb-v", memory="60 GiB", vary="vp").rows
 
-    assert (interleaved.form, interleaved.common_form, zb_v.common_form) == ("vp 2", "vp 4", "")
+    assert (interleaved.variant, interleaved.common_variant, zb_v.common_variant) == ("vp 2", "vp 4", "")
     again = simulate(step, schedule="interleaved-1f1b", vp=4, p2p="ordered").metrics.step_ns
     assert interleaved.common_arguments.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
     assert interleaved.common_step_ns == again
     assert again < simulate(step, schedule="interleaved-1f1b", vp=2, p2p="ordered").metrics.step_ns
-    assert zb_v.common_step_ns == zb_v.forms.best.step_ns
+    assert zb_v.common_step_ns == zb_v.variants.best.step_ns
 
 
 @pytest.mark.parametrize("values", [{}, {"memory": "1 GiB", "vary": "vp"}])

@@ -198,11 +198,11 @@ for fresh in (False, True):
 """
     with Journal(path) as journal:
         journal.append(ROWS[0])
-        told = in_another_process(code, path)
+        process = in_another_process(code, path)
         journal.append(ROWS[1])
 
     assert (
-        told.stdout.splitlines()
+        process.stdout.splitlines()
         == [f"{path}: another sweep is writing here: wait for it, or name another file with -o"] * 2
     )
     assert rows_in(path) == ROWS[:2]

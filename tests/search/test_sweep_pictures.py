@@ -63,27 +63,27 @@ def words(path: Path) -> list[str]:
 def test_lines_have_units_a_line_per_schedule_and_a_panel_per_other_value(tmp_path: Path) -> None:
     steps().save(tmp_path / "f.svg")
 
-    told = words(tmp_path / "f.svg")
-    assert {"microbatches", "step time [s]", "a", "b", "8", "16", "32"} <= set(told)
-    assert {"network.bandwidth 1 GB/s", "network.bandwidth 10 GB/s"} <= set(told)
+    message = words(tmp_path / "f.svg")
+    assert {"microbatches", "step time [s]", "a", "b", "8", "16", "32"} <= set(message)
+    assert {"network.bandwidth 1 GB/s", "network.bandwidth 10 GB/s"} <= set(message)
 
 
 def test_winners_are_named_with_their_margins(tmp_path: Path) -> None:
     steps().save(tmp_path / "f.svg", plot="winners")
 
-    told = words(tmp_path / "f.svg")
-    assert told.count("a") == told.count("b") == 3
-    assert told.count("33 %") == 3
-    assert told.count("100 %") == 3
-    assert {"microbatches", "network.bandwidth", "least step time, and its lead over the second"} <= set(told)
+    message = words(tmp_path / "f.svg")
+    assert message.count("a") == message.count("b") == 3
+    assert message.count("33 %") == 3
+    assert message.count("100 %") == 3
+    assert {"microbatches", "network.bandwidth", "least step time, and its lead over the second"} <= set(message)
 
 
 def test_ties_and_lone_and_missing_winners_are_said(tmp_path: Path) -> None:
     rows = [row(8, "a", idle=0.5), row(8, "b", idle=0.5), row(16, "a", idle=0.25), row(16, "b"), row(32, "a")]
     swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners", y="idle")
 
-    told = words(tmp_path / "f.svg")
-    assert {"tie", "alone", "-"} <= set(told)
+    message = words(tmp_path / "f.svg")
+    assert {"tie", "alone", "-"} <= set(message)
 
 
 def test_the_best_mfu_is_the_highest(tmp_path: Path) -> None:

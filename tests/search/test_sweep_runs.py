@@ -264,11 +264,11 @@ def test_a_registry_of_one_s_own_does_not_reach_other_processes() -> None:
 
 
 def test_progress_counts_every_point_once() -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
-    sweep(progress=lambda done, total: told.append((done, total)))
+    sweep(progress=lambda done, total: reports.append((done, total)))
 
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert reports == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_rows_come_when_they_are_finished_not_when_all_are() -> None:

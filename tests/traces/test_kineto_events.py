@@ -184,19 +184,19 @@ def test_sends_and_receives_tell_what_nccl_tells(tmp_path: Path, *, lanes_know_p
     timeline = two_ranks(microbatches=1, rendezvous=True)
     if not lanes_know_peers:
         timeline = replace(timeline, lane_peer=np.full(timeline.lanes, -1, dtype=np.int32))
-    told = {
+    arguments = {
         event["args"]["kind"]: event["args"]
         for event in _events(timeline, tmp_path / "a.json")
         if event.get("cat") == "kernel"
     }
-    assert [told[kind].get("Dst Rank") for kind in ("SEND_F", "SEND_B", "RECV_F", "F")] == [1, 0, None, None]
-    assert [told[kind].get("Src Rank") for kind in ("RECV_F", "RECV_B", "SEND_F", "B")] == [0, 1, None, None]
+    assert [arguments[kind].get("Dst Rank") for kind in ("SEND_F", "SEND_B", "RECV_F", "F")] == [1, 0, None, None]
+    assert [arguments[kind].get("Src Rank") for kind in ("RECV_F", "RECV_B", "SEND_F", "B")] == [0, 1, None, None]
     wanted = {
         "Collective name": "send", "In msg nelems": 64, "Out msg nelems": 64, "Group size": 2, "dtype": "Byte",
         "Process Group Description": "mesh_pp", "Process Group Ranks": "[0, 1]",
     }  # fmt: skip
-    assert wanted.items() <= told["SEND_F"].items()
-    assert "Collective name" not in told["F"]
+    assert wanted.items() <= arguments["SEND_F"].items()
+    assert "Collective name" not in arguments["F"]
 
 
 def test_processes_and_streams_are_named_in_rank_order(tmp_path: Path) -> None:

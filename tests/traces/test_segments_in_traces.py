@@ -162,10 +162,10 @@ def test_traces_say_how_much_of_each_groups_communication_was_hidden(
     (path,) = run.save(tmp_path / name)
     again = (perfetto if name.endswith(".pftrace") else kineto).read([path])
 
-    told = again.provenance["communication"]
+    message = again.provenance["communication"]
     groups = {group.name: group for group in run.metrics.groups}
-    assert set(told) == set(groups) == {"tensor-parallel", "expert-parallel"}
-    assert told["tensor-parallel"]["total_ns"] == 4 * 2
-    assert told["expert-parallel"]["hidden_ns"] == int(groups["expert-parallel"].hidden_ns.sum()) > 0
-    assert told["expert-parallel"]["hidden"] == groups["expert-parallel"].hidden
+    assert set(message) == set(groups) == {"tensor-parallel", "expert-parallel"}
+    assert message["tensor-parallel"]["total_ns"] == 4 * 2
+    assert message["expert-parallel"]["hidden_ns"] == int(groups["expert-parallel"].hidden_ns.sum()) > 0
+    assert message["expert-parallel"]["hidden"] == groups["expert-parallel"].hidden
     assert "communication" not in plain.traced().provenance

@@ -163,8 +163,8 @@ class Pipeline:
                 ended = [(name, cat, "e", end if cat == "GPU" else begin, None) for name, cat, _ in outer + inner]
                 for name, cat, phase, ts, given in begun + ended[::-1]:
                     event = {"name": name, "cat": cat, "ph": phase, "id": 0 if cat == "GPU" else number, **own}
-                    told = {**event, "ts": 0, **({} if given is None else {"args": given})}
-                    lines.append(json.dumps(told).replace('"ts": 0', f'"ts": {ts}') + ",\n")
+                    record = {**event, "ts": 0, **({} if given is None else {"args": given})}
+                    lines.append(json.dumps(record).replace('"ts": 0', f'"ts": {ts}') + ",\n")
             path = folder / f"run_{hashed}_{rank}.json"
             path.write_text("[\n" + "".join(lines) + "{}]\n", encoding="utf-8")
             paths.append(path)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Measure = Callable[[Sequence[Path], ImportRequest], Measurement]
 
 
-def told(folder: Path, rules: str, *events: dict[str, Any], name: str = "t.json") -> list[Recording]:
+def recorded(folder: Path, rules: str, *events: dict[str, Any], name: str = "t.json") -> list[Recording]:
     written, trace = folder / "rules.yaml", folder / name
     written.write_text(rules, encoding="utf-8")
     trace.write_text(json.dumps(events), encoding="utf-8")
@@ -87,7 +87,7 @@ actions:
 
 
 def test_arguments_say_messages_with_peer_and_size(tmp_path: Path) -> None:
-    (one,) = told(tmp_path, MESSAGE, span("p2p", op="isend", dst=2, mb=5, n="4096"), span("wait", ts=9, src=1))
+    (one,) = recorded(tmp_path, MESSAGE, span("p2p", op="isend", dst=2, mb=5, n="4096"), span("wait", ts=9, src=1))
 
     sent, received = zip(one.ends.sends, one.ends.peer, one.ends.action, one.ends.size_bytes, strict=True)
     assert sent == (True, 2, Action.parse("3SEND_B5"), 4096)
@@ -96,7 +96,7 @@ def test_arguments_say_messages_with_peer_and_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("args", [{}, {"op": "irecv", "dst": 2, "mb": 5, "n": 1}, {"op": "isend", "dst": None}])
 def test_an_event_whose_arguments_differ_is_none_of_a_rules(args: dict[str, Any], tmp_path: Path) -> None:
-    (one,) = told(tmp_path, MESSAGE, span("p2p", **args), span("PP:0F0"))
+    (one,) = recorded(tmp_path, MESSAGE, span("p2p", **args), span("PP:0F0"))
 
     assert len(one.ends) == 0
     assert one.notes == ("t.json: 1 of 2 events match no rule",)
@@ -104,7 +104,9 @@ def test_an_event_whose_arguments_differ_is_none_of_a_rules(args: dict[str, Any]
 
 @pytest.mark.parametrize("number", ["99999999999", "²", "-1", ""])
 def test_what_is_captured_and_no_number_tells_nothing(number: str, tmp_path: Path) -> None:
-    (one,) = told(tmp_path, "actions: [{name: 'F(?P<microbatch>.*)', kind: F}]", span(f"F{number}"), span("F1"))
+    (one,) = recorded(
+        tmp_path, "actions: [{name: 'F(?P<microbatch>.*)', kind: F}]", span(f"F{number}"), span("F1")
+    )
 
     assert [action.microbatch for action in one.executions.action] == [1]
 
@@ -122,7 +124,7 @@ def test_ranks_come_from_where_the_rules_say(rule: str, ranks: list[int], tmp_pa
     names = [{"ph": "M", "name": "process_name", "pid": 40 + at, "args": {"name": f"w{2 + at}"}} for at in (0, 1)]
     events = [span(f"PP:{at}F0", pid=40 + at, who=7 + at) for at in (0, 1)]
 
-    found = told(tmp_path, f"rank: {rule}\n", *events, *names, name="r0.json")
+    found = recorded(tmp_path, f"rank: {rule}\n", *events, *names, name="r0.json")
 
     assert [one.rank for one in found] == ranks
 
@@ -130,7 +132,7 @@ def test_ranks_come_from_where_the_rules_say(rule: str, ranks: list[int], tmp_pa
 def test_events_that_name_no_rank_are_counted(tmp_path: Path) -> None:
     events = [span("PP:0F0", who=0), span("PP:1F0", who=1), span("PP:2F0")]
 
-    found = told(tmp_path, "rank: {from: args.who}\n", *events)
+    found = recorded(tmp_path, "rank: {from: args.who}\n", *events)
 
     assert [one.rank for one in found] == [0, 1]
     assert found[0].notes == ("t.json: 1 events name no rank: left out",)
@@ -140,7 +142,7 @@ def test_begins_and_ends_are_paired_by_thread_and_what_has_none_is_counted(tmp_p
     def half(phase: str, ts: float, tid: int, name: str = "") -> dict[str, Any]:
         return {"ph": phase, "ts": ts, "pid": 1, "tid": tid, "name": name}
 
-    (one,) = told(
+    (one,) = recorded(
         tmp_path, "communication: [x]\n",
         half("B", 1, 1, "PP:0F0"), half("B", 2, 2, "PP:0F1"), half("E", 3, 1), half("E", 5, 2),
         half("E", 6, 1), half("B", 7, 1, "PP:0F2"),

@@ -1,4 +1,4 @@
-"""Tables in Megatron-LM: in its stand-in, and with ``PPTRACE_MEGATRON`` in a checkout."""
+"""The adapter runs tables in a stand-in of Megatron-LM, and in a checkout that ``PPTRACE_MEGATRON`` names."""
 
 from __future__ import annotations
 
