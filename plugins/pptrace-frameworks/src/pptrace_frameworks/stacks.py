@@ -101,6 +101,14 @@ _FLASH_2 = _rule(
     "NL 24.07 launcher_scripts/conf/training: cuDNN's attention is off", {"costs.attention": "flash-2"}
 )
 _CUDNN = _rule("NM 2024.12 NVTE_FUSED_ATTN: cuDNN's attention", {"costs.attention": "fused"})
+_USER_BUFFERS = _rule(
+    "NL 24.07 ub_tp_comm_overlap and NM v2.2.0 tp_comm_overlap=True: collectives beside BF16 products",
+    {"costs.overlap_tp": True}, when={"parallel.tp": {"min": 2}, "model.precision": ["bf16", "fp16"]},
+)  # fmt: skip
+_NARROW_GRADIENTS = _rule(
+    "NM v2.2.0 nemo/collections/llm/recipes, performance mode: grad_reduce_in_fp32 = False",
+    {"costs.gradients": "bf16"},
+)
 _NEMO = (
     _rule(
         "fitted to dgxc-benchmarking 25.05's mixtures on GB200: Grace hosts without CUDA graphs",
@@ -182,9 +190,9 @@ def _stacks() -> tuple[StackOffer, ...]:
         core("0.14", "", *_MEGATRON, *_HOSTS),
         core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX),
         *(core(f"0.{minor}", f"megatron-core-0.{minor - 1}") for minor in range(16, 20)),
-        nemo("24.07", "", *_MEGATRON, *_HOSTS, _FLASH_2),
+        nemo("24.07", "", *_MEGATRON, *_HOSTS, _FLASH_2, _USER_BUFFERS),
         nemo("24.12", "nemo-24.07", _CUDNN),
-        nemo("25.02", "nemo-24.12"),
+        nemo("25.02", "nemo-24.12", _NARROW_GRADIENTS),
         nemo("25.04", "nemo-25.02", *_NEMO),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
         bridge("25.11", "megatron-bridge-25.09"),

@@ -23,7 +23,7 @@ from pydantic import ConfigDict
 
 from pptrace.plugin import ConfigError
 from pptrace_models.accelerator import Accelerator, expected_maximum
-from pptrace_models.transformer import NARROW, checked, kept_precision
+from pptrace_models.transformer import NARROW, OPERAND_BYTES, checked, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -133,8 +133,6 @@ GB300, heads of 128 and of 192 and 128, sequences of 4096."""
 _SCATTERED = 0.66
 """Rate of gathering and scattering rows relative to other memory-bound kernels (SimuMax, B200: 0.51 of 8 TB/s
 forward and backward)."""
-_OPERAND_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp32": 4.0}
-"""Bytes per element of a factor: MXFP8 has a scale byte per 32 elements, NVFP4 per 16."""
 _READ_BYTES = 2
 _SECOND_NS = 1e9
 _REACH = 4.0
@@ -205,7 +203,7 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
     compute = 2 * waves_flops * (k + _DEPTH) * _SECOND_NS / rate
     if precision != "fp32" and not padded and (k % _ALIGNED or n % _ALIGNED):
         compute /= _UNALIGNED
-    factor = _OPERAND_BYTES[precision]
+    factor = OPERAND_BYTES[precision]
     moved = product.moved_bytes(factor)
     cast = 0.0
     if precision in NARROW and product.cast:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pptrace_models.layer import linears
 from pptrace_models.options import gradient_bytes, optimizer_bytes
+from pptrace_models.transformer import NARROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,7 +53,10 @@ def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool =
     """Return the bytes that a layer keeps; ``again`` is whether full recomputation applies to the layer."""
     scores = _scores(model, shard)
     all_bytes = (
-        _boundary_bytes(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
+        _boundary_bytes(model, shard, experts=experts)
+        + _attention(model, shard)
+        + _mlp(model, shard, experts=experts)
+        + scores
     )
     weight_part = 0 if model.frozen else _weight_part(model, shard, experts=experts)
     kept_bytes = all_bytes - _freed_bytes(model, shard, experts=experts)
@@ -96,22 +100,44 @@ def head_kept(model: Transformer, shard: Shard) -> Kept:
     )
 
 
-def _boundary_bytes(model: Transformer, shard: Shard) -> int:
+def _boundary_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:
     """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
-    inputs = 2 if model.frozen else 4
-    return shard.split_tokens * model.hidden * (inputs * model.element_bytes + 2 * model.dropout)
+    inputs = 2 * shard.split_tokens * model.hidden * (model.element_bytes + model.dropout)
+    return inputs + _normed_bytes(model, shard, experts=experts)
+
+
+def _normed_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:
+    """Return the bytes of norms' outputs, as each matrix keeps its input; a router keeps it uncast."""
+    row = shard.split_tokens * model.hidden
+    is_cast, is_latent = model.precision in NARROW, model.kv_rank > 0
+    factor = _factor_bytes(model, row)
+    first = factor * (1 + (is_cast and is_latent))
+    if not experts:
+        return first + factor
+    routed = 0 if model.frozen else row * model.element_bytes
+    return first + routed + factor * (is_cast and shard.shared_ffn > 0)
+
+
+def _factor_bytes(model: Transformer, count: int) -> int:
+    """Return the bytes of a matrix's input of ``count`` elements, which only weight gradients need.
+
+    In narrow formats a matrix keeps the cast input, without a copy in two bytes (Transformer Engine's
+    ``pytorch/module/linear.py``).
+    """
+    return 0 if model.frozen else model.operand_bytes(count)
 
 
 def _attention(model: Transformer, shard: Shard) -> int:
-    """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms."""
-    compressed = _inputs(model, 2) * (model.query_rank + model.kv_rank) * shard.split_tokens
-    output = shard.output if model.flash_attention or not model.frozen else 0
-    return (shard.tokens * (_expanded_width(shard) + output) + compressed) * model.element_bytes
+    """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms.
 
-
-def _inputs(model: Transformer, tensors: int) -> int:
-    """Return a number of kept tensors, without the input of a frozen matrix, which only weight gradients need."""
-    return tensors - model.frozen
+    Flash attention keeps its output, which the next matrix shares unless it casts its input.
+    """
+    compressed = (model.query_rank + model.kv_rank) * shard.split_tokens
+    kept = shard.tokens * _expanded_width(shard) + compressed
+    output = shard.tokens * shard.output
+    has_own_output = model.flash_attention and (model.frozen or model.precision in NARROW)
+    factors = _factor_bytes(model, output) + _factor_bytes(model, compressed)
+    return (kept + output * has_own_output) * model.element_bytes + factors
 
 
 def _expanded_width(shard: Shard) -> int:
@@ -124,11 +150,11 @@ def _freed_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:
     freed = {
         "core_attn": _scores(model, shard),
         "mla_up_proj": shard.tokens * _expanded_width(shard) * model.element_bytes if model.kv_rank else 0,
-        "layernorm": 0 if model.frozen else 2 * shard.split_tokens * model.hidden * model.element_bytes,
+        "layernorm": _normed_bytes(model, shard, experts=experts),
         "mlp": 0 if experts else mlp,
         "mlp_act": 0 if experts else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
         "moe": mlp if experts else 0,
-        "moe_act": shard.routed * shard.expert_ffn * model.element_bytes if experts and not model.frozen else 0,
+        "moe_act": _factor_bytes(model, shard.routed * shard.expert_ffn) if experts else 0,
         "shared_experts": _shared_activation_bytes(model, shard) if experts else 0,
     }
     contained = {"moe_act", "shared_experts"} if "moe" in model.again else set()
@@ -144,16 +170,27 @@ def _scores(model: Transformer, shard: Shard) -> int:
 
 
 def _mlp(model: Transformer, shard: Shard, *, experts: bool) -> int:
+    """Return the bytes of an MLP, or of experts.
+
+    The activation function of experts multiplies by the router's probabilities, so the tokens that experts return
+    are not kept (Megatron-Core 0.13 and newer).
+    """
     if not experts:
-        tensors = _inputs(model, model.matrices) + (model.gated and not model.fused_activation)
-        return shard.tokens * tensors * shard.ffn * model.element_bytes
-    inner, outer = _inputs(model, model.matrices) * shard.expert_ffn, _inputs(model, 2) * model.hidden
-    routed = shard.routed * (inner + outer) * model.element_bytes
+        return _inner_bytes(model, shard.tokens * shard.ffn, fused=model.fused_activation)
+    routed = _inner_bytes(model, shard.routed * shard.expert_ffn) + _factor_bytes(
+        model, shard.routed * model.hidden
+    )
     return routed + _shared_activation_bytes(model, shard) + shard.split_tokens * model.num_experts * _FP32
 
 
+def _inner_bytes(model: Transformer, count: int, *, fused: bool = True) -> int:
+    """Return the bytes of inputs of an activation function and of its output of ``count`` elements."""
+    inputs = model.matrices - 1 + (model.gated and not fused)
+    return count * inputs * model.element_bytes + _factor_bytes(model, count)
+
+
 def _shared_activation_bytes(model: Transformer, shard: Shard) -> int:
-    return shard.tokens * _inputs(model, model.matrices) * shard.shared_ffn * model.element_bytes
+    return _inner_bytes(model, shard.tokens * shard.shared_ffn)
 
 
 def _weight_part(model: Transformer, shard: Shard, *, experts: bool) -> int:
@@ -162,11 +199,11 @@ def _weight_part(model: Transformer, shard: Shard, *, experts: bool) -> int:
     between = shard.split_tokens * model.hidden * (3 if experts else 4)
     attention = shard.tokens * (_expanded_width(shard) + shard.output)
     attention += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
+    inner = shard.tokens * model.matrices * (shard.shared_ffn if experts else shard.ffn)
     if experts:
-        routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden)
-        expert_inputs = routed + shard.split_tokens * model.num_experts
-        return (between + attention + expert_inputs) * model.element_bytes + _shared_activation_bytes(model, shard)
-    return (between + attention + shard.tokens * model.matrices * shard.ffn) * model.element_bytes
+        inner += shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden)
+        inner += shard.split_tokens * model.num_experts
+    return model.operand_bytes(between + attention + inner)
 
 
 _GRADIENTS, _WEIGHTS = 2, 3

@@ -215,7 +215,7 @@ _AMPERE: dict[str, Any] = {
 }
 _HOPPER: dict[str, Any] = {
     "multiprocessors": 132,
-    "attainable_bf16": 0.74,
+    "attainable_bf16": 0.68,
     "attainable_fp8": 0.71,
     "attention_attainable": 0.6,
     "attention_flash_2": 0.38,

@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from inspect import cleandoc
 from itertools import pairwise
-from math import gcd, isqrt
+from math import ceil, gcd, isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -158,6 +158,9 @@ PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32
 
 NARROW = frozenset({"fp8", "mxfp8", "nvfp4"})
 """Formats of products with layers' matrices only."""
+
+OPERAND_BYTES = {**PRECISION_BYTES, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16}
+"""Bytes per element of a factor of these products: MXFP8 has a scale byte per 32 elements, NVFP4 per 16."""
 
 _ROUNDING = 1e-6
 
@@ -380,6 +383,10 @@ class Transformer(Parameters):
     def element_bytes(self) -> int:
         """Bytes of a weight or an activation."""
         return PRECISION_BYTES[self.precision]
+
+    def operand_bytes(self, count: int) -> int:
+        """Return the bytes of ``count`` elements of a factor of the products of layers' matrices."""
+        return ceil(count * OPERAND_BYTES[self.precision])
 
     def layer(self, index: int, place: int = 0) -> Layer:
         """Return the properties of a layer; indexes from ``layers`` on belong to multi-token prediction.
