@@ -58,7 +58,7 @@ LEFT = (
             ("Reducing activation*", ()),
         )
     ),
-    Left(sources="Kwai*", rules=(_device("H800*", attainable_bf16=0.74),)),
+    Left(sources="Kwai*", rules=(_device("H800*", attainable_bf16=0.68),)),
     Left(
         sources="dgxc*",
         gpu="H100*",

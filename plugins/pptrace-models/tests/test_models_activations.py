@@ -92,7 +92,7 @@ def test_a_llama_layer_keeps_exactly_what_its_weight_gradient_needs() -> None:
 def test_more_experts_per_token_keep_more(classic: dict[str, Any]) -> None:
     moe = classic | {"num_experts": 8, "expert_ffn": 1024}
     one, two = kept(moe | {"top_k": 1}, moe=True), kept(moe | {"top_k": 2}, moe=True)
-    assert two.activation - one.activation == 2 * 2048 * (2 * 1024 + 2 * 1024)
+    assert two.activation - one.activation == 2 * 2048 * (1024 + 2 * 1024)
     assert one.weight_part <= one.activation
 
 
@@ -112,3 +112,24 @@ def test_the_last_stage_keeps_fp32_logits(costs: Callable[..., Workload]) -> Non
     rows, logits = 2 * 2048 * 1024 * 2 // 2, 4 * 2048 * 32000 // 2
     assert workload.activation_bytes[3] - workload.activation_bytes[1] == rows + logits
     assert workload.activation_bytes[0] - workload.activation_bytes[1] == 2048 * 1024 // 2  # a dropout mask
+
+
+@pytest.mark.parametrize(("precision", "numerator"), [("fp8", 32), ("mxfp8", 33), ("nvfp4", 18)])
+def test_a_narrow_product_keeps_its_cast_input(precision: str, numerator: int) -> None:
+    values = {"layers": 1, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256}
+    cast = 2 * 4096 + 4096 + 14336  # both norms' outputs, that of attention and that of the activation function
+    uncast = 2 * 4096 + 2 * (4096 + 1024) + 2 * 14336  # norms' inputs, attention, the activation function's inputs
+    layer = kept({**values, "precision": precision})
+    assert layer.activation == 2048 * (2 * uncast + cast * numerator // 32)
+    assert kept(values).activation == 2048 * 2 * (uncast + cast - 4096)  # attention's output is one tensor
+
+
+def test_narrow_experts_keep_their_cast_inputs_and_a_router_what_norms_return(classic: dict[str, Any]) -> None:
+    moe = classic | {"num_experts": 8, "expert_ffn": 1024, "top_k": 2, "flash_attention": True}
+    both = [kept(moe | extra, moe=True).activation for extra in ({}, {"precision": "fp8"})]
+    routed = 2 * 2048 * (1024 + 1024)  # inputs of both products of each expert
+    attention = 2048 * 1024  # the first norm's output; attention's own output is kept in both precisions
+    assert both[0] - both[1] == routed + attention - 2048 * 1024
+    frozen_shared = moe | {"shared_ffn": 512, "precision": "fp8"}
+    more = kept(frozen_shared, moe=True).activation - both[1]
+    assert more == 2048 * (2 * 512 + 512 + 1024)  # inner tensors, and the cast input of the shared experts

@@ -81,7 +81,7 @@ def test_a_layer_keeps_what_its_input_gradients_read(costs: Callable[..., Worklo
 
     _, mixed = both(costs, MIXTURE)
     dense = 2 * tokens * (6 * h + 2 * 4096)
-    visited = 2 * 2 * tokens * (2 * 512 + h)  # gate and up of two experts, and what they put out
+    visited = 2 * 2 * tokens * 2 * 512  # gate and up of two experts
     routed = 2 * tokens * (6 * h + 2 * 512) + visited + 4 * tokens * 8  # with the shared expert and scores
     assert mixed.activation_bytes[2] == dense + routed
 

@@ -94,7 +94,7 @@ def test_the_step_is_counted_over_the_whole_job(costs: Callable[..., Workload]) 
 def test_fp8_speeds_up_linear_layers_alone(costs: Callable[..., Workload]) -> None:
     bf16, fp8 = costs(), costs({"precision": "fp8"})
     assert (fp8.w_ns[1:3] < bf16.w_ns[1:3]).all()
-    assert (fp8.activation_bytes == bf16.activation_bytes).all()
+    assert (fp8.activation_bytes < bf16.activation_bytes).all()
     assert fp8.peak_flops == 2 * bf16.peak_flops
 
 

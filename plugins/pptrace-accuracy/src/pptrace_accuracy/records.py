@@ -174,6 +174,7 @@ def _measured(row: Mapping[str, str]) -> tuple[float, float]:
 
 
 _PLACEHOLDER = re.compile(r"\{\s*(?P<factor>\d+)?\s*\*?\s*(?P<column>[a-z_]\w*)\s*\}")
+_SHARE = re.compile(r"\d+\.\d+")
 _TEXT_PLACEHOLDER = re.compile(r"\{([a-z_]\w*)\}")
 
 
@@ -193,7 +194,7 @@ class Rule(BaseModel):
     needs: list[str] = []
     """Columns without which a row is skipped."""
     set: dict[str, Any] = {}
-    """Configuration keys with values. ``{hidden}`` is the value of that column, ``{4*hidden}`` its fourfold, and
+    """Configuration keys with values. ``{hidden}`` is the number in that column, ``{4*hidden}`` its fourfold, and
     ``nemo-{release}`` a text with the column's text in it."""
     skip: str = ""
     """Reason why matching rows are not simulated; empty to simulate them."""
@@ -265,8 +266,10 @@ def _substitute(value: Any, row: Mapping[str, str]) -> Any:
     match = _PLACEHOLDER.fullmatch(value.strip())
     if not match:
         return _TEXT_PLACEHOLDER.sub(lambda part: row.get(part[1], "").strip(), value)
-    text = row.get(match["column"], "")
-    if not text.strip().isdigit():
+    text = row.get(match["column"], "").strip()
+    if _SHARE.fullmatch(text) and not match["factor"]:
+        return float(text)
+    if not text.isdigit():
         raise ConfigError(f"{value} needs a whole number in column {match['column']}", key="rules")
     return int(match["factor"] or 1) * int(text)
 
