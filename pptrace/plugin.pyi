@@ -9,6 +9,7 @@ from pptrace.config.quantities import format_size as format_size
 from pptrace.config.resolution import load as load
 from pptrace.config.validation import validate_options as validate_options
 from pptrace.config.yaml_document import read_yaml as read_yaml
+from pptrace.config.yaml_document import yaml_text as yaml_text
 from pptrace.errors import ConfigError as ConfigError
 from pptrace.errors import ConstraintError as ConstraintError
 from pptrace.errors import CostError as CostError

@@ -1,4 +1,4 @@
-"""YAML 1.2 documents with the place of each value."""
+"""YAML 1.2 documents with the place of each value, and configurations as YAML text."""
 
 from __future__ import annotations
 
@@ -64,6 +64,20 @@ def parse_yaml(text: str, source: str) -> Document:
     builder = Builder(source)
     value = builder.build(node, ())
     return Document(value=value, places=builder.places, source=source)
+
+
+def yaml_text(values: Mapping[str, Any], *, head: str, width: int = 110) -> str:
+    """Return YAML text of a configuration in the order of its keys, below comments.
+
+    Args:
+        values: the configuration.
+        head: comment lines, each with its ``#`` and line end.
+        width: characters in a line, at most, where values can be broken.
+    """
+    body = yaml.safe_dump(
+        dict(values), sort_keys=False, allow_unicode=True, default_flow_style=None, width=width
+    )  # fmt: skip
+    return head + str(body)
 
 
 def _text(path: Path) -> str:

@@ -107,7 +107,7 @@ def _equal_stages(stages: Iterable[tuple[int, Content]]) -> Iterator[tuple[str, 
 
 def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
     """Return a configuration's text with ``costs: table`` in place of its model, device and costs."""
-    import yaml
+    from pptrace.config.yaml_document import yaml_text
 
     table: dict[str, Any] = {"name": "table"}
     for keys, unit in ((_TIMES, "ns"), (_SIZES, "B")):
@@ -129,7 +129,7 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
         table |= _segments(workload)
         for kind in workload.segments:
             table.pop(_SEGMENTED.get(kind, "recompute"), None)
-    return head + yaml.safe_dump({**kept, "costs": table}, sort_keys=False, width=115, default_flow_style=None)
+    return yaml_text({**kept, "costs": table}, head=head, width=115)
 
 
 def _segments(workload: Workload) -> dict[str, Any]:

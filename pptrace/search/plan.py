@@ -343,13 +343,10 @@ class Plan(Printed):
 
     def to_yaml(self, table: Path | None = None) -> str:
         """Return the first place as a configuration file, with the file of a table in place of its schedule."""
-        import yaml
+        from pptrace.config.yaml_document import yaml_text
 
         schedule = {"schedule": {"name": str(table)}} if table else {}
-        return f"# pptrace plan: {self.best.name}\n" + yaml.safe_dump(
-            {**self.configuration, **schedule}, sort_keys=False, allow_unicode=True, default_flow_style=None,
-            width=110,
-        )  # fmt: skip
+        return yaml_text({**self.configuration, **schedule}, head=f"# pptrace plan: {self.best.name}\n")
 
     def document(self) -> Document:
         """Return the tables that the command line prints."""

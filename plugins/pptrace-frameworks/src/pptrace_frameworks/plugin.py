@@ -1,4 +1,4 @@
-"""Offers of this distribution: message policies and software stacks; light to import."""
+"""Offers of this distribution: message policies, software stacks and recipes; light to import."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import MessagePolicyOffer, StackOffer, hookimpl
+from pptrace.plugin import CommandOffer, MessagePolicyOffer, StackOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from click import Command
     from pydantic import BaseModel
 
     from pptrace.plugin import Policy, Schedule
@@ -47,6 +48,20 @@ def pptrace_stacks() -> Iterable[StackOffer]:
     from pptrace_frameworks.stacks import STACKS
 
     yield from STACKS
+
+
+@hookimpl
+def pptrace_commands() -> Iterable[CommandOffer]:
+    """Offer ``pptrace recipe``."""
+    yield CommandOffer(
+        name="recipe", summary="Print the configuration that simulates a recipe of a framework.", load=_recipe
+    )
+
+
+def _recipe() -> Command:
+    from pptrace_frameworks.recipe_command import command
+
+    return command
 
 
 def _build(framework: str, schedule: Schedule, options: Mapping[str, Any]) -> Policy:

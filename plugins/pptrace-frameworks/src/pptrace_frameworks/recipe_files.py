@@ -1,0 +1,331 @@
+"""Recipes of training jobs in the files of Megatron-Bridge, NeMo and Megatron-LM.
+
+A recipe becomes settings by the names that Megatron-Core has for them, such as ``tensor_model_parallel_size``:
+
+- Python: performance recipes of Megatron-Bridge 0.2 to 0.5 (``WorkloadBaseConfig`` in
+  ``scripts/performance/configs``) and from 0.6 on (functions in ``src/megatron/bridge/perf_recipes``).
+- YAML: ``perf_matrix`` of Megatron-Bridge 0.1, ``MODEL_ARGS`` of Megatron-LM's test cases, ``trainer`` and
+  ``model`` of NeMo, and other mappings of settings.
+- Text: the arguments of Megatron-LM, as a line or in a shell script.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import ConfigError, nearest, read_yaml
+from pptrace_frameworks.recipe_programs import Unknown, evaluate_recipe, read_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_SHORT_NAMES = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size", "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size", "mbs": "micro_batch_size", "gbs": "global_batch_size",
+    "pp_layout": "pipeline_model_parallel_layout", "encoder_seq_length": "seq_length",
+    "sequence_length": "seq_length",
+    "moe_a2a_overlap": "overlap_moe_expert_parallel_comm", "mixed_precision": "precision",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "overlap_p2p_communication": "overlap_p2p_comm",
+    "overlap_p2p_communication_warmup_flush": "overlap_p2p_comm_warmup_flush",
+    "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers", "ub_tp_comm_overlap": "tp_comm_overlap",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "fp8_format": "fp8", "fp4_format": "fp4",
+}  # fmt: skip
+"""Settings with another name in recipes or arguments than in Megatron-Core."""
+_UNRELATED = frozenset({
+    "checkpoint", "dataset", "dist", "env_vars", "logger", "profiling", "rerun_state_machine", "rng", "scheduler",
+    "tokenizer", "validation", "exp_manager", "run", "tensor_inspect", "straggler", "nvrx_straggler", "peft",
+})  # fmt: skip
+"""Sections of a recipe without an effect on the time and memory of a step."""
+RELEASES = {
+    (0, 1): "25.09", (0, 2): "25.11", (0, 3): "26.02", (0, 4): "26.04", (0, 5): "26.06", (0, 6): "26.08",
+}  # fmt: skip
+"""Releases of NeMo by version of Megatron-Bridge (docs/releases/software-versions.md there)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Settings of a training job."""
+
+    file: str
+    """The file, for messages."""
+    name: str
+    """Name of the recipe, in which its model, device and precision are found."""
+    settings: Mapping[str, Any]
+    """Settings by Megatron-Core's names."""
+    stack: str = ""
+    """The software stack; empty if the file's repository has no version."""
+    is_command: bool = False
+    """Whether settings that are absent have the defaults of Megatron-LM's arguments."""
+    notes: tuple[str, ...] = field(default=())
+    """What was not read."""
+
+
+def recipe_names(file: Path) -> list[str]:
+    """Return the names of a file's recipes; empty for a file that is one recipe.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if file.suffix == ".py":
+        return read_module(file).recipes
+    if file.suffix.lower() in {".yaml", ".yml"}:
+        return list(_matrix(read_yaml(file).value))
+    return []
+
+
+def read_recipe(file: Path, name: str = "") -> Recipe:
+    """Return a recipe of a file.
+
+    Args:
+        file: a file in Python or YAML, or text with arguments.
+        name: name of the recipe in the file; by default its only one.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no recipe of this name.
+    """
+    name = _known_name(file, name)
+    if file.suffix == ".py":
+        return _of_program(file, name)
+    if file.suffix.lower() in {".yaml", ".yml"}:
+        return _of_yaml(file, name)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot be read: {reason}", file=file) from None
+    return recipe_of_text(text, str(file), _megatron_release(file))
+
+
+def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
+    """Return the recipe of a line or script with the arguments of Megatron-LM.
+
+    Raises:
+        ConfigError: the text has no arguments.
+    """
+    arguments, unknown = _arguments(_words(text))
+    if not arguments:
+        raise ConfigError("has no arguments of Megatron-LM, such as --tensor-model-parallel-size 8", file=file)
+    notes = (f"variables without a value: {', '.join(unknown)}",) if unknown else ()
+    settings = _renamed(arguments)
+    return Recipe(file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True, notes=notes)
+
+
+def _known_name(file: Path, name: str) -> str:
+    names = recipe_names(file)
+    if name and name not in names:
+        raise ConfigError(f"has no recipe {name!r}{nearest(name, names)}", file=file)
+    if len(names) > 1 and not name:
+        raise ConfigError(f"has {len(names)} recipes: name one of them, such as {names[-1]}", file=file)
+    return name or (names[0] if names else "")
+
+
+def _of_program(file: Path, name: str) -> Recipe:
+    module = read_module(file)
+    if not name:
+        raise ConfigError("has no recipe: no name in upper case, and no function that ends in _config", file=file)
+    fields, left_out = evaluate_recipe(module, name)
+    leaves = {key: value for (section, key), value in fields.leaves().items() if section not in _UNRELATED}
+    settings = _renamed(
+        {key: value.name if isinstance(value, Unknown) else value for key, value in leaves.items()}
+    )
+    gpus = re.search(r"(\d+)gpu", name)
+    if gpus:
+        settings.setdefault("num_gpus", int(gpus[1]))
+    settings.setdefault("moe_flex_dispatcher_backend", "none")
+    notes = (f"functions whose code is not here: {', '.join(left_out)}",) if left_out else ()
+    return Recipe(file=str(file), name=name, settings=settings, stack=_bridge_release(file), notes=notes)
+
+
+def _of_yaml(file: Path, name: str) -> Recipe:
+    document = read_yaml(file).value
+    if name:
+        title = f"{file.stem} {name}"
+        container = document.get("ConfigContainer") or {}
+        values = {**_flat(container), **_matrix(document)[name]}
+        return Recipe(file=str(file), name=title, settings=_renamed(values), stack=_bridge_release(file))
+    if isinstance(document.get("MODEL_ARGS"), dict):
+        words = [word for key, value in document["MODEL_ARGS"].items() for word in _yaml_words(str(key), value)]
+        return recipe_of_text(shlex.join(words), str(file), _megatron_release(file))
+    values = _flat(document)
+    trainer, model = (
+        document.get(key) if isinstance(document.get(key), dict) else {} for key in ("trainer", "model")
+    )
+    if {"num_nodes", "devices"} <= trainer.keys():
+        values["num_gpus"] = _product(trainer["num_nodes"], trainer["devices"])
+    if "distributed" in str(model.get("optim")):  # distributed_fused_adam
+        values["use_distributed_optimizer"] = True
+    return Recipe(file=str(file), name=file.stem, settings=_renamed(values))
+
+
+def _yaml_words(key: str, value: Any) -> list[str]:
+    if value is True:
+        return [key]
+    if value is False or value is None:
+        return []
+    return [key, *map(str, value)] if isinstance(value, list) else [key, str(value)]
+
+
+def _product(*values: Any) -> int | None:
+    numbers = [int(value) for value in values if str(value).isdigit()]
+    return numbers[0] * numbers[1] if len(numbers) == len(values) else None
+
+
+def _matrix(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of ``perf_matrix`` by device, number of GPUs and precision; empty without it."""
+    found: dict[str, dict[str, Any]] = {}
+    matrix = document.get("perf_matrix")
+    for device, jobs in (matrix if isinstance(matrix, dict) else {}).items():
+        for job, precisions in jobs.items():
+            common = precisions.get("common") or {}
+            count = re.search(r"\d+", str(job))
+            gpus = {"num_gpus": int(count[0])} if count else {}
+            for precision, values in precisions.items():
+                if precision != "common":
+                    name = f"{device}_{gpus.get('num_gpus', job)}gpu_{precision}"
+                    found[name] = {**common, **(values or {}), **gpus}
+    return found
+
+
+def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of all sections by name."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if str(key) in _UNRELATED:
+            continue
+        if isinstance(value, dict):
+            found |= _flat(value)
+        else:
+            found[str(key)] = value
+    return found
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by Megatron-Core's names; None is no setting."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if value is not None:
+            found.setdefault(_SHORT_NAMES.get(key, key), value)
+    return found
+
+
+_ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)\+?=(?P<value>.*)", re.DOTALL)
+_VARIABLE = re.compile(
+    r"\$(?:\{(?P<braced>\w+)(?P<items>\[[@*]\])?(?::?[-=](?P<default>[^}]*))?\}|(?P<plain>\w+))"
+)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
+
+
+_END = ""
+"""The word after the last one of a line, which ends the values of an argument."""
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a script, with variables replaced by their values where the script has them."""
+    variables: dict[str, str] = {}
+    words: list[str] = []
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        for part in _parts(line):
+            assignment = _ASSIGNMENT.fullmatch(part)
+            value = _expanded(assignment["value"] if assignment else part, variables).strip()
+            if assignment:
+                variables[assignment["name"]] = value
+            elif value.startswith("--"):
+                words += value.split()
+            elif value.strip("()[]{};"):
+                words.append(value)
+        words.append(_END)
+    return words
+
+
+def _parts(line: str) -> list[str]:
+    """Return the words of a line; quotes that end in another line have no meaning."""
+    for text in (line, line.replace("'", " ").replace('"', " ")):
+        lexer = shlex.shlex(text, posix=True, punctuation_chars="()")
+        lexer.whitespace_split = True
+        try:
+            return list(lexer)
+        except ValueError:
+            continue
+    return []
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        default = match["default"]
+        if match["items"]:
+            return ""
+        return variables.get(match["braced"] or match["plain"], match[0] if default is None else default)
+
+    return _VARIABLE.sub(value, text)
+
+
+def _arguments(words: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of arguments by name with underscores, and the variables without a value."""
+    found: dict[str, Any] = {}
+    unknown: dict[str, None] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--") and len(word) > len("--x"):
+            name, equals, value = word[2:].partition("=")
+            name, found_value = _switch(name.replace("-", "_"))
+            found[name] = _typed(value) if equals else found_value
+        elif word == _END or word.endswith(".py"):
+            name = ""
+        elif name and "$" in word:
+            unknown[f"{word} of --{name.replace('_', '-')}"] = None
+            found.pop(name, None)
+            name = ""
+        elif name:
+            current = found[name]
+            value = _typed(word)
+            found[name] = (
+                value if current is True else [*(current if isinstance(current, list) else [current]), value]
+            )
+    return found, list(unknown)
+
+
+def _switch(name: str) -> tuple[str, bool]:
+    """Return the setting of a switch, which is off with the prefix ``no``."""
+    return (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
+
+
+def _typed(word: str) -> Any:
+    if _NUMBER.fullmatch(word):
+        return int(word) if word.lstrip("-").isdigit() else float(word)
+    return word
+
+
+_VERSION = re.compile(r"^(MAJOR|MINOR) *= *(\d+)", re.MULTILINE)
+
+
+def _bridge_release(file: Path) -> str:
+    version = _version(file, "src/megatron/bridge/package_info.py")
+    if not version:
+        return "megatron-bridge"
+    release = RELEASES.get(version)
+    return f"megatron-bridge-{release}" if release else "megatron-bridge"
+
+
+def _megatron_release(file: Path) -> str:
+    version = _version(file, "megatron/core/package_info.py")
+    return f"megatron-core-{version[0]}.{version[1]}" if version else ""
+
+
+def _version(file: Path, place: str) -> tuple[int, int] | None:
+    """Return major and minor version of the repository that has a file."""
+    for folder in file.absolute().parents:
+        if (folder / place).is_file():
+            parts = dict(_VERSION.findall((folder / place).read_text(encoding="utf-8", errors="replace")))
+            return (int(parts["MAJOR"]), int(parts["MINOR"])) if len(parts) == len(("MAJOR", "MINOR")) else None
+    return None

@@ -1,0 +1,545 @@
+"""Configurations of pptrace from the settings of a recipe.
+
+Sources: Megatron-LM core 0.19, ``megatron/training/arguments.py``, ``megatron/core/model_parallel_config.py`` and
+``megatron/core/transformer/transformer_config.py``; Megatron-Bridge 0.1 to 0.6,
+``scripts/performance/utils/overrides.py`` (0.1 and 0.2: ``helpers.py``) and
+``src/megatron/bridge/perf_recipes/_common.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import ConfigError, yaml_text
+from pptrace_frameworks.recipe_programs import evaluate_expression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pptrace.plugin import Registry
+    from pptrace_frameworks.recipe_files import Recipe
+
+_ARGUMENT_DEFAULTS: Mapping[str, Any] = {
+    "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
+    "expert_model_parallel_size": 1, "sequence_parallel": False, "use_distributed_optimizer": False,
+    "overlap_grad_reduce": False, "moe_token_dispatcher_type": "allgather", "micro_batch_size": 1,
+}  # fmt: skip
+"""Defaults of Megatron-LM's arguments, where a software stack has another value."""
+_MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
+"""Modules of --recompute-modules with an effect here."""
+_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+"""Tokens of tokenizers whose size follows from their name."""
+_PRECISIONS = (
+    (r"nvfp4|fp4", "nvfp4"), (r"mxfp8|fp8[-_]?mx", "mxfp8"), (r"fp8", "fp8"), (r"bf16", "bf16"), (r"fp16", "fp16"),
+)  # fmt: skip
+"""Precisions by the words for them in names, the most special first."""
+_SHARDS = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""ZeRO's stages by their names in Megatron-FSDP."""
+_PLACES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+"""Letters of --pipeline-model-parallel-layout."""
+_SEQUENCES = (("llama", 8192), ("", 4096))
+"""Tokens in a sequence by the first letters of a model, in Megatron-Bridge's ``*_llm_pretrain.py``."""
+_STATE_TYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_APART = (
+    "adam", "auto_detect", "async", "bf16", "check", "ckpt", "clip", "data", "decoupled", "dist", "eval",
+    "exit", "finetune", "fp8_amax", "fp8_margin", "group_query", "hysteresis", "init", "initial_loss", "load",
+    "log", "loss_scale", "lr", "make_vocab", "master", "max_pos", "merge", "min_loss", "min_lr", "mock",
+    "moe_aux", "moe_router_bias", "moe_router_force", "moe_router_load", "moe_router_score", "moe_z_loss",
+    "mtp_loss", "no_", "node", "norm", "nnodes", "nproc", "num_gpus_per", "num_workers", "optimizer",
+    "override_opt", "profile", "rdzv", "rope", "rotary", "save", "seed", "split", "tensorboard", "tiktoken",
+    "timing", "token", "train", "use_checkpoint", "vocab", "wandb", "weight_decay",
+)  # fmt: skip
+"""Settings of convergence, files, logs and processes, by the first letters of their names."""
+_GRAPH_PARTS = {"attn", "full_iteration", "full", "moe"}
+"""Scopes of CUDA graphs that contain a layer's kernels, at least those of attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a user gives in place of what the recipe says, or because it does not say it."""
+
+    model: str = ""
+    device: str = ""
+    gpus: int = 0
+    stack: str = ""
+
+
+@dataclass(slots=True)
+class _Settings:
+    """Settings of a recipe, and those that were read."""
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def read(self, name: str, default: Any = None) -> Any:
+        """Return a setting; the default if the recipe does not have it."""
+        self.used.add(name)
+        value = self.values.get(name, self.defaults.get(name))
+        return default if value is None or value == {} else value
+
+    def count(self, name: str, default: int = 0) -> int:
+        """Return a setting that is a whole number.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        value = self.read(name, default)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+            raise ConfigError(f"must be a whole number, not {value!r}", key=name)
+        return int(value)
+
+    @property
+    def unused(self) -> list[str]:
+        """Settings of the computation that nothing read."""
+        return sorted(
+            name for name, value in self.values.items()
+            if value and name not in self.used and not name.startswith(_APART)
+        )  # fmt: skip
+
+
+def configuration(recipe: Recipe, given: Given, registry: Registry) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration that simulates a recipe, and notes on what has no effect.
+
+    Raises:
+        ConfigError: the model, the device or the number of GPUs is unknown, or a setting has an invalid value.
+    """
+    settings = _Settings(recipe.settings, _ARGUMENT_DEFAULTS if recipe.is_command else {})
+    try:
+        return _configuration(recipe, settings, given, registry)
+    except ConfigError as error:
+        if error.file:
+            raise
+        raise ConfigError(error.message, key=error.key, file=recipe.file) from None
+
+
+def configuration_text(recipe: Recipe, sections: Mapping[str, Any]) -> str:
+    """Return a configuration as YAML, with the recipe's file and name at its head."""
+    return yaml_text(sections, head=f"# pptrace recipe {recipe.file} {recipe.name}".rstrip() + "\n")
+
+
+def _configuration(
+    recipe: Recipe, settings: _Settings, given: Given, registry: Registry
+) -> tuple[dict[str, Any], list[str]]:
+    parallel = _parallel(settings, given)
+    model, layers = _model(recipe, settings, given, registry)
+    stages = parallel["pp"] * parallel["vp"]
+    model |= _split(settings, layers, stages)
+    model |= _recomputation(settings)
+    precision = _precision(recipe, settings)
+    model |= {"precision": precision} if precision else {}
+    if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
+        model["fp8_attention"] = True
+    for name, what in (("peft", "fine-tuning of adapters"), ("hybrid_layer_pattern", "hybrid layers")):
+        if settings.read(name, "none") != "none":
+            raise ConfigError(f"{what} is not modelled", key=name)
+    sections = {
+        "stack": given.stack or recipe.stack,
+        "model": model,
+        "device": given.device or _found("device", recipe, registry.devices, "--device"),
+        "parallel": _without_ones(parallel),
+        "batch": _batch(settings, parallel),
+        "schedule": _schedule(settings, parallel),
+        "p2p": _messages(settings, parallel),
+        "data_parallel": _reduction(settings),
+        "costs": _costs(recipe, settings, parallel),
+    }
+    notes = [*recipe.notes, *_notes(settings, parallel)]
+    return {key: value for key, value in sections.items() if value}, notes
+
+
+def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
+    notes = ["a recipe has no network: write network, or --cluster" if parallel["pp"] * parallel["dp"] > 1 else ""]
+    group = settings.count("microbatch_group_size_per_vp_stage")
+    if group and group != parallel["pp"]:
+        notes.append(f"microbatch_group_size_per_vp_stage {group}: interleaved-1f1b has rounds of its own")
+    modules = [each for each in settings.read("recompute_modules") or [] if each not in _MODULES]
+    if modules:
+        notes.append(f"recompute_modules without effect: {', '.join(map(str, modules))}")
+    if settings.unused:
+        notes.append(f"without effect: {', '.join(settings.unused)}")
+    return [note for note in notes if note]
+
+
+def _parallel(settings: _Settings, given: Given) -> dict[str, Any]:
+    tp = settings.count("tensor_model_parallel_size", 1)
+    pp = settings.count("pipeline_model_parallel_size", 1)
+    cp = settings.count("context_parallel_size", 1)
+    ep = settings.count("expert_model_parallel_size", 1)
+    etp = settings.read("expert_tensor_parallel_size")
+    gpus = given.gpus or settings.count("num_gpus") or _launched(settings)
+    replicas, rest = divmod(gpus, tp * pp * cp)
+    if not gpus:
+        raise ConfigError("the number of GPUs is unknown: add --gpus", key="num_gpus")
+    if rest or not replicas:
+        raise ConfigError(
+            f"{gpus} GPUs are no multiple of tp x pp x cp, {tp * pp * cp}: give --gpus", key="num_gpus"
+        )
+    parallel = {"pp": pp, "tp": tp, "cp": cp, "dp": replicas, "ep": ep, "vp": _chunks(settings, pp)}
+    if etp and ep > 1:
+        parallel["etp"] = settings.count("expert_tensor_parallel_size")
+    sequence = settings.read("sequence_parallel")
+    if sequence is not None and tp > 1:
+        parallel["sequence_parallel"] = bool(sequence)
+    return parallel
+
+
+def _without_ones(parallel: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes without axes of one process, except those that a job always has."""
+    return {axis: size for axis, size in parallel.items() if size is True or size != 1 or axis in _ALWAYS}
+
+
+_ALWAYS = frozenset({"pp", "dp", "etp"})
+
+
+def _launched(settings: _Settings) -> int:
+    """Return the number of processes that torchrun starts; 0 if it is not in the line."""
+    if not {"nproc_per_node", "nnodes"} <= settings.values.keys():
+        return settings.count("world_size")
+    return settings.count("nproc_per_node") * settings.count("nnodes")
+
+
+def _chunks(settings: _Settings, ranks: int) -> int:
+    per_stage = settings.count("num_layers_per_virtual_pipeline_stage")
+    if per_stage and settings.count("num_layers"):
+        return max(settings.count("num_layers") // ranks // per_stage, 1)
+    chunks = settings.count("virtual_pipeline_model_parallel_size", 1)
+    layout = settings.read("pipeline_model_parallel_layout")
+    if chunks == 1 and isinstance(layout, str) and ranks > 1:
+        return max(_stages_of(layout) // ranks, 1)
+    return chunks if ranks > 1 else 1
+
+
+def _stages_of(layout: str) -> int:
+    """Return the number of stages of a layout: bars, where ``(…)*n`` repeats."""
+    expanded = re.sub(r"\(([^)]*)\)\*(\d+)", lambda match: match[1] * int(match[2]), layout)
+    return len([stage for stage in expanded.split("|") if stage])
+
+
+def _batch(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+    total = settings.count("global_batch_size")
+    micro = settings.count("micro_batch_size", 1)
+    if not total:
+        total = micro * parallel["dp"]
+    sequence = settings.count("seq_length")
+    return {"global": total, "micro": micro, **({"sequence": sequence} if sequence else {})}
+
+
+def _schedule(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+    if settings.read("overlap_moe_expert_parallel_comm") and parallel["ep"] > 1:
+        group = settings.count("microbatch_group_size_per_vp_stage")
+        options = {"options": {"round": group}} if group > parallel["pp"] else {}
+        return {"name": "combined-1f1b", **options}
+    return {"name": "interleaved-1f1b" if parallel["vp"] > 1 else "1f1b"}
+
+
+def _messages(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message policy where a setting differs from what follows from the number of chunks."""
+    overlap, flush = settings.read("overlap_p2p_comm"), settings.read("overlap_p2p_comm_warmup_flush")
+    settings.read("batch_p2p_comm")
+    options: dict[str, Any] = {}
+    if parallel["vp"] > 1:
+        options |= {"overlap_p2p_comm": False} if overlap is False else {}
+        options |= {"overlap_p2p_comm_warmup_flush": True} if flush else {}
+    return {"policy": "megatron", "options": options} if options else {}
+
+
+def _reduction(settings: _Settings) -> dict[str, Any]:
+    overlap = settings.read("overlap_grad_reduce")
+    settings.read("overlap_param_gather")
+    return {} if overlap is None else {"overlap": bool(overlap)}
+
+
+def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+    costs: dict[str, Any] = {}
+    zero = _zero(settings)
+    if zero is not None:
+        costs["zero"] = zero
+    gradients = _gradients(settings)
+    if gradients:
+        costs["gradients"] = gradients
+    is_typed = settings.read("use_precision_aware_optimizer")
+    for name in ("main_params", "exp_avg", "exp_avg_sq"):
+        kind = settings.read(f"{name}_dtype")
+        if kind and is_typed:
+            costs[name] = _STATE_TYPES.get(str(kind), str(kind))
+    overlap = settings.read("tp_comm_overlap")
+    if overlap is False or (overlap and recipe.is_command):  # a stack of Megatron-Bridge has it by device
+        costs["overlap_tp"] = bool(overlap) and parallel["tp"] > 1
+    if parallel["ep"] > 1:
+        costs |= _dispatcher(recipe, settings)
+    graphs = _graphs(settings)
+    if graphs is not None:
+        costs["cuda_graphs"] = graphs
+    if settings.read("overlap_moe_expert_parallel_comm") and "delay_wgrad_compute" in settings:
+        costs["delay_wgrad"] = bool(settings.read("delay_wgrad_compute"))
+    return costs
+
+
+def _zero(settings: _Settings) -> int | None:
+    """Return the stage of ZeRO; None if the recipe does not have it."""
+    strategy = settings.read("data_parallel_sharding_strategy", "optim_grads_params")
+    if settings.read("use_megatron_fsdp") or settings.read("use_custom_fsdp") or settings.read("fsdp") == 1:
+        if strategy not in _SHARDS:
+            raise ConfigError(
+                f"must be one of {', '.join(_SHARDS)}, not {strategy!r}", key="data_parallel_sharding_strategy"
+            )
+        return _SHARDS[strategy]
+    if settings.read("use_torch_fsdp2"):
+        return 3
+    shards = settings.read("use_distributed_optimizer")
+    return None if shards is None else int(bool(shards))
+
+
+def _gradients(settings: _Settings) -> str:
+    """Return the type in which gradients are reduced; empty if the recipe does not have it."""
+    wide, kind = settings.read("grad_reduce_in_fp32"), settings.read("main_grads_dtype")
+    if wide is not None:
+        return "fp32" if wide else "bf16"
+    if settings.read("grad_reduce_in_bf16"):
+        return "bf16"
+    return _STATE_TYPES.get(str(kind), str(kind)) if kind else ""
+
+
+def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, str]:
+    kind, backend = settings.read("moe_token_dispatcher_type"), settings.read("moe_flex_dispatcher_backend")
+    if settings.read("moe_enable_deepep") or (recipe.is_command and kind == "flex"):
+        return {"dispatcher": "deduplicated"}
+    if backend and not recipe.is_command:
+        return {"dispatcher": "all-to-all" if backend == "none" else "deduplicated"}
+    return {"dispatcher": "all-to-all"} if kind else {}
+
+
+def _graphs(settings: _Settings) -> bool | None:
+    """Return whether CUDA graphs issue a layer's kernels; None if the recipe does not have it."""
+    impl, scope = settings.read("cuda_graph_impl"), settings.read("cuda_graph_scope") or []
+    switches = [settings.read(name) for name in ("cuda_graphs", "enable_cuda_graph", "external_cuda_graph")]
+    if any(switch is not None for switch in switches):
+        return any(switches)
+    if impl is None:
+        return None
+    parts = {scope} if isinstance(scope, str) else set(map(str, scope))
+    return impl != "none" and (impl == "full_iteration" or not parts or bool(parts & _GRAPH_PARTS))
+
+
+def _precision(recipe: Recipe, settings: _Settings) -> str | None:
+    """Return the precision of products; None if neither a setting nor the name has it."""
+    names = ("fp8_recipe", "fp8", "fp4", "bf16", "fp16", "precision", "transformer_engine", "fp8_hybrid")
+    words = {name: settings.read(name) for name in names}
+    if words["fp4"]:
+        return "nvfp4"
+    if words["fp8"] or words["fp8_hybrid"]:
+        return "mxfp8" if words["fp8_recipe"] == "mxfp8" else "fp8"
+    for text in (str(words["precision"] or ""), recipe.name):
+        for pattern, precision in _PRECISIONS:
+            if re.search(pattern, text.lower()):
+                return precision
+    return next((name for name in ("bf16", "fp16") if words[name]), None)
+
+
+def _recomputation(settings: _Settings) -> dict[str, Any]:
+    """Return what is computed again; empty if the recipe does not have it."""
+    granularity, modules = settings.read("recompute_granularity"), settings.read("recompute_modules")
+    layers, method = settings.count("recompute_num_layers"), settings.read("recompute_method")
+    modules = [modules] if isinstance(modules, str) else modules
+    if settings.read("recompute_activations") and not granularity:
+        granularity = "selective"
+    if granularity == "full" or (layers and not granularity):
+        if layers <= 1 and method != "block":
+            return {"recompute": "full"}
+        return {"recompute": "full", "recompute_method": method or "block", "recompute_num_layers": layers or 1}
+    if modules is None:
+        return {"recompute": "selective"} if granularity == "selective" else {}
+    kept = [str(module) for module in modules if module in _MODULES]
+    return {"recompute": "selective", "recompute_modules": kept} if kept else {"recompute": "none"}
+
+
+def _model(
+    recipe: Recipe, settings: _Settings, given: Given, registry: Registry
+) -> tuple[dict[str, Any], tuple[int, int]]:
+    """Return the model, and its layers and modules of multi-token prediction."""
+    if not given.model and {"num_layers", "hidden_size", "num_attention_heads"} <= settings.values.keys():
+        model = _architecture(settings)
+    else:
+        preset = given.model or _found("model", recipe, registry.models, "--model")
+        values = registry.models[preset].offer.values if preset in registry.models else {}
+        model = {"preset": preset}
+        if "mtp_num_layers" in settings:
+            model["mtp"] = settings.count("mtp_num_layers")
+        if recipe.stack.startswith("megatron-bridge") and not settings.read("seq_length"):
+            settings.values = {**settings.values, "seq_length": _sequence(preset)}
+        return _experts(settings, model), (
+            int(values.get("layers", 0)),
+            int(model.get("mtp", values.get("mtp", 0))),
+        )
+    return _experts(settings, model), (model["layers"], int(model.get("mtp", 0)))
+
+
+def _sequence(preset: str) -> int:
+    return next(tokens for letters, tokens in _SEQUENCES if preset.startswith(letters))
+
+
+def _experts(settings: _Settings, model: dict[str, Any]) -> dict[str, Any]:
+    """Add what a recipe says of the execution of experts."""
+    capacity = settings.read("moe_expert_capacity_factor")
+    if isinstance(capacity, int | float) and capacity > 0:
+        model["capacity"] = float(capacity)
+    fuser, interleave = (
+        settings.read("use_transformer_engine_op_fuser"),
+        settings.read("moe_mlp_glu_interleave_size"),
+    )
+    if settings.read("cutedsl_fused_grouped_mlp") or (fuser and interleave):
+        model["fused_experts"] = True
+    return model
+
+
+def _architecture(settings: _Settings) -> dict[str, Any]:
+    """Return a model from the arguments of its layers, with Megatron-LM's defaults."""
+    hidden, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
+    gated = bool(settings.read("swiglu")) or "swiglu" in str(settings.read("activation"))
+    ffn = settings.count("ffn_hidden_size") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
+    model: dict[str, Any] = {
+        "layers": settings.count("num_layers"), "hidden": hidden, "heads": heads, "ffn": ffn, "gated": gated,
+        "vocabulary": _vocabulary(settings),
+        "tied_embeddings": not settings.read("untie_embeddings_and_output_weights"),
+        "bias": not settings.read("disable_bias_linear") and settings.read("add_bias_linear") is not False,
+        "dropout": any(settings.read(f"{place}_dropout", 0.1) for place in ("attention", "hidden")),
+    }  # fmt: skip
+    if settings.read("position_embedding_type", "learned_absolute") == "learned_absolute":
+        model["learned_positions"] = settings.count("max_position_embeddings") or settings.count("seq_length")
+    for name, key in (
+        ("num_query_groups", "kv_heads"), ("kv_channels", "head_dim"), ("mtp_num_layers", "mtp"),
+    ):  # fmt: skip
+        if settings.count(name):
+            model[key] = settings.count(name)
+    if settings.read("multi_latent_attention"):
+        model |= _latent_attention(settings)
+    experts = settings.count("num_experts")
+    return model | (_mixture(settings) if experts else {})
+
+
+def _vocabulary(settings: _Settings) -> int:
+    tokenizer = settings.read("tokenizer_type")
+    size = settings.count("padded_vocab_size") or settings.count("vocab_size") or _VOCABULARIES.get(str(tokenizer))
+    if not size:
+        raise ConfigError("the number of tokens is unknown: add it, as --vocab-size 128256", key="vocab_size")
+    return size
+
+
+def _latent_attention(settings: _Settings) -> dict[str, Any]:
+    """Return the widths of multi-head latent attention, with the defaults of ``MLATransformerConfig``."""
+    settings.read("kv_channels")
+    return {
+        "query_rank": settings.count("q_lora_rank"), "kv_rank": settings.count("kv_lora_rank", 512),
+        "head_dim": settings.count("qk_head_dim", 128), "rope_dim": settings.count("qk_pos_emb_head_dim", 64),
+        "value_dim": settings.count("v_head_dim", 128),
+    }  # fmt: skip
+
+
+def _mixture(settings: _Settings) -> dict[str, Any]:
+    values = {"num_experts": settings.count("num_experts"), "top_k": settings.count("moe_router_topk", 2)}
+    for name, key in (
+        ("moe_ffn_hidden_size", "expert_ffn"),
+        ("moe_shared_expert_intermediate_size", "shared_ffn"),
+    ):
+        if settings.count(name):
+            values[key] = settings.count(name)
+    return values | _layers_with_experts(settings.read("moe_layer_freq", 1))
+
+
+def _layers_with_experts(pattern: Any) -> dict[str, int]:
+    """Return the keys for a pattern: an interval, or a list with a number for each layer."""
+    if isinstance(pattern, str):
+        pattern = evaluate_expression(pattern)
+    if isinstance(pattern, int) and not isinstance(pattern, bool):
+        return {"moe_every": pattern} if pattern > 1 else {}
+    if isinstance(pattern, list) and 1 in pattern:
+        dense = pattern.index(1)
+        if all(pattern[dense:]):
+            return {"dense_layers": dense} if dense else {}
+    raise ConfigError(
+        "must be an interval, or layers without experts and then layers with experts", key="moe_layer_freq"
+    )
+
+
+def _split(settings: _Settings, layers: tuple[int, int], stages: int) -> dict[str, Any]:
+    """Return the layers of each stage where the recipe or the model's size does not leave an even split."""
+    layout = settings.read("pipeline_model_parallel_layout")
+    count, mtp = layers
+    first, last = (settings.count(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
+    ends = sum(bool(settings.read(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    if isinstance(layout, list) and layout:
+        return {"layout": _layout_text([_stage_letters(stage) for stage in layout])}
+    if layout:
+        return {"layout": str(layout)}
+    if first or last:
+        inner = stages - bool(first) - bool(last)
+        even = (count - first - last) // inner if inner else 0
+        return {"layers_per_stage": [*([first] if first else []), *[even] * inner, *([last] if last else [])]}
+    if stages == 1 or not count or ends or any((count + each) % stages == 0 for each in (0, 1, 2)):
+        return {}
+    # Megatron-Bridge's layouts of DeepSeek-V3 and Kimi K2: equal stages, and fewer layers on the last
+    each = -(-count // stages)
+    rest = count - each * (stages - 1)
+    if rest <= 0:
+        return {}
+    return {"layout": _layout_text(["E" + "t" * each, *["t" * each] * (stages - 2), "t" * rest + "m" * mtp + "L"])}
+
+
+def _stage_letters(stage: Iterable[str]) -> str:
+    letters = [_PLACES.get(item, "") for item in stage]
+    if not all(letters):
+        raise ConfigError(f"has unknown items in {list(stage)}", key="pipeline_model_parallel_layout")
+    return "".join(letters)
+
+
+def _layout_text(stages: Iterable[str]) -> str:
+    """Return a layout in which equal items and equal stages are counted.
+
+    >>> _layout_text(["Ett", "tt", "tt", "tL"])
+    'Et*2|(t*2|)*2tL'
+    """
+    texts = ["".join(_counted(letter, count) for letter, count in _runs(stage)) for stage in stages]
+    return "".join(f"{text}|" if count == 1 else f"({text}|)*{count}" for text, count in _runs(texts)).rstrip("|")
+
+
+def _counted(letter: str, count: int) -> str:
+    return letter if count == 1 else f"{letter}*{count}"
+
+
+def _runs(items: Iterable[str]) -> list[tuple[str, int]]:
+    return [(item, len(list(group))) for item, group in groupby(items)]
+
+
+def _found(what: str, recipe: Recipe, known: Iterable[str], option: str) -> str:
+    """Return the preset whose name is in the recipe's name, without case and punctuation; the longest one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    text = f"{recipe.file} {recipe.name}" if recipe.is_command else recipe.name
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    spans = {
+        "".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, first + _LONGEST)
+    }
+    matches = {name: preset for preset in known for name in _names_of(preset) if name in spans}
+    if not matches:
+        raise ConfigError(f"no {what} preset is in the name {recipe.name}: add {option}", key=what)
+    return matches[max(matches, key=len)]
+
+
+_LONGEST = 6
+"""Words of a preset's name, at most, plus one."""
+
+
+def _names_of(preset: str) -> list[str]:
+    """Return the names of a preset in recipes: without the form of a device, and Llama 3.1's as Llama 3's."""
+    name = re.sub(r"[^a-z0-9]", "", preset.removesuffix("-sxm").lower())
+    return [name, name.replace("llama3", "llama31", 1)] if name.startswith("llama3") else [name]

@@ -1,0 +1,490 @@
+"""Recipes become configurations: by content, without running their code, and back from what pptrace prints."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pptrace.api import simulate
+from pptrace.plugin import ConfigError, Registry, load, megatron_arguments, prepare
+from pptrace_frameworks.recipe_command import command
+from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
+from pptrace_frameworks.recipe_programs import evaluate_expression
+from pptrace_frameworks.recipes import Given, configuration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKLOADS = {
+    "src/megatron/bridge/package_info.py": "MAJOR = 0\nMINOR = 5\nPATCH = 0\n",
+    "scripts/performance/utils/utils.py": """\
+        from dataclasses import dataclass
+
+        @dataclass
+        class WorkloadBaseConfig:
+            num_gpus: int = 1
+            tensor_model_parallel_size: int = 1
+            pipeline_model_parallel_size: int = 1
+            virtual_pipeline_model_parallel_size: int | None = None
+            expert_model_parallel_size: int = 1
+            global_batch_size: int = 1
+            micro_batch_size: int = 1
+            cuda_graph_impl: str | None = None
+            recompute_modules: list | None = None
+            moe_flex_dispatcher_backend: str | None = None
+            moe_a2a_overlap: bool = False
+        """,
+    "scripts/performance/configs/small.py": """\
+        from dataclasses import replace
+        from utils.utils import WorkloadBaseConfig
+
+        BASE_QWEN3_30B_A3B_CONFIG = WorkloadBaseConfig(num_gpus=16, global_batch_size=512)
+        QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_V1 = replace(
+            BASE_QWEN3_30B_A3B_CONFIG, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=4,
+            expert_model_parallel_size=8, moe_a2a_overlap=True, recompute_modules=["moe_act", "layernorm"],
+        )
+        QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_FP8_CS_V1 = QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_V1
+        QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_FP8_CS_V2 = replace(
+            QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_V1, moe_a2a_overlap=False, moe_flex_dispatcher_backend="hybridep",
+            cuda_graph_impl="full_iteration", global_batch_size=4 * 256, nccl_ub=True,
+        )
+        """,
+}
+FUNCTIONS = {
+    "src/megatron/bridge/package_info.py": "MAJOR = 0\nMINOR = 6\n",
+    "src/megatron/bridge/training/precision.py": """\
+        class MixedPrecision:
+            fp8: str | None = None
+            fp8_recipe: str = "tensorwise"
+            grad_reduce_in_fp32: bool = True
+
+        def narrow():
+            made = MixedPrecision()
+            made.fp8 = "e4m3"
+            made.fp8_recipe = "mxfp8"
+            return made
+        """,
+    "src/megatron/bridge/perf_recipes/common.py": """\
+        from megatron.bridge.training.precision import narrow
+
+        def benchmark(cfg, graphs=False):
+            cfg.mixed_precision.grad_reduce_in_fp32 = False
+            if graphs and hasattr(cfg.model, "pipeline_model_parallel_size"):
+                cfg.model.cuda_graph_impl = "transformer_engine"
+                cfg.model.cuda_graph_scope = ["attn", "moe_router"]
+            if not isinstance(cfg.mixed_precision, str):
+                cfg.optimizer.use_precision_aware_optimizer = True
+                cfg.optimizer.exp_avg_dtype = torch.bfloat16
+
+        def place(model, mtp=1):
+            stages = (model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size or 1)
+            known = {
+                (2, 2): [["embedding"] + ["decoder"] * 16] + [["decoder"] * 16] * 2
+                + [["decoder"] * 13 + ["mtp"] * mtp + ["loss"]],
+            }
+            if stages in known:
+                model.pipeline_model_parallel_layout = known[stages]
+        """,
+    "src/megatron/bridge/perf_recipes/deepseek.py": """\
+        from megatron.bridge.perf_recipes.common import benchmark, narrow, place
+        from megatron.bridge.somewhere import unseen
+
+        def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config():
+            cfg = base()
+            cfg.mixed_precision = narrow()
+            cfg.model.pipeline_model_parallel_size = 2
+            cfg.model.virtual_pipeline_model_parallel_size = 2
+            cfg.model.expert_model_parallel_size = 64
+            cfg.train.global_batch_size = 2048
+            cfg.train.micro_batch_size = 1
+            cfg.model.seq_length = 4096
+            cfg.logger.log_interval = 1
+            cfg.model.moe_flex_dispatcher_backend = "deepep"
+            cfg.ddp.overlap_grad_reduce = True
+            place(cfg.model)
+            benchmark(cfg, graphs=True)
+            unseen(cfg)
+            return cfg
+
+        def deepseek_v3_pretrain_256gpu_gb200_fp8mx_overlapped_config():
+            cfg = deepseek_v3_pretrain_256gpu_gb200_fp8mx_config()
+            cfg.comm_overlap.overlap_moe_expert_parallel_comm = True
+            cfg.comm_overlap.delay_wgrad_compute = True
+            return cfg
+
+        def _helper_config():
+            return None
+        """,
+}
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=4
+GPUS_PER_NODE=8
+NODES=${2:-4}
+TP=2
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes 4
+)
+MODEL_ARGS=(
+    --num-layers 32  # of Llama 3 8B
+    --hidden-size 4096
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention --num-query-groups 8
+    --swiglu --untie-embeddings-and-output-weights --disable-bias-linear
+    --attention-dropout 0.0 --hidden-dropout 0.0
+    --position-embedding-type rope
+    --vocab-size 128256
+    "--seq-length 8192"
+)
+TRAINING="--micro-batch-size 1 --global-batch-size 128 --bf16 --lr 3e-4 \\
+    --data-path $DATA"
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} $TRAINING \\
+    --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size 4 \\
+    --use-distributed-optimizer --sequence-parallel --fancy-kernel
+"""
+LLAMA = {
+    "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "gated": True, "vocabulary": 128256,
+    "tied_embeddings": False, "bias": False, "dropout": False, "kv_heads": 8, "precision": "bf16",
+}  # fmt: skip
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text), encoding="utf-8")
+    return folder / list(files)[-1]
+
+
+def converted(file: Path, name: str = "", **values: Any) -> tuple[dict[str, Any], list[str]]:
+    return configuration(read_recipe(file, name), Given(**values), Registry.load())
+
+
+def of_line(text: str, **values: Any) -> tuple[dict[str, Any], list[str]]:
+    return configuration(recipe_of_text(text, "line.txt"), Given(**values), Registry.load())
+
+
+def without_network(notes: list[str]) -> list[str]:
+    return [note for note in notes if "has no network" not in note]
+
+
+def test_a_workload_is_read_with_what_it_inherits(tmp_path: Path) -> None:
+    file = write(tmp_path, WORKLOADS)
+
+    found, notes = converted(file, "QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_V1")
+
+    assert found == {
+        "stack": "megatron-bridge-26.06",
+        "model": {
+            "preset": "qwen3-30b-a3b", "recompute": "selective", "recompute_modules": ["moe_act", "layernorm"],
+        },
+        "device": "h100-sxm",
+        "parallel": {"pp": 2, "dp": 8, "ep": 8, "vp": 4},
+        "batch": {"global": 512, "micro": 1, "sequence": 4096},
+        "schedule": {"name": "combined-1f1b"},
+        "costs": {"dispatcher": "all-to-all"},
+    }  # fmt: skip
+    assert without_network(notes) == []
+
+
+def test_a_replaced_workload_names_the_keys_without_effect(tmp_path: Path) -> None:
+    file = write(tmp_path, WORKLOADS)
+
+    found, notes = converted(file, "QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_FP8_CS_V2")
+
+    assert found["model"]["precision"] == "fp8"
+    assert found["schedule"] == {"name": "interleaved-1f1b"}
+    assert found["costs"] == {"dispatcher": "deduplicated", "cuda_graphs": True}
+    assert found["batch"]["global"] == 1024
+    assert without_network(notes) == ["without effect: nccl_ub"]
+
+
+def test_a_function_is_followed_into_the_files_of_its_repository(tmp_path: Path) -> None:
+    file = write(tmp_path, FUNCTIONS)
+
+    found, notes = converted(file, "deepseek_v3_pretrain_256gpu_gb200_fp8mx_config")
+
+    assert found == {
+        "stack": "megatron-bridge-26.08",
+        "model": {"preset": "deepseek-v3", "layout": "Et*16|(t*16|)*2t*13mL", "precision": "mxfp8"},
+        "device": "gb200",
+        "parallel": {"pp": 2, "dp": 128, "ep": 64, "vp": 2},
+        "batch": {"global": 2048, "micro": 1, "sequence": 4096},
+        "schedule": {"name": "interleaved-1f1b"},
+        "data_parallel": {"overlap": True},
+        "costs": {"gradients": "bf16", "exp_avg": "bf16", "dispatcher": "deduplicated", "cuda_graphs": True},
+    }
+    assert without_network(notes) == ["functions whose code is not here: unseen (deepseek.py:18)"]
+
+
+def test_a_function_that_calls_another_recipe_overlaps_its_exchanges(tmp_path: Path) -> None:
+    file = write(tmp_path, FUNCTIONS)
+
+    found, _ = converted(file, "deepseek_v3_pretrain_256gpu_gb200_fp8mx_overlapped_config")
+
+    assert found["schedule"] == {"name": "combined-1f1b"}
+    assert found["costs"]["delay_wgrad"] is True
+
+
+def test_recipes_of_a_file_are_listed(tmp_path: Path) -> None:
+    assert recipe_names(write(tmp_path, FUNCTIONS)) == [
+        "deepseek_v3_pretrain_256gpu_gb200_fp8mx_config",
+        "deepseek_v3_pretrain_256gpu_gb200_fp8mx_overlapped_config",
+    ]
+
+
+def test_a_matrix_has_a_recipe_for_each_device_size_and_precision(tmp_path: Path) -> None:
+    file = tmp_path / "llama3_70b_llm_pretrain.yaml"
+    common = {"seq_length": 8192, "mbs": 1, "gbs": 128, "tp": 4, "pp": 8, "vp": 5, "cuda_graphs": False}
+    precisions = {"common": common, "bf16": {"pp": 4, "cp": 2}, "fp8_cs": None}
+    document = {
+        "ConfigContainer": {"model": {"seq_length": 1}, "mixed_precision": {"grad_reduce_in_fp32": False}},
+        "perf_matrix": {"h100": {"num_gpus_64": precisions}},
+    }
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    assert recipe_names(file) == ["h100_64gpu_bf16", "h100_64gpu_fp8_cs"]
+    found, _ = converted(file, "h100_64gpu_bf16")
+
+    assert found["model"] == {"preset": "llama3-70b", "precision": "bf16"}
+    assert found["parallel"] == {"pp": 4, "tp": 4, "cp": 2, "dp": 2, "vp": 5}
+    assert found["batch"] == {"global": 128, "micro": 1, "sequence": 8192}
+    assert found["costs"] == {"gradients": "bf16", "cuda_graphs": False}
+
+
+def test_a_configuration_of_nemo_has_its_own_words(tmp_path: Path) -> None:
+    file = tmp_path / "llama3_70b.yaml"
+    model = {
+        "micro_batch_size": 1, "global_batch_size": 128, "tensor_model_parallel_size": 4,
+        "pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 5, "encoder_seq_length": 8192,
+        "sequence_parallel": True, "activations_checkpoint_granularity": "selective", "fp8": True,
+        "ub_tp_comm_overlap": True, "optim": {"name": "distributed_fused_adam", "lr": 0.1},
+    }  # fmt: skip
+    document = {"trainer": {"num_nodes": 8, "devices": 8, "precision": "bf16"}, "model": model}
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    found, _ = converted(file, device="h100-sxm", stack="nemo-24.07")
+
+    assert found == {
+        "stack": "nemo-24.07",
+        "model": {"preset": "llama3-70b", "recompute": "selective", "precision": "fp8"},
+        "device": "h100-sxm",
+        "parallel": {"pp": 4, "tp": 4, "dp": 4, "vp": 5, "sequence_parallel": True},
+        "batch": {"global": 128, "micro": 1, "sequence": 8192},
+        "schedule": {"name": "interleaved-1f1b"},
+        "costs": {"zero": 1},
+    }
+
+
+def test_a_script_has_variables_arrays_and_defaults_of_megatron(tmp_path: Path) -> None:
+    file = tmp_path / "train_h100.sh"
+    file.write_text(SCRIPT, encoding="utf-8")
+
+    found, notes = converted(file)
+
+    assert found == {
+        "model": LLAMA,
+        "device": "h100-sxm",
+        "parallel": {"pp": 4, "tp": 2, "dp": 4, "sequence_parallel": True},
+        "batch": {"global": 128, "micro": 1, "sequence": 8192},
+        "schedule": {"name": "1f1b"},
+        "data_parallel": {"overlap": False},
+        "costs": {"zero": 1},
+    }
+    assert without_network(notes) == [
+        "variables without a value: $DATA of --data-path", "without effect: fancy_kernel",
+    ]  # fmt: skip
+
+
+def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path) -> None:
+    file = tmp_path / "model_config.yaml"
+    arguments = {
+        "--num-layers": 8, "--hidden-size": 512, "--num-attention-heads": 8, "--ffn-hidden-size": 2048,
+        "--vocab-size": 1024, "--seq-length": 1024, "--multi-latent-attention": True, "--kv-lora-rank": 64,
+        "--num-experts": 16, "--moe-router-topk": 4, "--moe-ffn-hidden-size": 256, "--swiglu": True,
+        "--moe-layer-freq": "([0]*3+[1]*5)", "--expert-model-parallel-size": 2, "--micro-batch-size": 2,
+        "--moe-token-dispatcher-type": "flex", "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8",
+        "--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads", "--no-rope-fusion": False,
+        "--position-embedding-type": "rope",
+    }  # fmt: skip
+    file.write_text(yaml.safe_dump({"ENV_VARS": {"A": 1}, "MODEL_ARGS": arguments}), encoding="utf-8")
+
+    found, _ = converted(file, device="b200", gpus=4)
+
+    assert found["model"] == {
+        "layers": 8, "hidden": 512, "heads": 8, "ffn": 2048, "gated": True, "vocabulary": 1024,
+        "tied_embeddings": True, "bias": True, "dropout": True, "query_rank": 0, "kv_rank": 64, "head_dim": 128,
+        "rope_dim": 64, "value_dim": 128, "num_experts": 16, "top_k": 4, "expert_ffn": 256, "dense_layers": 3,
+        "precision": "mxfp8",
+    }  # fmt: skip
+    assert found["parallel"] == {"pp": 1, "dp": 4, "ep": 2}
+    assert found["batch"] == {"global": 8, "micro": 2, "sequence": 1024}
+    assert found["costs"] == {"zero": 2, "dispatcher": "deduplicated"}
+
+
+JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("line", "given_values", "message"),
+    [
+        (JOB, {"device": "h100-sxm"}, "num_gpus: the number of GPUs is unknown: add --gpus"),
+        (JOB, {"device": "h100-sxm", "gpus": 3}, r"num_gpus: 3 GPUs are no multiple of tp x pp x cp, 2"),
+        (JOB, {"gpus": 8, "device": "h100-sxm"}, "model: no model preset is in the name line: add --model"),
+        (JOB, {"gpus": 8, "model": "llama3-8b"}, "device: no device preset is in the name line: add --device"),
+        (f"{JOB} --num-layers 8 --hidden-size 64 --num-attention-heads 4", {"gpus": 8, "device": "h100-sxm"},
+         "vocab_size: the number of tokens is unknown"),
+        (f"{JOB} --micro-batch-size two", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "micro_batch_size: must be a whole number, not 'two'"),
+        (f"{JOB} --peft lora", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "peft: fine-tuning of adapters is not modelled"),
+        (f"{JOB} --use-megatron-fsdp --data-parallel-sharding-strategy half",
+         {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "data_parallel_sharding_strategy: must be one of no_shard, optim"),
+    ],
+)  # fmt: skip
+def test_what_a_line_lacks_is_an_error_that_says_what_to_add(
+    line: str, given_values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^line.txt: {message}"):
+        of_line(line, **given_values)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("A_CONFIG = 1\nB_CONFIG = 2\n", "", "has 2 recipes: name one of them, such as B_CONFIG"),
+        ("A_CONFIG = 1\n", "B_CONFIG", "has no recipe 'B_CONFIG' .did you mean 'A_CONFIG'. known: A_CONFIG"),
+        ("A_CONFIG = 1\n", "A_CONFIG", "A_CONFIG is no recipe: it has no fields"),
+        ("x = (\n", "", "is no Python"),
+        ("import os\n", "", "has no recipe: no name in upper case"),
+        ("def f():\n    return f()\ndef a_config():\n    return f()\n", "a_config", "f is nested too deeply"),
+    ],
+)  # fmt: skip
+def test_a_file_without_the_recipe_is_an_error(tmp_path: Path, text: str, name: str, message: str) -> None:
+    file = tmp_path / "recipe.py"
+    file.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=message):
+        read_recipe(file, name)
+
+
+def test_no_code_of_a_recipe_runs(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    trap = tmp_path / "trap"
+    file.write_text(
+        dedent(f"""\
+            import pathlib
+            open({str(trap)!r}, "w").write("ran")
+            pathlib.Path({str(trap)!r}).write_text("ran")
+            A_CONFIG = replace(WorkloadBaseConfig(num_gpus=8, x=open({str(trap)!r}, "w")), big=[0] * 10**9 * 10**9)
+            """),
+        encoding="utf-8",
+    )
+
+    recipe = read_recipe(file, "A_CONFIG")
+
+    assert recipe.settings["num_gpus"] == 8
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("([0]*3+[1]*5)", [0] * 3 + [1] * 5), ("2", 2), ("[0]*10**9", None), ("open('x')", None), ("(", None)],
+)
+def test_an_expression_of_constants_has_a_value(text: str, value: Any) -> None:
+    assert evaluate_expression(text) == value
+
+
+def test_the_command_lists_prints_and_writes_recipes_that_run(tmp_path: Path) -> None:
+    file = write(tmp_path, WORKLOADS)
+    name = "QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_FP8_CS_V1"
+
+    listed = CliRunner().invoke(command, [str(file)], catch_exceptions=False)
+    printed = CliRunner().invoke(command, [str(file), name], catch_exceptions=False)
+    CliRunner().invoke(command, [str(file), name, "-o", str(tmp_path / "job.yaml")], catch_exceptions=False)
+
+    assert name in listed.stdout.splitlines()
+    assert (tmp_path / "job.yaml").read_text(encoding="utf-8") == printed.stdout
+    assert "note: a recipe has no network" in printed.stderr
+    run = simulate(tmp_path / "job.yaml", sets=["batch.global=128"])
+    assert run.metrics.step_ns > 0
+
+
+def test_the_command_reads_a_line_from_standard_input() -> None:
+    arguments = ["-", "--model", "llama3-8b", "--device", "h100-sxm", "--gpus", "8"]
+
+    answer = CliRunner().invoke(command, arguments, input=f"pretrain_gpt.py {JOB}\n", catch_exceptions=False)
+
+    assert yaml.safe_load(answer.stdout)["parallel"] == {"pp": 2, "dp": 4}
+
+
+SIZES = st.sampled_from([1, 2, 4])
+JOBS = st.fixed_dictionaries({
+    "pp": st.sampled_from([2, 4]), "tp": SIZES, "cp": SIZES, "dp": SIZES, "ep": SIZES, "vp": SIZES,
+    "micro": SIZES, "rounds": st.integers(1, 4),
+    "sequence_parallel": st.booleans(), "overlap": st.booleans(), "zero": st.sampled_from([0, 1, 2, 3]),
+    "recompute": st.sampled_from([
+        {"recompute": "full"}, {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 2},
+        {"recompute": "selective"}, {"recompute": "selective", "recompute_modules": ["moe_act", "core_attn"]},
+    ]),
+    "states": st.sampled_from([{}, {"exp_avg": "bf16", "exp_avg_sq": "fp8"}, {"main_params": "fp16"}]),
+    "dispatcher": st.sampled_from(["all-to-all", "deduplicated"]),
+    "p2p": st.sampled_from([{}, {"overlap_p2p_comm": False}, {"overlap_p2p_comm_warmup_flush": True}]),
+    "layout": st.booleans(),
+})  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(job=JOBS)
+def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any]) -> None:
+    sizes = {axis: job[axis] for axis in ("pp", "tp", "cp", "dp", "ep", "vp")}
+    if job["dp"] * job["cp"] % job["ep"]:
+        sizes["ep"] = 1
+    stages = sizes["pp"] * sizes["vp"]
+    model = {"preset": "mixtral-8x7b", "layers": 2 * stages, **job["recompute"]}
+    if job["layout"]:
+        model["layout"] = f"Ett|{'tt|' * (stages - 2)}ttL"
+    states = job["states"] if job["zero"] else {}
+    options = job["p2p"] if sizes["vp"] > 1 and sizes["pp"] > 2 else {}
+    config = {
+        "model": model, "device": "h100-sxm", "stack": "ideal",
+        "parallel": {**sizes, "sequence_parallel": job["sequence_parallel"] and sizes["tp"] > 1},
+        "batch": {
+            "global": job["rounds"] * sizes["pp"] * sizes["dp"] * job["micro"], "micro": job["micro"],
+            "sequence": 4096,
+        },
+        "schedule": {"name": "interleaved-1f1b" if sizes["vp"] > 1 else "1f1b"},
+        "p2p": {"policy": "megatron", "options": options},
+        "data_parallel": {"overlap": job["overlap"]},
+        "costs": {"zero": job["zero"], "dispatcher": job["dispatcher"], **states},
+    }  # fmt: skip
+    prepared = prepare(load(config), Registry.load())
+
+    arguments = megatron_arguments(prepared.resolved.experiment, prepared.schedule)
+    gpus = sizes["pp"] * sizes["tp"] * sizes["cp"] * sizes["dp"]
+    found, _ = of_line(f"pretrain_gpt.py {arguments.text}", model="mixtral-8x7b", device="h100-sxm", gpus=gpus)
+
+    expected = {axis: size for axis, size in sizes.items() if size > 1 or axis in {"pp", "dp"}}
+    if sizes["tp"] > 1:
+        expected["sequence_parallel"] = job["sequence_parallel"]
+    assert found["parallel"] == expected
+    assert found["batch"] == config["batch"]
+    assert found["schedule"] == config["schedule"]
+    assert found["data_parallel"] == config["data_parallel"]
+    assert found.get("p2p", {}).get("options", {}) == options
+    assert found["model"] == {
+        **{key: value for key, value in model.items() if key != "layers"},
+    }  # fmt: skip
+    costs = dict(config["costs"])
+    if sizes["ep"] == 1:
+        costs.pop("dispatcher")
+    assert found["costs"] == costs
