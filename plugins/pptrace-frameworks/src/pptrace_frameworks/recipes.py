@@ -429,7 +429,8 @@ def _vocabulary(settings: _Settings) -> int:
     tokenizer = settings.read("tokenizer_type")
     size = settings.count("padded_vocab_size") or settings.count("vocab_size") or _VOCABULARIES.get(str(tokenizer))
     if not size:
-        raise ConfigError("the number of tokens is unknown: add it, as --vocab-size 128256", key="vocab_size")
+        message = "the number of tokens is unknown: add --vocab-size 128256, or give --model"
+        raise ConfigError(message, key="vocab_size")
     return size
 
 
