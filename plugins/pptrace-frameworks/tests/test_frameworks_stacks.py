@@ -48,6 +48,15 @@ def test_a_step_runs_with_each_stack(stack: str, device: str) -> None:
     assert {"costs.kernels", "p2p.policy"} <= from_stack <= settings.keys()
 
 
+@pytest.mark.parametrize("stack", [stack.name for stack in STACKS])
+def test_a_schedule_that_no_framework_runs_has_messages_in_order(stack: str) -> None:
+    parallel = {**STEP["parallel"], "vp": 2}
+
+    run = simulate({**STEP, "parallel": parallel, "device": "h100-sxm", "schedule": "hanayo", "stack": stack})
+
+    assert run.prepared.resolved.experiment.p2p.policy == "ordered"
+
+
 def lines_of(stack: StackOffer) -> str:
     inherited = (
         f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""

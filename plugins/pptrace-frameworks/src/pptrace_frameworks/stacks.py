@@ -2,8 +2,8 @@
 
 A rule cites a file or flag of the framework at the release's tag, or says ``fitted to`` and names the rows of
 ``pptrace accuracy`` that its value is fitted to. MB is NVIDIA-NeMo/Megatron-Bridge, MC NVIDIA/Megatron-LM, NM
-NVIDIA/NeMo, NL NVIDIA/NeMo-Framework-Launcher, TT pytorch/torchtitan, NT huggingface/nanotron, TE
-NVIDIA/TransformerEngine.
+NVIDIA/NeMo, NL NVIDIA/NeMo-Framework-Launcher, TT pytorch/torchtitan, PT pytorch/pytorch, NT huggingface/nanotron,
+DS deepspeedai/DeepSpeed, MD bigscience-workshop/Megatron-DeepSpeed.
 """
 
 from __future__ import annotations
@@ -13,20 +13,30 @@ from typing import TYPE_CHECKING, Any
 from pptrace.plugin import StackOffer, StackRule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _EXPERTS: dict[str, Any] = {"model.num_experts": {"min": 1}}
-_OWN_SCHEDULES: dict[str, Any] = {"schedule.name": ["1f1b", "interleaved-1f1b", "combined-1f1b"]}
+_OF_MEGATRON = ("1f1b", "interleaved-1f1b", "combined-1f1b")
 """Schedules that Megatron-LM runs."""
+_OF_TORCH = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb", "zb-v", "dualpipe-v")
+"""Schedules that ``torch.distributed.pipelining`` has a class for."""
 _X86 = ["a100*", "a800*", "h100*", "h800*", "h200*", "b200"]
 """Devices whose systems have x86 hosts."""
 _GRACE = ["gb200", "gb300"]
 """Devices on boards with a Grace host."""
-_NARROW = ["fp8", "mxfp8", "nvfp4"]
 
 
 def _rule(source: str, values: Mapping[str, Any], **conditions: Mapping[str, Any]) -> StackRule:
     return StackRule(source=source, set=values, **conditions)
+
+
+def _messages(source: str, policy: str, schedules: Sequence[str], **options: Any) -> tuple[StackRule, StackRule]:
+    """Return the rules of messages: a framework's policy for its schedules, in order for all others."""
+    values = {"p2p.policy": policy, **{f"p2p.options.{name}": value for name, value in options.items()}}
+    return (
+        _rule("no framework: a schedule that this one does not run", {"p2p.policy": "ordered"}),
+        _rule(source, values, when={"schedule.name": list(schedules)}),
+    )
 
 
 _DEVICES = (
@@ -41,8 +51,7 @@ _DEVICES = (
 
 _MEGATRON = (
     *_DEVICES,
-    _rule("no framework: a schedule that Megatron-LM does not run", {"p2p.policy": "ordered"}),
-    _rule("MC megatron/core/pipeline_parallel/schedules.py", {"p2p.policy": "megatron"}, when=_OWN_SCHEDULES),
+    *_messages("MC megatron/core/pipeline_parallel/schedules.py", "megatron", _OF_MEGATRON),
     _rule("MC --use-distributed-optimizer", {"costs.zero": 1}),
     _rule("MC --overlap-grad-reduce, --overlap-param-gather", {"data_parallel.overlap": True}),
     _rule(
@@ -71,18 +80,18 @@ _HOSTS = (
 )  # fmt: skip
 
 _WHOLE_EXPERTS = _rule(
-    "MC docs/user-guide/features/moe.md: experts are not split over the tensor-parallel group",
+    "MC megatron/core/transformer/moe/README.md --expert-tensor-parallel-size 1, as MB's recipes have it",
     {"parallel.etp": 1}, when=_EXPERTS,
 )  # fmt: skip
 _FLEX = _rule(
-    "MC 0.15 --moe-token-dispatcher-type flex: DeepEP, HybridEP",
+    "MC --moe-token-dispatcher-type flex: DeepEP (0.15 --moe-enable-deepep), and from 0.16 HybridEP",
     {"costs.dispatcher": "deduplicated"},
     when=_EXPERTS,
 )
 
 _BRIDGE = (
     _rule(
-        "MB scripts/performance: gradients in BF16 (src/megatron/bridge/training/mixed_precision.py)",
+        "MB scripts/performance/configs: grad_reduce_in_fp32 = False; from 0.6 perf_recipes/_common.py",
         {"costs.gradients": "bf16"},
     ),
     _WHOLE_EXPERTS,
@@ -91,16 +100,18 @@ _BRIDGE = (
         {"costs.dispatcher": "deduplicated"}, when=_EXPERTS, unless={"device.preset": "h100*"},
     ),
     _rule(
-        "MB scripts/performance/configs: --tp-comm-overlap of Llama and Nemotron, not in NVFP4, nor MXFP8 at TP 1",
+        "MB src/megatron/bridge/recipes/llama: tp_comm_overlap=True; not in NVFP4, and fitted: BF16 and FP8 on "
+        "Grace hosts",
         {"costs.overlap_tp": True}, when={"device.preset": _GRACE, "parallel.tp": {"min": 2}},
         unless={"model.precision": ["mxfp8", "nvfp4"]},
     ),
 )  # fmt: skip
 
-_FLASH_2 = _rule(
-    "NL 24.07 launcher_scripts/conf/training: cuDNN's attention is off", {"costs.attention": "flash-2"}
+_FLASH_2 = _rule("NL 24.07 launcher_scripts/conf/config.yaml NVTE_FUSED_ATTN: 0", {"costs.attention": "flash-2"})
+_CUDNN = _rule(
+    "NL 24.12 launcher_scripts/conf/config.yaml: no NVTE_FUSED_ATTN, so that cuDNN's attention is chosen",
+    {"costs.attention": "fused"},
 )
-_CUDNN = _rule("NM 2024.12 NVTE_FUSED_ATTN: cuDNN's attention", {"costs.attention": "fused"})
 _USER_BUFFERS = _rule(
     "NL 24.07 ub_tp_comm_overlap and NM v2.2.0 tp_comm_overlap=True: collectives beside BF16 products",
     {"costs.overlap_tp": True}, when={"parallel.tp": {"min": 2}, "model.precision": ["bf16", "fp16"]},
@@ -118,9 +129,11 @@ _NEMO = (
 
 _OF_2021 = (
     *_DEVICES,
-    _rule(
+    *_messages(
         "MC v2.5 megatron/p2p_communication.py: batches that are waited for at once",
-        {"p2p.policy": "megatron", "p2p.options.overlap_p2p_comm": False},
+        "megatron",
+        _OF_MEGATRON[:2],
+        overlap_p2p_comm=False,
     ),
     _rule("MC v2.5: neither a distributed optimizer nor overlapped reduction", {"costs.zero": 0}),
     _rule(
@@ -131,31 +144,103 @@ _OF_2021 = (
 )
 _OF_2022 = (
     *_DEVICES,
-    _rule("MC June 2022 megatron/p2p_communication.py", {"p2p.policy": "megatron"}),
-    _rule(
-        "MC June 2022 --sequence-parallel", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}
+    *_messages(
+        "MC 2755bcb87b megatron/p2p_communication.py: batches that are waited for at once",
+        "megatron", _OF_MEGATRON[:2], overlap_p2p_comm=False,
     ),
-    _rule("MC June 2022 megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
+    _rule(
+        "MC 2755bcb87b --sequence-parallel", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}
+    ),
+    _rule(
+        "MC 2755bcb87b megatron/p2p_communication.py: without sequence parallelism, messages are split",
+        {"costs.scatter_gather": True},
+        when={"parallel.tp": {"min": 2}, "parallel.sequence_parallel": False},
+    ),
+    _rule("MC 2755bcb87b megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
 )  # fmt: skip
+_ADDED_GRADIENTS = _rule(
+    "DS deepspeed/runtime/bf16_optimizer.py update_hp_grads: gradients are added by separate kernels",
+    {"costs.accumulation": "separate"},
+)
+_PARTITIONED = _rule(
+    "DS deepspeed/runtime/pipe/engine.py is_pipe_partitioned: messages are split over the tensor-parallel group",
+    {"costs.scatter_gather": True},
+)
 _BIGSCIENCE = (
     *_DEVICES,
-    _rule("DeepSpeed 0.6 runtime/pipe/p2p.py: each send and receive is waited for", {"p2p.policy": "deepspeed"}),
-    _rule("DeepSpeed 0.6 ZeRO 1 of its BF16 optimizer", {"costs.zero": 1}),
-    _rule("Megatron-DeepSpeed of 2022: fused softmax, no flash attention", {"model.flash_attention": False}),
-    _rule("DeepSpeed 0.6: gradients are accumulated by separate kernels", {"costs.accumulation": "separate"}),
-    _rule(
-        "DeepSpeed 0.6 runtime/pipe/engine.py: messages are split over the tensor-parallel group",
-        {"costs.scatter_gather": True},
+    *_messages(
+        "DS v0.6.5 deepspeed/runtime/pipe/p2p.py: each send and receive is waited for", "deepspeed", ["1f1b"]
     ),
+    _rule("DS v0.6.5 deepspeed/runtime/bf16_optimizer.py: ZeRO 1", {"costs.zero": 1}),
+    _rule("MD megatron/model/fused_softmax.py: no flash attention", {"model.flash_attention": False}),
+    _ADDED_GRADIENTS,
+    _PARTITIONED,
     _rule(
         "fitted to the best microbatches of BLOOM's prequel: processes on the wrong cores",
         {"costs.skew": "200 us"},
     ),
     _rule("fitted to the memory of BLOOM's prequel", {"costs.fragmentation": 0.33}),
 )
+_DEEPSPEED = (
+    *_DEVICES,
+    *_messages(
+        "DS v0.19.5 deepspeed/runtime/pipe/p2p.py: each send and receive is waited for", "deepspeed", ["1f1b"]
+    ),
+    _rule(
+        "DS v0.19.5 deepspeed/runtime/pipe/engine.py: ZeRO 1 at most, gradients reduced after the last backward",
+        {"costs.zero": 1, "data_parallel.overlap": False},
+    ),
+    _ADDED_GRADIENTS,
+    _PARTITIONED,
+)  # fmt: skip
+_PIPELINING = (
+    *_DEVICES,
+    *_messages("PT v2.13 torch/distributed/pipelining/schedules.py", "torch", _OF_TORCH),
+)  # fmt: skip
+_AUTOGRAD = (
+    _rule(
+        "PT v2.13 torch/csrc/autograd/functions/accumulate_grad.h: gradients are added by separate kernels",
+        {"costs.accumulation": "separate"},
+    ),
+    _rule("PT v2.13: without torch.compile, SwiGLU is not fused", {"model.fused_activation": False}),
+)
+_TORCHTITAN = (
+    *_PIPELINING,
+    _rule(
+        "TT torchtitan/models/llama3, models/common/feed_forward.py: F.silu(w1(x)) * w3(x), compile.enable off",
+        {"model.fused_activation": False},
+    ),
+    _rule(
+        "TT fully_shard: FSDP2, reduced in FP32 (mixed_precision_reduce) beside the last backward",
+        {"costs.zero": 3, "costs.gradients": "fp32", "data_parallel.overlap": True},
+    ),
+    _rule(
+        "TT fsdp_reshard_after_forward default: weights are not freed in a pipeline",
+        {"data_parallel.reshard": "never"},
+    ),
+    _rule(
+        "PT v2.13 torch/distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed",
+        {"costs.accumulation": "separate"},
+    ),
+    _rule(
+        "TT torchtitan/models/attention.py, models/common/attention.py: cuDNN's attention first",
+        {"costs.attention": "fused"},
+    ),
+    _rule(
+        "TT SequenceParallel() of norms", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}
+    ),
+    _rule("TT enable_async_tensor_parallel: False", {"costs.overlap_tp": False}),
+    _rule(
+        "TT v0.2.2 expert_tensor_parallel_degree: 1, expert_parallel_comm_backend: standard",
+        {"parallel.etp": 1, "costs.dispatcher": "all-to-all"}, when=_EXPERTS,
+    ),
+)  # fmt: skip
 _NANOTRON = (
     *_DEVICES,
-    _rule("NT src/nanotron/parallel/pipeline_parallel: blocking messages", {"p2p.policy": "ordered"}),
+    _rule(
+        "NT v0.5 src/nanotron/parallel/pipeline_parallel/p2p.py: messages are waited for at once",
+        {"p2p.policy": "ordered"},
+    ),
     _rule("NT src/nanotron/optim/gradient_accumulator.py: FP32 buffers, added to by separate kernels",
           {"costs.accumulation": "separate"}),
     _rule("NT src/nanotron/models/llama.py: SwiGLU is not fused", {"model.fused_activation": False}),
@@ -200,6 +285,25 @@ def _stacks() -> tuple[StackOffer, ...]:
         bridge("26.04", "megatron-bridge-26.02"),
         bridge("26.06", "megatron-bridge-26.04"),
         bridge("26.08", "megatron-bridge-26.06"),
+        StackOffer(name="deepspeed-0.19", summary="DeepSpeed 0.19 with its pipeline engine.", rules=_DEEPSPEED),
+        StackOffer(
+            name="pytorch-2.13",
+            summary="torch.distributed.pipelining of PyTorch 2.13 without torch.compile.",
+            rules=(*_PIPELINING, *_AUTOGRAD),
+        ),
+        StackOffer(
+            name="pytorch-2.15", summary="torch.distributed.pipelining of PyTorch 2.15.", inherits="pytorch-2.13",
+            rules=(
+                _rule(
+                    "PT v2.15 torch/distributed/pipelining/schedules.py: waits for sends and reductions",
+                    {"p2p.options.version": "2.15"}, when={"schedule.name": list(_OF_TORCH)},
+                ),
+            ),
+        ),
+        StackOffer(name="torchtitan-0.2", summary="torchtitan 0.2 with its defaults.", rules=_TORCHTITAN),
+        StackOffer(
+            name="torchtitan-0.3", summary="torchtitan 0.3 with its defaults.", inherits="torchtitan-0.2"
+        ),
         StackOffer(name="nanotron-0.5", summary="nanotron v0.5.", rules=_NANOTRON),
     )  # fmt: skip
 
