@@ -60,7 +60,7 @@ class WhatIf:
     saved_ns: int = 0
     """The saving of the change; negative if the step is longer."""
     note: str = ""
-    """The reason why there is no step, or a remark."""
+    """The reason why there is no step, or what else the step differs in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +92,10 @@ class WhatIfs(Printed):
         run = self.run
         rows = tuple(_cells(self, row) for row in self.rows)
         table = Table(head=("what if", "step", "saves"), rows=rows, left=(2,))
+        remarks = [f"{row.name}: {row.note}" for row in self.rows if row.note and row.step_ns is not None]
         chunks = run.prepared.schedule.stages // run.prepared.schedule.ranks
         heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.microbatches} microbatches"
-        return Document(title="what if", lead=(heading, setting_text(run, chunks=chunks), "", table))
+        return Document(title="what if", lead=(heading, setting_text(run, chunks=chunks), "", table, *remarks))
 
 
 def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
@@ -123,10 +124,29 @@ def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
         "no stragglers": _no_stragglers,
         "one more microbatch": _one_more_microbatch,
     }
-    if lost:
-        changes[f"{lost} worker{'s' * (lost > 1)} lost, re-routed"] = partial(step_without, lost=lost)
-    first = WhatIf(name=f"bottleneck: {run.bottleneck}", step_ns=run.metrics.step_ns)
-    return WhatIfs(run=run, rows=(first, *(_row(name, change, run) for name, change in changes.items())))
+    rows = [WhatIf(name=f"bottleneck: {run.bottleneck}", step_ns=run.metrics.step_ns)]
+    rows += [_row(name, change, run) for name, change in changes.items()]
+    return WhatIfs(run=run, rows=(*rows, _lost_row(run, lost)) if lost else tuple(rows))
+
+
+def _lost_row(run: Run, lost: int) -> WhatIf:
+    """Return the effect of lost workers.
+
+    A framework's program has no order for re-routed microbatches; both steps then have asynchronous messages.
+    """
+    name, policy = f"{lost} worker{'s' * (lost > 1)} lost, re-routed", run.prepared.policy
+    change = partial(step_without, lost=lost)
+    if policy.program is None:
+        return _row(name, change, run)
+    intact = run.under(load(run.prepared.resolved.written, ["p2p=async"]))
+    row = _row(name, change, intact)
+    if row.step_ns is None:
+        return row
+    note = (
+        f"with p2p async, where {time_text(run, intact.metrics.step_ns)} are the step without losses: "
+        f"{policy.title} has no order for re-routed microbatches"
+    )
+    return replace(row, note=note)
 
 
 def _row(name: str, change: Callable[[Run], int | None], run: Run) -> WhatIf:
@@ -263,9 +283,6 @@ def _check_reroutable(prepared: Prepared) -> None:
     if prepared.job is None and len(prepared.network.links):
         message = "its links are between the ranks of one pipeline: take a hockney network, or describe a cluster"
         raise resolved.error("network", message)
-    if prepared.policy.program is not None:
-        message = f"{prepared.policy.title} has no order for re-routed microbatches: take async"
-        raise resolved.error("p2p.policy", message)
     if prepared.differing is not None and prepared.differing.kinds > 1:
         key = "data_parallel" if prepared.differing.lengths is None else "batch.lengths"
         raise resolved.error(key, "replicas that differ are not re-routed: make them equal")

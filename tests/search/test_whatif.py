@@ -134,10 +134,6 @@ def test_what_zero_gathers_and_what_splits_backwards_is_in_the_step_without_a_wo
     ("changed", "line"),
     [
         (
-            {"p2p": "megatron", "schedule": "1f1b"},
-            "p2p.policy: megatron has no order for re-routed microbatches",
-        ),
-        (
             {"p2p": "batched", "schedule": "gpipe", "dp": 2, "pp": 2},
             "p2p.policy: re-routed microbatches deadlock under batched",
         ),
@@ -155,12 +151,24 @@ def test_what_zero_gathers_and_what_splits_backwards_is_in_the_step_without_a_wo
 def test_a_step_that_is_not_re_routed_is_refused_by_the_setting(
     step: Any, changed: dict[str, Any], line: str
 ) -> None:
-    if changed.get("p2p") == "megatron":
-        pytest.importorskip("pptrace_frameworks")
     row = whatif(step(**changed), lost=1).rows[-1]
 
     assert row.step_ns is None
     assert line in row.note
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("policy", ["megatron", "torch", "deepspeed"])
+def test_under_a_framework_workers_are_lost_with_asynchronous_messages(step: Any, policy: str) -> None:
+    framework, plain = (step(schedule="1f1b", p2p=name) for name in (policy, "async"))
+
+    result = whatif(framework, lost=1)
+
+    row = result.rows[-1]
+    assert row.step_ns == step_without(plain, 1)
+    assert row.saved_ns == plain.metrics.step_ns - step_without(plain, 1) < 0
+    assert row.note.endswith(f": {policy} has no order for re-routed microbatches")
+    assert row.note in result.summary().splitlines()[-1]
 
 
 def test_changes_that_cannot_be_say_why(step: Any) -> None:
