@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from pptrace.plugin import Int64s
     from pptrace_profilers.events import Events
     from pptrace_profilers.recording import Operations
@@ -156,20 +158,30 @@ def _passes(events: Events) -> _Passes:
     runs_backward = events.named(lambda name: name.startswith(_BACKWARD))
     returns = np.isin(sequence, sequence[runs_backward & (sequence >= 0)]) & ~is_backward
     returns &= ~events.named(lambda name: name.startswith(_EXCLUDED))
-    outer: list[int] = []
-    busy_until = -1
-    for row in events.by_start(runs_backward | returns).tolist():
-        if events.start_ns[row] >= busy_until:  # else inside another operation: recomputed, or a part of it
-            outer.append(row)
-            busy_until = events.end_ns[row]
+    outer = _outer_operations(events, runs_backward | returns)
     # An operation without a backward has the number of the next operation with a backward.
     last = {int(sequence[row]): row for row in outer if not runs_backward[row]}
-    rows = np.array(
-        [row for row in outer if runs_backward[row] or last[int(sequence[row])] == row], dtype=np.int64
-    )
+    gone_back = {int(sequence[row]) for row in outer if runs_backward[row]}
+    forward_rows = {row for number, row in last.items() if number in gone_back}
+    rows = np.array([row for row in outer if runs_backward[row] or row in forward_rows], dtype=np.int64)
     return _Passes(
         events=events, row=rows, forward=(~runs_backward[rows]).tolist(), sequence=sequence[rows].tolist()
     )
+
+
+def _outer_operations(events: Events, chosen: NDArray[np.bool_]) -> list[int]:
+    """Return the chosen operations by time, without those inside another on the same thread.
+
+    An operation inside another is a part of it, or a recomputation.
+    """
+    outer: list[int] = []
+    busy_until_ns: dict[int, int] = {}
+    for row in events.by_start(chosen).tolist():
+        thread = int(events.thread[row])
+        if events.start_ns[row] >= busy_until_ns.get(thread, -1):
+            outer.append(row)
+            busy_until_ns[thread] = int(events.end_ns[row])
+    return outer
 
 
 _SHORT = 2
