@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 _HEAD = 4096
+_MOST_METADATA = 16 << 20
+"""Bytes that may precede the events of Chrome JSON."""
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _GZIP = b"\x1f\x8b"
 _OF_GZIP = 31
 """Asks zlib for gzip's header."""
@@ -56,8 +60,7 @@ def read_measurement(
                 raise
             unknown.append(file)
             continue
-        importers = (provided.offer for provided in registry.importers.values())
-        offer = next((importer for importer in importers if importer.recognises(file, head)), None)
+        offer = find_importer(file, head, registry)
         if offer is None:
             unknown.append(file)
         else:
@@ -82,6 +85,12 @@ def read_measurement(
     for step in measured.steps:
         _check_places(step, own_files[0])
     return replace(measured, notes=(*notes, *measured.notes)), True
+
+
+def find_importer(file: Path, head: bytes, registry: Registry) -> ImporterOffer | None:
+    """Return the first importer that recognises a file by :func:`head_of` it; None if none does."""
+    importers = (provided.offer for provided in registry.importers.values())
+    return next((importer for importer in importers if importer.recognises(file, head)), None)
 
 
 def run_folders(sources: Sequence[Path]) -> list[Path]:
@@ -215,7 +224,10 @@ _LISTED = 5
 
 
 def head_of(path: Path) -> bytes:
-    """Return the first bytes of a file, unpacked.
+    """Return the first 4096 bytes of a file, unpacked.
+
+    Metadata may precede the events of Chrome JSON. So the head of a JSON object with events reaches 4096 bytes
+    beyond the start of the events.
 
     Raises:
         TraceError: it cannot be read.
@@ -223,14 +235,31 @@ def head_of(path: Path) -> bytes:
     check_regular(path)
     try:
         with path.open("rb") as file:
-            start = file.read(_HEAD)
+            return _read_head(file)
     except OSError as error:
         raise TraceError(error.strerror or "cannot be read", file=path) from error
-    try:
-        # The first bytes are enough for a truncated file.
-        return zlib.decompressobj(_OF_GZIP).decompress(start, _HEAD) if start[:2] == _GZIP else start
     except zlib.error as error:
         raise TraceError("is no whole gzip file", file=path) from error
+
+
+def _read_head(file: BinaryIO) -> bytes:
+    head, packed = b"", file.read(_HEAD)
+    inflate = zlib.decompressobj(_OF_GZIP) if packed[:2] == _GZIP else None
+    size = _HEAD
+    while packed and len(head) < size:
+        # The first bytes are enough for a truncated file.
+        head += packed if inflate is None else inflate.decompress(packed)
+        size = _head_bytes(head)
+        packed = file.read(max(len(head), _HEAD))
+    return head[: _HEAD if size == _MOST_METADATA else size]
+
+
+def _head_bytes(text: bytes) -> int:
+    """Return the size of the head of a file that begins with a text."""
+    if not text.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+        return _HEAD
+    events = _EVENTS.search(text)
+    return _MOST_METADATA if events is None else events.end() + _HEAD
 
 
 _MANIFEST = ".manifest.json"

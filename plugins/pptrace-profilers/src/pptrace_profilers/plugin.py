@@ -80,7 +80,7 @@ _KINETO = rb'"(?:distributedInfo|deviceProperties)"\s*:'
 _SCHEMA = rb'"schemaVersion"\s*:\s*\d'
 _CATEGORY = (
     rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|gpu_user_annotation|kernel|gpu_memcpy|cuda_runtime|cuda_driver|'
-    rb'python_function|ac2g|Kernel|Runtime|Trace)"'
+    rb'python_function|ac2g|Operator|Kernel|Runtime|Trace)"'
 )
 _NCCL = (
     rb'"cat"\s*:\s*"(?:GROUP_API|KERNEL_LAUNCH|COLL_API|P2P_API|COLL|P2P|PROXY|GROUP|CE_COLL)"\s*,'
