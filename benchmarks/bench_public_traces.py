@@ -9,7 +9,7 @@ contains it. The files are not part of the project. Their sources, each a reposi
 
 - facebookresearch/HolisticTraceAnalysis, f4d0062c382f42bd8a74838bcdad1916c7d5d2da, tests/data
 - AMD-AGI/TraceLens, 171dd74721ca1ec45709e5805b68ae1f65e27811, tests
-- pytorch/kineto, the parent of 949796074d (which removes the folder), and 02522842 for older files: tb_plugin/samples
+- pytorch/kineto, tb_plugin/samples: the parent of 949796074d, which removes the folder, and 02522842 for older files
 - NVIDIA/nccl, 5067397c2676d5aed50042fc39e5c8ee96eb0027, examples in the README files of plugins/profiler
 - pha-Z/nccl, 08e04c6, traces of the example profiler in cursor_nccl_example_profiler_trace_reconstruction.md
 """
@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.trace_files import find_importer, head_of
-from pptrace.errors import PptraceError
 
 _COMMANDS = ("explain", "replay", "calibrate", "diff", "convert")
 _LONGEST_S = 300
@@ -91,7 +91,7 @@ def run(name: str, path: Path, scratch: Path) -> Outcome:
     command = [sys.executable, "-c", "from pptrace.cli.main import main; main()", name, *map(str, arguments)]
     begin = time.perf_counter()
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LONGEST_S)  # noqa: S603 - the command is ours
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LONGEST_S)
     except subprocess.TimeoutExpired:
         return Outcome(None, f"more than {_LONGEST_S} s", 1, _LONGEST_S)
     seconds = time.perf_counter() - begin
@@ -102,4 +102,5 @@ def run(name: str, path: Path, scratch: Path) -> Outcome:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "") > 0)
+    source, *chosen = sys.argv[1:]
+    sys.exit(main(Path(source), "".join(chosen)) > 0)

@@ -287,8 +287,8 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
             Section(title="by rank", blocks=(_by_rank(ranks),)),
             Section(title="each GPU from its first operation to its last", blocks=_gpu_times(measurement)),
             *(
-                Section(title=f"{title}, all ranks", blocks=_by_name(operations, top, communicates=communicates))
-                for communicates, title in ((True, "communication"), (False, "computation"))
+                Section(title=f"{work}, all ranks", blocks=_by_name(_of_work(operations, work), top))
+                for work in _WORK
             ),
             Section(title="to go on", blocks=(*clocks, MARK_ACTIONS_HINT)),
         ),
@@ -328,8 +328,7 @@ def _sums_by_rank(operations: Sequence[Summary]) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
-            "communication": _sum_of(row for row in operations if row.rank == rank and row.communicates),
-            "computation": _sum_of(row for row in operations if row.rank == rank and not row.communicates),
+            **{work: _sum_of(row for row in _of_work(operations, work) if row.rank == rank) for work in _WORK},
         }
         for rank in sorted({row.rank for row in operations})
     ]
@@ -338,32 +337,48 @@ def _sums_by_rank(operations: Sequence[Summary]) -> list[dict[str, Any]]:
 def _by_rank(ranks: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for sums in ranks:
-        name, sent, computed = f"rank {sums['rank']}", sums["communication"], sums["computation"]
-        communication = (ms(sent["total_ns"]), f"{sent['count']:,}", _size(sent["size_bytes"]))
-        rows.append((name, *communication, ms(computed["total_ns"]), f"{computed['count']:,}"))
-    return Table(head=("", "communication", "operations", "bytes", "computation", "operations"), rows=tuple(rows))
+        cells = [f"rank {sums['rank']}"]
+        for work in _WORK:
+            total = sums[work]
+            cells += [ms(total["total_ns"]), f"{total['count']:,}"]
+            cells += [_size(total["size_bytes"])] if work == "communication" else []
+        rows.append(tuple(cells))
+    head = ("", "communication", "operations", "bytes", "computation", "operations", "copies", "operations")
+    columns = len(head) if any(sums["copies"]["count"] for sums in ranks) else len(head) - 2
+    return Table(head=head[:columns], rows=tuple(row[:columns] for row in rows))
 
 
 def _gpu_times(measurement: Measurement) -> tuple[Block, ...]:
+    copies = any(gpu.copying_ns for gpu in measurement.occupied)
     rows = []
     for gpu in measurement.occupied:
-        parts = (gpu.computing_ns, gpu.exposed_ns, gpu.idle_ns)
+        parts = [gpu.computing_ns, gpu.exposed_ns, *([gpu.copying_ns] if copies else []), gpu.idle_ns]
         total_ns = sum(parts)
         shares = (f"{ms(part)} {part / max(total_ns, 1):6.1%}" for part in parts)
         rows.append((f"rank {gpu.rank}", ms(total_ns), *shares))
-    table = Table(head=("", "in all", "computing", "exposed communication", "idle"), rows=tuple(rows))
+    copying = ("exposed copies",) if copies else ()
+    table = Table(head=("", "in all", "computing", "exposed communication", *copying, "idle"), rows=tuple(rows))
     return (table,) if rows else ()
 
 
-def _by_name(operations: Sequence[Summary], top: int, *, communicates: bool) -> tuple[Block, ...]:
+_WORK = ("communication", "computation", "copies")
+"""Classes of operations."""
+
+
+def _of_work(operations: Sequence[Summary], work: str) -> list[Summary]:
+    """Return the operations of a class."""
+    communicates, copies = work == "communication", work == "copies"
+    return [row for row in operations if (row.communicates, row.copies) == (communicates, copies)]
+
+
+def _by_name(operations: Sequence[Summary], top: int) -> tuple[Block, ...]:
     """Return a row per name, the longest first, and a row for further names; sizes and rates where known."""
     named: dict[str, list[Summary]] = {}
     for row in operations:
-        if row.communicates == communicates:
-            named.setdefault(row.what, []).append(row)
+        named.setdefault(brief(row.what), []).append(row)
     sums = {what: _sum_of(members) for what, members in named.items()}
     names = sorted(sums, key=lambda what: (-sums[what]["total_ns"], what))
-    listed = {brief(what): sums[what] for what in names[:top]}
+    listed = {what: sums[what] for what in names[:top]}
     if names[top:]:
         rest = _sum_of(row for what in names[top:] for row in named[what])
         listed[f"{len(names) - top} further names"] = rest

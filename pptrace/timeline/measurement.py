@@ -80,18 +80,20 @@ class Summary:
     what: str
     """The operations' name; ``send`` or ``receive`` for messages that the host posted."""
     communicates: bool
-    """Whether they are communication; else computation."""
+    """Whether they are communication; else computation or copies."""
     count: int
     """Number of operations."""
     total_ns: int
     """Their total time."""
     size_bytes: int = 0
     """Their total size; 0 where the trace has no sizes."""
+    copies: bool = False
+    """Whether they copy or fill memory; then they are neither communication nor computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupied:
-    """Use of a rank's GPU from its first operation to its last; the three parts sum to that time."""
+    """Use of a rank's GPU from its first operation to its last; the parts sum to that time."""
 
     rank: int
     """The rank."""
@@ -101,6 +103,8 @@ class Occupied:
     """Non-overlapped communication time."""
     idle_ns: int
     """Time in which nothing ran."""
+    copying_ns: int = 0
+    """Time in which only copies and fills of memory ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

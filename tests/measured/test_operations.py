@@ -58,3 +58,11 @@ def test_the_sums_of_ranks_are_those_of_their_names(measurement: Measurement) ->
 @pytest.mark.parametrize("name", ["a" * 900, "f<(a)1>", "(x)"])
 def test_a_name_without_parameters_stays(name: str) -> None:
     assert brief(name) == name
+
+
+def test_names_that_differ_in_parameters_alone_are_summed() -> None:
+    summaries = (summary(0, "f(int)", 1, 2_000_000), summary(0, "f(float)", 3, 4_000_000))
+
+    text = text_of(operations_document(Measurement(steps=(), summaries=summaries), "run"))
+
+    assert "f         4  6.000 ms  1.500 ms" in text

@@ -166,6 +166,7 @@ class _Contents:
             name=unmatched.name[rows], names=tuple(unmatched.names), stream=unknown, launch_ns=unknown,
             start_ns=unmatched.start_ns[rows], end_ns=unmatched.end_ns[rows], action=unknown.astype(np.int32),
             communicates=self.rules.rules.communicate(unmatched.names)[unmatched.name[rows]],
+            copies=np.zeros(rows.size, dtype=bool),
         )  # fmt: skip
 
 

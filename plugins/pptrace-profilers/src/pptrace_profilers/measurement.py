@@ -163,23 +163,25 @@ def _operation_summaries(rank: int, operations: Operations) -> list[Summary]:
     sizes = np.zeros(operations.name.size, dtype=np.int64)
     for position, payloads in operations.payloads.items():
         sizes[position] = sum(payload.size_bytes for payload in payloads)
-    key = operations.name * 2 + operations.communicates
+    key = operations.name * 4 + operations.communicates * 2 + operations.copies
     keys, count, total = totals(key, operations.end_ns - operations.start_ns)
     columns = (keys, count, total, totals(key, sizes)[2])
     return [
         Summary(
-            rank=rank, what=operations.names[name // 2], communicates=bool(name % 2),
+            rank=rank, what=operations.names[key // 4], communicates=bool(key & 2), copies=bool(key & 1),
             count=times, total_ns=time, size_bytes=size,
         )
-        for name, times, time, size in zip(*(column.tolist() for column in columns), strict=True)
+        for key, times, time, size in zip(*(column.tolist() for column in columns), strict=True)
     ]  # fmt: skip
 
 
 def _occupied(rank: int, operations: Operations) -> Occupied:
-    start, end, computes = operations.start_ns, operations.end_ns, ~operations.communicates
-    computing, busy = union_ns(start[computes], end[computes]), union_ns(start, end)
+    start, end, works = operations.start_ns, operations.end_ns, ~operations.copies
+    computes = works & ~operations.communicates
+    computing, working = (union_ns(start[rows], end[rows]) for rows in (computes, works))
+    busy = union_ns(start, end)
     return Occupied(
-        rank=rank, computing_ns=computing, exposed_ns=busy - computing,
+        rank=rank, computing_ns=computing, exposed_ns=working - computing, copying_ns=busy - working,
         idle_ns=int(end.max() - start.min()) - busy,
     )  # fmt: skip
 

@@ -217,7 +217,12 @@ BUILT_IN = Rules(
         Rule(pattern=re.compile(r"(?P<kind>Forward|Backward) (?P<microbatch>\d+)")),
     ),
     communication=re.compile(
-        r"^nccl\w*Kernel|^rccl|^msccl|::ep::|deep_ep|nvshmem|internode|intranode", re.IGNORECASE
+        r"^nccl\w*Kernel|^rccl|^msccl|::ep::|deep_ep|nvshmem|internode|intranode"
+        # Collectives over symmetric memory or pointers of peers, by the name of the function without parameters.
+        r"|^(?:void )?(?:\(anonymous namespace\)|[\w:])*(?:multimem_|userbuffers|cross_device_reduce|"
+        r"(?<!block)(?<!warp)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|"
+        r"\b(?:barrier|put_signal|wait_signal)_kernel)",
+        re.IGNORECASE,
     ),
 )
 """Rules without a rules file."""

@@ -330,8 +330,10 @@ def _peer(arguments: Arguments | None) -> int:
         return -1
 
 
-GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
-"""Categories of GPU operations; old traces capitalise them."""
+COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
+"""Categories of copies and fills of memory; old traces capitalise them."""
+GPU = COPIES | {"kernel", "Kernel"}
+"""Categories of GPU operations."""
 MIRRORS = frozenset({"gpu_user_annotation"})
 """Categories of host annotations repeated on a GPU stream, from the first to the last kernel."""
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
@@ -365,7 +367,8 @@ def gpu_operations(
     operations = Operations(
         name=events.name[rows], names=tuple(events.names), stream=events.stream[rows],
         start_ns=events.start_ns[rows], end_ns=events.end_ns[rows], launch_ns=launched,
-        communicates=rules.communicate(events.names)[events.name[rows]], action=action,
+        communicates=rules.communicate(events.names)[events.name[rows]], copies=events.of(COPIES)[rows],
+        action=action,
         thread=np.where(known, events.thread[launch], -1).astype(np.int32),
     )  # fmt: skip
     return replace(operations, payloads=_payloads(events, rows, operations, executions, members))

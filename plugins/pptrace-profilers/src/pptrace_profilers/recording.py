@@ -191,6 +191,8 @@ class Operations:
     """Launch on the host; -1 if not recorded."""
     communicates: Bools
     """Whether the operation is communication."""
+    copies: Bools
+    """Whether the operation copies or fills memory."""
     action: Int32s
     """Position of the launching action among the annotated actions; -1 for none."""
     thread: Int32s | None = None
@@ -213,7 +215,8 @@ class Operations:
         return cls(
             name=np.array([names.index(payload.operation) for payload in payloads], dtype=np.int32), names=names,
             stream=stream, start_ns=start, end_ns=end, launch_ns=launch,
-            communicates=np.ones(len(payloads), dtype=bool), action=np.full(len(payloads), -1, dtype=np.int32),
+            communicates=np.ones(len(payloads), dtype=bool), copies=np.zeros(len(payloads), dtype=bool),
+            action=np.full(len(payloads), -1, dtype=np.int32),
             payloads={position: (payload,) for position, payload in enumerate(payloads)},
         )  # fmt: skip
 
