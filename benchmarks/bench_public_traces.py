@@ -9,7 +9,7 @@ contains it. The files are not part of the project. Their sources, each a reposi
 
 - facebookresearch/HolisticTraceAnalysis, f4d0062c382f42bd8a74838bcdad1916c7d5d2da, tests/data
 - AMD-AGI/TraceLens, 171dd74721ca1ec45709e5805b68ae1f65e27811, tests
-- pytorch/kineto, tb_plugin/samples: the parent of 949796074d, which removes the folder, and 02522842 for older files
+- pytorch/kineto, 02522842 and the parent of 949796074d, which removes the folder: tb_plugin/samples
 - NVIDIA/nccl, 5067397c2676d5aed50042fc39e5c8ee96eb0027, examples in the README files of plugins/profiler
 - pha-Z/nccl, 08e04c6, traces of the example profiler in cursor_nccl_example_profiler_trace_reconstruction.md
 """
