@@ -321,7 +321,8 @@ def brief(name: str) -> str:
 
 def _sum_of(operations: Iterable[Summary]) -> dict[str, int]:
     listed = list(operations)
-    return {name: sum(getattr(row, name) for row in listed) for name in ("count", "total_ns", "size_bytes")}
+    names = ("count", "total_ns", "size_bytes", "untimed")
+    return {name: sum(getattr(row, name) for row in listed) for name in names}
 
 
 def _sums_by_rank(operations: Sequence[Summary]) -> list[dict[str, Any]]:
@@ -340,7 +341,7 @@ def _by_rank(ranks: Sequence[Mapping[str, Any]]) -> Table:
         cells = [f"rank {sums['rank']}"]
         for work in _WORK:
             total = sums[work]
-            cells += [ms(total["total_ns"]), f"{total['count']:,}"]
+            cells += [_time(total), f"{total['count']:,}"]
             cells += [_size(total["size_bytes"])] if work == "communication" else []
         rows.append(tuple(cells))
     head = ("", "communication", "operations", "bytes", "computation", "operations", "copies", "operations")
@@ -386,11 +387,22 @@ def _by_name(operations: Sequence[Summary], top: int) -> tuple[Block, ...]:
     rows = []
     for name, total in listed.items():
         count, size, time_ns = total["count"], total["size_bytes"], total["total_ns"]
-        rate = format_rate(round(size * 1e9 / time_ns)) if size and time_ns else ""
-        cells = (name, f"{count:,}", ms(time_ns), ms(time_ns / max(count, 1)), _size(size), rate)
+        timed = count - total["untimed"]
+        rate = format_rate(round(size * 1e9 / time_ns)) if size and time_ns and timed == count else ""
+        each = ms(time_ns / max(timed, 1)) if timed else ""
+        cells = (name, f"{count:,}", _time(total), each, _size(size), rate)
         rows.append(cells[:columns])
     head = ("", "how many", "in total", "each", "bytes", "a second")
     return (Table(head=head[:columns], rows=tuple(rows)),) if rows else ()
+
+
+def _time(total: Mapping[str, int]) -> str:
+    """Return the total time of operations; those of unknown duration are counted."""
+    if not total["untimed"]:
+        return ms(total["total_ns"])
+    if total["untimed"] == total["count"]:
+        return "unknown"
+    return f"{ms(total['total_ns'])} and {total['untimed']:,} unknown"
 
 
 def _size(size_bytes: int) -> str:

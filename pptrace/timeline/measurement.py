@@ -84,9 +84,11 @@ class Summary:
     count: int
     """Number of operations."""
     total_ns: int
-    """Their total time."""
+    """Total time of the operations of known duration."""
     size_bytes: int = 0
     """Their total size; 0 where the trace has no sizes."""
+    untimed: int = 0
+    """Number of operations of unknown duration."""
     copies: bool = False
     """Whether they copy or fill memory; then they are neither communication nor computation."""
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from pptrace.errors import TraceError
+from pptrace.measured.explanation import operations_document
+from pptrace.report.document import text_of
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.nccl_profiler import read_communicator, read_nccl
 from pptrace_profilers.plugin import measure_nccl
@@ -29,9 +31,21 @@ def written(folder: Path, *lines: str, name: str = "a_7_0.json", end: str = "{}]
     return path
 
 
+def kernel(start: float, end: float, *, pid: int = 1, clock: str = "") -> str:
+    args = f'"Channel": 0{clock}'
+    return line("KernelCh", "GPU", "b", start, args, pid) + line("KernelCh", "GPU", "e", end, pid=pid)
+
+
 def collective(count: int, *, pid: int = 1, rank: int = 0, hashed: int = 7) -> str:
     args = f'"CommHash": {hashed}, "Rank": {rank}, "Count": {count}, "Datatype": "ncclFloat32"'
-    return line("AllReduce", "COLL", "b", 5, args, pid) + line("AllReduce", "COLL", "e", 9, pid=pid)
+    begin, end = line("AllReduce", "COLL", "b", 5, args, pid), line("AllReduce", "COLL", "e", 6, pid=pid)
+    return begin + kernel(5, 9, pid=pid) + end
+
+
+def message(way: str, rank: int, peer: int, inside: str = "", *, pid: int = 1, hashed: int = 7) -> str:
+    """Return a send or receive of 4 bytes whose call on the host takes 1 µs."""
+    args = f'"CommHash": {hashed}, "Rank": {rank}, "Peer": {peer}, "Count": 1, "Datatype": "ncclFloat32"'
+    return line(way, "P2P", "b", 5, args, pid) + inside + line(way, "P2P", "e", 6, pid=pid)
 
 
 def test_messages_of_two_ranks_give_summaries_and_clocks(pipeline: Any, tmp_path: Path) -> None:
@@ -50,7 +64,7 @@ def test_messages_of_two_ranks_give_summaries_and_clocks(pipeline: Any, tmp_path
 def test_a_communicators_hash_may_need_64_bits(pipeline: Any, tmp_path: Path) -> None:
     (one, _) = pipeline.nccl(tmp_path, hashed=2**64 - 1)
 
-    assert read_communicator(one).ranks == {"18446744073709551615": 0}
+    assert [part.ranks for part in read_communicator(one)] == [{"18446744073709551615": 0}]
 
 
 def test_kernels_belong_to_the_operation_around_them_though_all_have_one_number(tmp_path: Path) -> None:
@@ -75,7 +89,7 @@ def test_ends_of_nothing_inside_many_open_events_end_nothing(tmp_path: Path) -> 
     deep = [line(f"Group {at}", "GROUP", "b", 1) for at in range(70)]
     path = written(tmp_path, collective(3), *deep, *[line("AllReduce", "COLL", "e", 20)] * 9, collective(5))
 
-    found = read_communicator(path)
+    (found,) = read_communicator(path)
 
     assert [(one.size_bytes, one.end_ns) for one in found.operations] == [(12, 9_000)]
 
@@ -125,16 +139,59 @@ def test_a_file_cut_in_the_middle_of_an_event_says_so(tmp_path: Path) -> None:
     assert recording.notes == ("a_7_0.json ends in the middle of an event",)
 
 
-def test_operations_whose_time_was_never_set_are_counted(tmp_path: Path) -> None:
-    files = []
-    for rank in (0, 1):
-        args = f'"CommHash": 7, "Rank": {rank}, "Peer": {1 - rank}, "Count": 1'
-        never = line("Send", "P2P", "b", 0.0, args, pid=rank)
-        files.append(written(tmp_path, collective(1, pid=rank, rank=rank), never, name=f"a_7_{rank}.json"))
+UNTIMED = {
+    "never called": line("Send", "P2P", "b", 0.0, '"CommHash": 7, "Rank": 0, "Peer": 1, "Count": 1'),
+    "no kernel": message("Send", 0, 1),
+    "no end of the kernel": message(
+        "Send", 0, 1, kernel(7, 0, clock=', "StartGpuClk": 1765223116927674080, "StopGpuClk": 0')
+    ),
+}
 
-    _, notes = read_nccl(files)
 
-    assert notes == ["2 operations in 2 files have no time: left out"]
+@pytest.mark.parametrize("untimed", UNTIMED.values(), ids=UNTIMED.keys())
+def test_durations_without_a_time_of_the_gpu_are_unknown(untimed: str, tmp_path: Path) -> None:
+    found = measure_nccl([written(tmp_path, collective(2), untimed)], ImportRequest())
+
+    rows = [(one.what, one.count, one.total_ns, one.untimed) for one in found.summaries]
+    assert rows == [("AllReduce", 1, 4_000, 0), ("send", 1, 0, 1)]
+    assert "1 operations have no time of the GPU: their durations are unknown" in found.notes
+    text = text_of(operations_document(found, "run"))
+    assert (
+        " ".join(next(row for row in text.splitlines() if row.startswith("  send")).split()[:3])
+        == "send 1 unknown"
+    )
+    assert "0.004 ms and 1 unknown" in text
+
+
+def test_without_kernels_the_proxy_s_operations_end_a_message(tmp_path: Path) -> None:
+    proxy = line("ProgressSend", "PROXY", "b", 7, '"Channel": 0') + line("ProgressSend", "PROXY", "e", 30)
+    path = written(tmp_path, message("Send", 0, 1, proxy).replace('"ts": 6', '"ts": 31'))
+
+    ((recording,), _) = read_nccl([path])
+
+    assert (recording.ends.start_ns.tolist(), recording.ends.end_ns.tolist()) == ([5_000], [31_000])
+
+
+def test_ranks_of_one_process_are_apart(tmp_path: Path) -> None:
+    """A call in a group of four ranks is in the file of one of them; single calls are in the file of each rank."""
+    timed = kernel(5, 9)
+    ring = "".join(
+        message("Send", rank, (rank + 1) % 4, timed) + message("Recv", rank, (rank - 1) % 4, timed)
+        for rank in range(4)
+    )
+    files = [
+        written(tmp_path, collective(1, rank=rank), ring if rank == 0 else "", name=f"a_7_{rank}.json")
+        for rank in range(4)
+    ]
+
+    recordings, notes = read_nccl(files)
+
+    assert notes == []
+    assert [(one.rank, one.world) for one in recordings] == [(rank, 4) for rank in range(4)]
+    assert [one.operations.name.size for one in recordings if one.operations is not None] == [1, 1, 1, 1]
+    assert [sorted(one.ends.peer.tolist()) for one in recordings] == [[1, 3], [0, 2], [1, 3], [0, 2]]
+    (alone, *_) = read_nccl([files[0]])
+    assert [len(one.ends) for one in alone] == [2, 2, 2, 2]
 
 
 def copied(start: float, stop: float, gpu: str = "") -> str:
@@ -162,7 +219,7 @@ def test_collectives_of_copy_engines_are_the_file_s_communicator_s(tmp_path: Pat
     assert (found.start_ns.tolist(), found.end_ns.tolist()) == ([10_000, 40_000], [30_000, 65_000])
     assert {one.size_bytes for (one,) in found.payloads.values()} == {2048}
     assert {one.group for (one,) in found.payloads.values()} == {"7"}
-    assert notes == ["1 operations in 1 files have no time: left out"]
+    assert notes == ["1 operations have no time of the GPU: their durations are unknown"]
 
 
 def test_communicators_of_one_process_belong_together(tmp_path: Path) -> None:
@@ -180,9 +237,8 @@ def test_communicators_of_one_process_belong_together(tmp_path: Path) -> None:
 
 def test_without_a_communicator_of_all_pipelines_are_counted_one_by_one(tmp_path: Path) -> None:
     def end(hashed: int, rank: int, pid: int) -> Path:
-        args = f'"CommHash": {hashed}, "Rank": {rank}, "Peer": {1 - rank}, "Count": 1, "Datatype": "ncclInt8"'
-        sort = "Send" if rank == 0 else "Recv"
-        text = line(sort, "P2P", "b", 5, args, pid) + line(sort, "P2P", "e", 6, pid=pid)
+        way, inside = "Send" if rank == 0 else "Recv", kernel(5, 6, pid=pid)
+        text = message(way, rank, 1 - rank, inside, pid=pid, hashed=hashed)
         return written(tmp_path, text, name=f"p_{hashed}_{rank}.json")
 
     recordings, notes = read_nccl([end(8, 1, 11), end(8, 0, 10), end(6, 0, 12), end(6, 1, 13)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -155,7 +156,8 @@ def _rank_summaries(rank: int, recording: Recording) -> list[Summary]:
     operations = recording.operations
     summaries = [] if operations is None else _operation_summaries(rank, operations)
     return sorted(
-        [*summaries, *_message_summaries(rank, recording)], key=lambda summary: (-summary.total_ns, summary.what)
+        [*summaries, *_message_summaries(rank, recording), *_untimed_summaries(rank, recording)],
+        key=lambda summary: (-summary.total_ns, summary.what),
     )
 
 
@@ -186,6 +188,9 @@ def _occupied(rank: int, operations: Operations) -> Occupied:
     )  # fmt: skip
 
 
+_SENT, _RECEIVED = "send", "receive"
+
+
 def _message_summaries(rank: int, recording: Recording) -> Iterator[Summary]:
     """Yield the sums of messages on the host; those of GPU operations count as operations."""
     operations = recording.operations
@@ -193,10 +198,22 @@ def _message_summaries(rank: int, recording: Recording) -> Iterator[Summary]:
     counted = set(zip(*times, strict=True))
     spans = zip(recording.ends.start_ns.tolist(), recording.ends.end_ns.tolist(), strict=True)
     on_host = np.array([span not in counted for span in spans], dtype=bool)
-    for sends, what in ((True, "send"), (False, "receive")):
+    for sends, what in ((True, _SENT), (False, _RECEIVED)):
         ends = recording.ends.of_rows(on_host & (recording.ends.sends == sends))
         if len(ends):
             yield Summary(
                 rank=rank, what=what, communicates=True, count=len(ends),
                 total_ns=int((ends.end_ns - ends.start_ns).sum()), size_bytes=int(ends.size_bytes.sum()),
             )  # fmt: skip
+
+
+def _untimed_summaries(rank: int, recording: Recording) -> Iterator[Summary]:
+    """Yield the sums of messages and collectives of unknown duration."""
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for payload in recording.untimed:
+        sizes[_RECEIVED if payload.operation == "recv" else payload.operation].append(payload.size_bytes)
+    for what, of_name in sizes.items():
+        yield Summary(
+            rank=rank, what=what, communicates=True, count=len(of_name), total_ns=0, size_bytes=sum(of_name),
+            untimed=len(of_name),
+        )  # fmt: skip

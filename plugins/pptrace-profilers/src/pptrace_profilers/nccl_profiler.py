@@ -6,14 +6,19 @@ microseconds since the plugin started in each process. ``KernelCh`` has times of
 v6, ``CE_COLL``) name no communicator and belong to that of the file. Their inner synchronisations and copies are
 part of them.
 
-A process writes one file per communicator. Files in one folder with one process id belong to one process. The
-communicator of all processes gives the global ranks. Without one, ranks are numbered pipeline by pipeline, where a
-pipeline is a communicator with sends and receives.
+The end of a collective or message is that of its kernels, or of the proxy's operations. Without both, the plugin
+writes the end of the host's call as its end, so its duration is unknown.
+
+A process writes one file per communicator and rank. A call in a group of several ranks of one process is in the
+file of one of them. Files in one folder with one process id belong to one process. If a process has several ranks
+of a communicator, each of its ranks counts as a process. The communicator of all processes gives the global ranks.
+Without one, ranks are numbered pipeline by pipeline, where a pipeline is a communicator with sends and receives.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -47,13 +52,15 @@ class NcclOperation:
     name: str
     """``AllReduce``, ``Send`` and so on."""
     communicator: str
-    """Hash of its communicator."""
+    """Hash of its communicator; empty if not recorded."""
+    rank: int
+    """Rank within the communicator; -1 if not recorded."""
     posted_ns: int
     """When the host enqueued it; -1 if unset."""
     start_ns: int
-    """Start of the kernel; by default, when the host enqueued it; -1 if both are unknown."""
+    """Start of the kernel; by default, when the host enqueued it; -1 if the duration is unknown."""
     end_ns: int
-    """End of the kernel; by default, the end recorded by the plugin."""
+    """End of the kernel; by default, of the proxy's operations; -1 if the duration is unknown."""
     peer: int
     """Rank at the other end within the communicator; -1 for a collective."""
     size_bytes: int
@@ -66,8 +73,8 @@ _BY_TIME = attrgetter("start_ns", "end_ns")
 
 
 @dataclass(slots=True)
-class CommunicatorFile:
-    """One rank of one communicator."""
+class RankOperations:
+    """Operations of one rank in one file."""
 
     path: Path
     """The file."""
@@ -77,44 +84,55 @@ class CommunicatorFile:
     """Rank in each communicator."""
     operations: list[NcclOperation]
     """Operations by start."""
-    untimed: int = 0
-    """Number of operations without a time."""
     cut: bool = False
     """Whether the file ends in the middle of an event."""
 
 
-def read_communicator(path: Path) -> CommunicatorFile:
-    """Read one file.
+def read_communicator(path: Path) -> list[RankOperations]:
+    """Read one file, which has one rank or several.
 
     Raises:
         TraceError: the file cannot be read, or has another format.
     """
     blocks = Blocks(path)
     events = blocks.plain_events(lambda text: _BARE.sub(rb'\1"\2"', text))
-    ranks: dict[str, int] = {}
     operations: list[NcclOperation] = []
     process, has_nccl_events = -1, False
     for event in _read_events(events):
         has_nccl_events = has_nccl_events or event.category in _CATEGORIES
         process = parse_integer(event.fields.get("pid"), process)
         if event.category in _CARRIES:
-            operations.append(_operation(event, ranks))
+            operations.append(_operation(event))
     if not has_nccl_events:
         raise TraceError("holds no event of NCCL's profiler plugin", file=path)
+    operations = sorted(_with_communicators(operations, path), key=_BY_TIME)
+    pairs = {(operation.communicator, operation.rank) for operation in operations if operation.rank >= 0}
+    by_rank: dict[int, list[NcclOperation]] = {-1: operations}
+    if len(dict(pairs)) < len(pairs):
+        by_rank = {rank: [one for one in operations if one.rank == rank] for rank in {rank for _, rank in pairs}}
+    return [
+        RankOperations(
+            path=path, process=process, operations=of_rank, cut=blocks.cut,
+            ranks={one.communicator: one.rank for one in of_rank if one.rank >= 0},
+        )
+        for _, of_rank in sorted(by_rank.items())
+    ]  # fmt: skip
+
+
+def _with_communicators(operations: Sequence[NcclOperation], path: Path) -> list[NcclOperation]:
+    """Return the operations; those that name no communicator get that of the other operations, or of the file."""
+    pairs = {(operation.communicator, operation.rank) for operation in operations if operation.communicator}
     named = _NAME.search(path.name)
-    if named is not None and not ranks:
-        ranks[named[1]] = parse_integer(named[2], 0)
-    if len(ranks) == 1:
-        (communicator,) = ranks
-        operations = [
-            operation if operation.communicator else replace(operation, communicator=communicator)
-            for operation in operations
-        ]
-    timed = sorted((operation for operation in operations if operation.start_ns >= 0), key=_BY_TIME)
-    return CommunicatorFile(
-        path=path, process=process, ranks=ranks, operations=timed, untimed=len(operations) - len(timed),
-        cut=blocks.cut,
-    )  # fmt: skip
+    if len(pairs) == 1:
+        ((communicator, rank),) = pairs
+    elif named is not None:
+        communicator, rank = named[1], parse_integer(named[2], 0)
+    else:
+        return list(operations)
+    return [
+        operation if operation.communicator else replace(operation, communicator=communicator, rank=rank)
+        for operation in operations
+    ]
 
 
 @dataclass(slots=True)
@@ -131,14 +149,19 @@ class _Open:
     """The innermost collective or message, this event included."""
     call: _Open | None = None
     """The innermost call of the host, this event included."""
+    ends_with_work: bool = False
+    """Whether the recorded end is that of the work, and not of the host's call."""
 
     def __post_init__(self) -> None:
         if self.parent is not None:
             self.carrier, self.call = self.parent.carrier, self.parent.call
         if self.carrier is not None and self.fields.get("name") == "KernelCh":
             self.carrier.kernels.append(self)
+        if self.carrier is not None and self.category == "PROXY":
+            self.carrier.ends_with_work = True
         if self.category in _CARRIES:
             self.carrier = self
+            self.ends_with_work = self.category == "CE_COLL"
         if self.category.endswith("_API"):
             self.call = self
 
@@ -175,18 +198,16 @@ def _event_key(event: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(event.get(key)) for key in ("cat", "name", "pid"))
 
 
-def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
-    """Return a collective or message, and record its rank in ``ranks``."""
+def _operation(event: _Open) -> NcclOperation:
+    """Return a collective or message."""
     args = event.args
-    communicator, rank = str(args.get("CommHash", "")), parse_integer(args.get("Rank"), -1)
-    if communicator and rank >= 0:
-        ranks[communicator] = rank
     call = event.call.args if event.call is not None else {}
     posted_ns = _time_ns(event.fields.get("ts"))
     start_ns, end_ns = _kernel_span(event, posted_ns)
     return NcclOperation(
-        name=str(event.fields.get("name", "")), communicator=communicator,
-        posted_ns=posted_ns, start_ns=start_ns, end_ns=end_ns, peer=parse_integer(args.get("Peer"), -1),
+        name=str(event.fields.get("name", "")), communicator=str(args.get("CommHash", "")),
+        rank=parse_integer(args.get("Rank"), -1), posted_ns=posted_ns, start_ns=start_ns, end_ns=end_ns,
+        peer=parse_integer(args.get("Peer"), -1),
         size_bytes=min(
             max(parse_integer(args.get("Count", args.get("count")), 0), 0)
             * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0), _LARGEST,
@@ -196,7 +217,7 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
 
 
 def _kernel_span(event: _Open, posted_ns: int) -> tuple[int, int]:
-    """Return start and end of the kernel, by default of the host's call; -1 if unknown.
+    """Return start and end of the kernel, by default of the proxy's operations; -1 if unknown.
 
     Times of the GPU's clock give the duration if they are recorded.
     """
@@ -210,7 +231,7 @@ def _kernel_span(event: _Open, posted_ns: int) -> tuple[int, int]:
     clock_ns += [(1, 1 + copies_us * 1_000)] if copies_us > 0 else []
     clock_ns = [(start, end) for start, end in clock_ns if 0 < start <= end]
     start_ns = min((start for start, _ in kernel_ns), default=posted_ns)
-    end_ns = max((end for _, end in kernel_ns), default=_time_ns(event.end))
+    end_ns = max((end for _, end in kernel_ns), default=_time_ns(event.end) if event.ends_with_work else -1)
     if clock_ns and start_ns >= 0:
         end_ns = start_ns + max(end for _, end in clock_ns) - min(start for start, _ in clock_ns)
     return (start_ns, end_ns) if 0 <= start_ns <= end_ns else (-1, -1)
@@ -232,9 +253,9 @@ def _address(value: object) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Process:
-    """All files of one process."""
+    """All files of one process, or of one rank of a process with several."""
 
-    files: list[CommunicatorFile] = field(default_factory=list)
+    files: list[RankOperations] = field(default_factory=list)
     ranks: dict[str, int] = field(default_factory=dict)
     operations: list[NcclOperation] = field(default_factory=list)
 
@@ -249,10 +270,10 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
         TraceError: no file can be read, or two files have the same rank of the same communicator.
     """
     files, notes = read_files(paths, read_communicator)
-    untimed = [file.untimed for file in files.values() if file.untimed]
+    untimed = sum(one.start_ns < 0 for parts in files.values() for part in parts for one in part.operations)
     if untimed:
-        notes.append(f"{sum(untimed):,} operations in {len(untimed)} files have no time: left out")
-    processes = _processes(list(files.values()))
+        notes.append(f"{untimed:,} operations have no time of the GPU: their durations are unknown")
+    processes = _processes([part for parts in files.values() for part in parts])
     members = _members(processes)
     ranks, note = _assign_ranks(processes, members)
     peers = [operation.peer for process in processes for operation in process.operations if not note]
@@ -265,12 +286,15 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     ], notes
 
 
-def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
-    processes: dict[tuple[Path, int], _Process] = {}
+def _processes(files: Sequence[RankOperations]) -> list[_Process]:
+    several_ranks = _processes_of_several_ranks(files)
+    processes: dict[tuple[Path, int, int], _Process] = {}
     for file in files:
-        process = processes.setdefault((file.path.parent, file.process), _Process())
+        key = (file.path.parent, file.process)
+        rank = next(iter(file.ranks.values()), -1) if key in several_ranks else -1
+        process = processes.setdefault((*key, rank), _Process())
         duplicate = next((name for name in file.ranks if name in process.ranks), None)
-        if duplicate is not None:
+        if duplicate is not None and key not in several_ranks:
             first_name = next(earlier.path.name for earlier in process.files if duplicate in earlier.ranks)
             message = (
                 f"is of process {file.process} and communicator {duplicate}, as {first_name} is: "
@@ -283,6 +307,15 @@ def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
     for process in processes.values():
         process.operations.sort(key=_BY_TIME)
     return list(processes.values())
+
+
+def _processes_of_several_ranks(files: Sequence[RankOperations]) -> set[tuple[Path, int]]:
+    """Return the folders and ids of processes that have several ranks of a communicator."""
+    ranks: dict[tuple[Path, int, str], set[int]] = defaultdict(set)
+    for file in files:
+        for communicator, rank in file.ranks.items():
+            ranks[file.path.parent, file.process, communicator].add(rank)
+    return {(folder, process) for (folder, process, _), of_process in ranks.items() if len(of_process) > 1}
 
 
 def _members(processes: Sequence[_Process]) -> dict[str, dict[int, int]]:
@@ -340,20 +373,25 @@ def _recording(
     process: _Process, rank: int, world: int, groups: Mapping[str, tuple[int, ...]],
     members: Mapping[str, Mapping[int, int]], ranks: Sequence[int],
 ) -> Recording:  # fmt: skip
-    ends, collectives = [], []
+    ends, collectives, untimed = [], [], []
     for operation in process.operations:
         name, size = operation.name, operation.size_bytes
         start, end = operation.start_ns, operation.end_ns
+        sends = name.lower().startswith("send")
+        if start < 0:
+            what = name if operation.peer < 0 else "send" if sends else "recv"
+            untimed.append(Payload(operation=what, size_bytes=size, group=operation.communicator))
+            continue
         if operation.peer < 0:
             payload = Payload(operation=name, size_bytes=size, group=operation.communicator)
             collectives.append((payload, start, end, operation.stream, operation.posted_ns))
             continue
         peer_process = members.get(operation.communicator, {}).get(operation.peer, -1)
         peer = ranks[peer_process] if peer_process >= 0 else -1
-        ends.append((name.lower().startswith("send"), peer, start, end, size, operation.posted_ns))
+        ends.append((sends, peer, start, end, size, operation.posted_ns))
     notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]
     return Recording(
         path=process.files[0].path, rank=rank, world=world, groups=groups,
         ends=MessageEnds.from_rows(("sends", "peer", "start_ns", "end_ns", "size_bytes", "posted_ns"), ends),
-        operations=Operations.of_collectives(collectives), notes=tuple(notes),
+        operations=Operations.of_collectives(collectives), untimed=tuple(untimed), notes=tuple(notes),
     )  # fmt: skip

@@ -241,6 +241,8 @@ class Recording:
     """Ends of messages by time."""
     operations: Operations | None = None
     """GPU operations; None for a recording of the host."""
+    untimed: tuple[Payload, ...] = ()
+    """Messages and collectives of unknown duration, which are in no other table."""
     origin_ns: int | None = None
     """Time that trace viewers show as 0; None if trace viewers cannot open the file."""
     has_clock: bool = False
