@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from pptrace.cli.calibrate import command
 from pptrace.errors import TraceError
+from pptrace.run.trace_files import head_of
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.nccl_inspector import read_inspector
-from pptrace_profilers.plugin import measure_inspector
+from pptrace_profilers.plugin import is_inspector, measure_inspector
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,6 +160,59 @@ def test_a_collective_that_moves_more_than_there_is_is_none(tmp_path: Path) -> N
     path = written(tmp_path, COLLECTIVE.replace("17179869184", str(2**62 - 1)))
 
     assert measure_inspector([path], ImportRequest()).by_size == ()
+
+
+def grouped(lines: str, *, nested: bool = False) -> str:
+    """Return the lines in v4.3: header and metadata once per communicator, in its ``dump_stats``."""
+    last, result = None, ""
+    for fields in map(json.loads, lines.splitlines()):
+        context = {"header": fields.pop("header"), "metadata": fields.pop("metadata")}
+        if context != last:
+            stats = {"coll_records": 1, "p2p_records": 1, "proxy_records": 1}
+            record = {"dump_stats": stats | context} if nested else context | {"dump_stats": stats}
+            result += json.dumps(record) + "\n" + json.dumps({"proxy_trace": {"record_type": "proxy_op"}}) + "\n"
+        last, result = context, result + json.dumps(fields) + "\n"
+    return result
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_lines_of_v4_3_share_the_communicator_of_their_dump(
+    pipeline: Any, tmp_path: Path, *, nested: bool
+) -> None:
+    old = (
+        pipeline.inspector(tmp_path)[1].read_text(encoding="utf-8")
+        + COLLECTIVE
+        + COLLECTIVE.replace("2,", "5,", 1)
+    )
+    expected = read_inspector(written(tmp_path, old))
+
+    path = written(tmp_path, grouped(old, nested=nested))
+
+    assert read_inspector(path) == expected
+    assert is_inspector(head_of(path))
+
+
+def test_a_line_of_v4_3_before_any_dump_is_refused(tmp_path: Path) -> None:
+    orphan = grouped(COLLECTIVE).splitlines()[-1]
+
+    with pytest.raises(TraceError, match="line 1 has no operation with rank"):
+        read_inspector(written(tmp_path, orphan + "\n" + grouped(COLLECTIVE)))
+
+
+def test_lines_of_rccl_s_profiler_are_read(tmp_path: Path) -> None:
+    perf = (
+        '"coll_perf":{"coll":"AllReduce","coll_sn":10,"coll_msg_size_bytes":4194304,"coll_algo":"Ring",'
+        '"coll_exec_time_us":150.30,"coll_timing_source":"gpu_globaltimer","decomposition":{"n_proxy_ops":8},'
+        '"event_trace_ts":{"kernel_events":[{"channel_id":0,"kernel_start_ts":123456,"kernel_stop_ts":128006}]}}'
+    )
+    text = f'{{"header":{{"rank":3,"n_ranks":8}},{perf}}}\n{{"summary":{{"complete":true}}}}\n'
+    path = written(tmp_path, text)
+
+    (one,) = read_inspector(path)
+
+    assert is_inspector(head_of(path))
+    assert (one.rank, one.ranks, one.size_bytes, one.exec_ns, one.start_ns) == (3, 8, 4194304, 150_300, -1)
+    assert one.by_kernel
 
 
 def test_lines_of_another_sort_are_passed_over(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Dumps of the NCCL inspector.
 
 Source: NCCL's plugins/profiler/inspector (README and JSON output): microseconds, bytes, and bandwidths in GB/s. A
-verbose line has its start and stop time in ``gettimeofday``'s clock.
+verbose line has its start and stop time in ``gettimeofday``'s clock. From v4.3 on, only a line with ``dump_stats``
+has the communicator and the process (``header`` and ``metadata``). The following lines share them (NCCL's pull
+request 2359). RCCL's accl profiler writes the same lines without metadata, and a ``summary`` at the end.
 
 The time of a line includes the wait of the kernel for its peers. Of the lines of an operation, the shortest has
 the least wait. NCCL defines the bus traffic of a collective as the traffic over the link of each rank (nccl-tests,
@@ -81,6 +83,7 @@ def read_inspector(path: Path) -> list[Transfer]:
         TraceError: the file cannot be read, or a line has another format.
     """
     transfers: list[Transfer] = []
+    context: dict[str, Any] = {}
     invalid_line = 0
     for number, line in enumerate(read_lines(path), 1):
         if invalid_line:
@@ -92,9 +95,11 @@ def read_inspector(path: Path) -> list[Transfer]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             invalid_line = number
             continue
-        if _is_header_only(fields):
+        if "dump_stats" in fields:
+            context = _context(fields)
+        if _has_no_operation(fields):
             continue
-        transfer = _transfer(fields)
+        transfer = _transfer(context | fields)
         if transfer is None:
             message = f"line {number} has no operation with rank, size and time in NCCL Inspector's format"
             raise TraceError(message, file=path)
@@ -106,9 +111,17 @@ def read_inspector(path: Path) -> list[Transfer]:
     return transfers
 
 
-def _is_header_only(fields: Mapping[str, Any]) -> bool:
-    """Return whether a line describes no operation; newer versions write such lines."""
-    return isinstance(fields.get("header"), dict) and not {"coll_perf", "p2p_perf"} & fields.keys()
+def _context(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header and the metadata of a line, which may be inside its ``dump_stats``."""
+    stats = fields["dump_stats"]
+    values = {**stats, **fields} if isinstance(stats, dict) else fields
+    return {name: values[name] for name in ("header", "metadata") if name in values}
+
+
+def _has_no_operation(fields: Mapping[str, Any]) -> bool:
+    """Return whether a line describes something else than an operation of a communicator."""
+    known = {"header", "dump_stats", "proxy_trace", "summary"}
+    return bool(known & fields.keys()) and not {"coll_perf", "p2p_perf"} & fields.keys()
 
 
 def _transfer(fields: Mapping[str, Any]) -> Transfer | None:

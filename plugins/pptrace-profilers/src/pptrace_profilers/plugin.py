@@ -86,7 +86,7 @@ _NCCL = (
     rb'"cat"\s*:\s*"(?:GROUP_API|KERNEL_LAUNCH|COLL_API|P2P_API|COLL|P2P|PROXY|GROUP|CE_COLL)"\s*,'
     rb'\s*"ph"\s*:\s*"[be]"'
 )
-_INSPECTOR = rb'\{\s*"header"\s*:\s*\{'
+_INSPECTOR = rb'\{\s*"(?:header|dump_stats)"\s*:\s*\{'
 _OTLP = rb'(?m)^\s*\{\s*"resource(?:Spans|Metrics|_metrics)"\s*:'
 _SPAN = rb'(?m)^\s*\{\s*"name"\s*:'
 _TRACE = rb'"(?:trace_id|traceId)"\s*:\s*"(?:0x)?[0-9a-f]{32}"'
@@ -116,7 +116,7 @@ def is_nccl(head: bytes) -> bool:
 
 def is_inspector(head: bytes) -> bool:
     """Return whether a file has NCCL Inspector's lines."""
-    marks = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"')
+    marks = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
     return bool(re.match(_INSPECTOR, head.lstrip())) and any(mark in head for mark in marks)
 
 
