@@ -44,7 +44,7 @@ def read_measurement(
     """Read the traces of one run, from files and folders; files without an importer become notes.
 
     Returns:
-        The measurement, and whether it was recorded (a trace that pptrace wrote of a simulation was not).
+        The measurement, and whether it was recorded. A trace that pptrace wrote has this in its provenance.
 
     Raises:
         TraceError: no file, no file with an importer, or files of several formats.
@@ -78,13 +78,37 @@ def read_measurement(
     if len(unknown) > _LISTED:
         notes += (f"{len(unknown) - _LISTED} further files are none either",)
     if offer.measure is None:
-        timeline = offer.read(own_files)
-        step = Step(label="simulated", timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
-        return Measurement(steps=(step,), notes=notes, slices=_slices_of(timeline)), False
+        measurement = _of_timeline(offer.read(own_files))
+        return replace(measurement, notes=notes), _RECORDED in measurement.steps[0].timeline.provenance
     measured = offer.measure(own_files, request or ImportRequest())
     for step in measured.steps:
         _check_places(step, own_files[0])
-    return replace(measured, notes=(*notes, *measured.notes)), True
+    steps = tuple(_with_provenance(step, measured) for step in measured.steps)
+    return replace(measured, steps=steps, notes=(*notes, *measured.notes)), True
+
+
+_RECORDED = "recorded"
+"""Key of the provenance of recorded steps: label, slices, and whether the first stage has no input gradient."""
+
+
+def _with_provenance(step: Step, measured: Measurement) -> Step:
+    recorded = {
+        "step": step.label, "slices": measured.slices, "empty_input_gradient": measured.empty_input_gradient
+    }  # fmt: skip
+    provenance = {**step.timeline.provenance, _RECORDED: recorded}
+    return replace(step, timeline=replace(step.timeline, provenance=provenance))
+
+
+def _of_timeline(timeline: Timeline) -> Measurement:
+    """Return the measurement of a step that pptrace wrote, recorded or simulated."""
+    recorded = timeline.provenance.get(_RECORDED, {})
+    slices = recorded.get("slices") if recorded else _slices_of(timeline)
+    label = str(recorded.get("step", "recorded")) if recorded else "simulated"
+    step = Step(label=label, timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
+    return Measurement(
+        steps=(step,), slices=slices if isinstance(slices, int) and slices > 0 else 1,
+        empty_input_gradient=recorded.get("empty_input_gradient") is True,
+    )  # fmt: skip
 
 
 def find_importer(file: Path, head: bytes, registry: Registry) -> ImporterOffer | None:

@@ -171,7 +171,7 @@ _LEAST_MICROBATCHES = 32
 """Number of microbatches with the memory of a stage's costs."""
 _BASE_CELLS, _CELLS_PER_SLICE = 1 << 22, 256
 """Limit of stages and edges times microbatches in a trace, and its increase per slice."""
-_MAPPINGS = ("configuration", "trimmed")
+_MAPPINGS = ("configuration", "trimmed", "recorded")
 """Optional parts of a provenance that are mappings."""
 
 
