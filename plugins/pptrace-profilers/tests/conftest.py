@@ -249,6 +249,62 @@ class Pipeline:
         info = json.dumps({"rank": rank, "world_size": 2})
         about.debug_annotations.add(name="distributedInfo", string_value=info)
 
+    def rocprofv3(self, folder: Path) -> list[Path]:
+        """Write both ranks' JSON files of rocprofv3, with annotations as ROCTx ranges."""
+        paths = []
+        for rank in (0, 1):
+            records: dict[str, list[dict[str, Any]]] = {"kernel_dispatch": [], "hip_api": [], "marker_api": []}
+            symbols: dict[str, int] = {}
+            texts = []
+            for number, (cat, name, tid, at, length, args) in enumerate(self._torch_events(rank)):
+                correlation = {"internal": args.get("correlation", 1000 + number), "external": 0}
+                record: dict[str, Any] = {
+                    "start_timestamp": EPOCH + at, "end_timestamp": EPOCH + at + length, "thread_id": tid,
+                    "correlation_id": correlation, "kind": 1, "operation": 0,
+                }  # fmt: skip
+                if cat == "kernel":
+                    kernel = symbols.setdefault(name, len(symbols) + 3)
+                    record["stream_id"] = {"handle": args["stream"]}
+                    record["dispatch_info"] = {"agent_id": {"handle": 77 + rank}, "kernel_id": kernel}
+                elif cat == "user_annotation":
+                    texts.append({"key": correlation["internal"], "value": name})
+                sort = {"kernel": "kernel_dispatch", "user_annotation": "marker_api"}.get(cat, "hip_api")
+                records[sort].append(record)
+            kernels = [
+                {"kernel_id": number, "demangled_kernel_name": f"{name}.kd"} for name, number in symbols.items()
+            ]
+            kinds = [{"kind": "NONE", "operations": []}, {"kind": "HIP", "operations": ["hipLaunchKernel"]}]
+            process = {
+                "metadata": {"pid": 900 + rank}, "kernel_symbols": kernels,
+                "strings": {"buffer_records": kinds, "marker_api": texts}, "buffer_records": records,
+            }  # fmt: skip
+            path = folder / f"rank{rank}_results.json"
+            path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}), encoding="utf-8")
+            paths.append(path)
+        return paths
+
+    def xplane(self, folder: Path) -> Path:
+        """Write the operations of both ranks' accelerators as an XPlane file of one host."""
+        planes = [_field(2, b"/host:metadata")]
+        for rank in (0, 1):
+            numbers: dict[str, int] = {}
+            lines: dict[int, bytes] = {}
+            for cat, name, _, at, length, args in self._torch_events(rank):
+                if cat == "kernel":
+                    number = numbers.setdefault(name, len(numbers) + 5)
+                    event = _field(1, number) + _field(2, 1000 * at) + _field(3, 1000 * length)
+                    lines[args["stream"]] = lines.get(args["stream"], b"") + _field(4, event)
+            plane = _field(1, rank + 1) + _field(2, f"/device:GPU:{rank}".encode())
+            for stream, events in lines.items():
+                plane += _field(3, _field(2, f"Stream #{stream}(Kernel)".encode()) + _field(3, EPOCH) + events)
+            plane += _field(3, _field(2, b"XLA Modules") + _field(3, EPOCH) + next(iter(lines.values())))
+            for name, number in numbers.items():
+                plane += _field(4, _field(1, number) + _field(2, _field(1, number) + _field(2, name.encode())))
+            planes.append(plane)
+        path = folder / "host.xplane.pb"
+        path.write_bytes(b"".join(_field(1, plane) for plane in planes))
+        return path
+
     def _torch_events(self, rank: int) -> Iterator[tuple[str, str, int, int, int, dict[str, Any]]]:
         """Yield category, name, thread, start, length and arguments of annotations, launches and kernels."""
         own = [(item.text, item.start, item.end, 7, "gemm") for item in self.of(rank)]
@@ -260,6 +316,21 @@ class Pipeline:
             yield "user_annotation", f"PP:{text}", 5, post - 1000, 3000, {}
             yield "cuda_runtime", "cudaLaunchKernel", 5, post, 1000, args
             yield "kernel", kernel, stream, start + 2 * MS, end - start, {"device": 0, "stream": stream, **args}
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """Return a field in protobuf's encoding: a varint, or bytes with their length."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    result = b""
+    while value > 127:
+        result += bytes([value & 127 | 128])
+        value >>= 7
+    return result + bytes([value])
 
 
 _NSYS = {

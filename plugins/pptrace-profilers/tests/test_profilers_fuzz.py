@@ -31,12 +31,16 @@ SORTS: dict[str, tuple[str, Measure]] = {
     "nsys": ("nsys", importers.measure_nsys),
     "pftrace": ("pftrace", importers.measure_pftrace),
     "otel": ("otel", importers.measure_otel),
+    "rocprofv3": ("rocprofv3", importers.measure_rocprofv3),
+    "xplane": ("xplane", importers.measure_xplane),
 }
 
 
 def written(sort: str, pipeline: Any, folder: Path) -> tuple[list[Path], ImportRequest]:
     if sort == "nsys":
         return [pipeline.nsys(folder / "run.sqlite")], ImportRequest()
+    if sort == "xplane":
+        return [pipeline.xplane(folder)], ImportRequest()
     if sort == "chrome":
         return [pipeline.chrome(folder)], ImportRequest(rules=pipeline.rules(folder))
     if sort == "otel":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pptrace.plugins.builtin import pptrace_importers as own_importers
+from pptrace.run import trace_files
 from pptrace.run.trace_files import head_of
+from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.plugin import (
     is_chrome,
     is_inspector,
@@ -16,13 +19,16 @@ from pptrace_profilers.plugin import (
     is_nccl,
     is_nsys,
     is_pftrace,
+    is_rocprofv3,
+    is_xplane,
+    measure_kineto,
     pptrace_importers,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SORTS = (is_kineto, is_nccl, is_inspector, is_nsys, is_pftrace, is_chrome)
+SORTS = (is_kineto, is_nccl, is_inspector, is_nsys, is_pftrace, is_rocprofv3, is_xplane, is_chrome)
 
 
 def readers(path: Path) -> list[str]:
@@ -38,6 +44,8 @@ def test_each_format_is_recognised_by_its_importer_and_no_other(pipeline: Any, t
         "nccl-inspector": pipeline.inspector(tmp_path)[0],
         "nsys": pipeline.nsys(tmp_path / "run.sqlite"),
         "pytorch-perfetto": pipeline.pftrace(tmp_path)[0],
+        "rocprofv3": pipeline.rocprofv3(tmp_path)[0],
+        "xplane": pipeline.xplane(tmp_path),
         "chrome": pipeline.chrome(tmp_path),
     }
 
@@ -46,9 +54,7 @@ def test_each_format_is_recognised_by_its_importer_and_no_other(pipeline: Any, t
 
 @pytest.mark.parametrize("sort", ["perfetto", "kineto"])
 def test_traces_that_pptrace_wrote_are_left_to_its_own_importers(sort: str, pipeline: Any, tmp_path: Path) -> None:
-    from pptrace.timeline.measurement import ImportRequest
     from pptrace.traces import kineto, perfetto
-    from pptrace_profilers.plugin import measure_kineto
 
     timeline = measure_kineto(pipeline.kineto(tmp_path), ImportRequest()).steps[0].timeline
     path = tmp_path / "ours"
@@ -91,6 +97,11 @@ HEADS = {
     "a list of NCCL's, unquoted": (
         b'[\n{"name": "KernelLaunch", "cat": "KERNEL_LAUNCH", "ph": "b", "args": {"Stream": 0x26}}', is_nccl
     ),
+    "an operator of PyTorch 1.7": (
+        b'\n{\n  "schemaVersion": 1,\n  "traceEvents": [\n{"ph": "X", "cat": "Operator", "name": "add"}', is_kineto
+    ),
+    "a plane without an id": (b"\n\x20\x12\x0d/device:TPU:0\x1a\x00", is_xplane),
+    "a plane with an id": (b"\n\x20\x08\x07\x12\x0d/device:GPU:0\x1a\x00", is_xplane),
     "a schedule that PyTorch dumped": (b'{"traceEvents": [{"cat": "computation", "ph": "X"}', is_chrome),
     "lines without a communicator's name": (b'{"header":{"rank":0},"coll_perf":{"coll":"A"}}', is_inspector),
 }  # fmt: skip
@@ -99,6 +110,37 @@ HEADS = {
 @pytest.mark.parametrize(("head", "sort"), HEADS.values(), ids=HEADS.keys())
 def test_variants_are_recognised_by_one(head: bytes, sort: Any) -> None:
     assert [one.__name__ for one in SORTS if one(head)] == [sort.__name__]
+
+
+METADATA = '{"a nested {object}": ["\\"traceEvents\\"", {"x": {}}]}'
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 21_000, 300_000])
+@pytest.mark.parametrize("packed", [False, True])
+def test_metadata_may_precede_the_events(size: int, tmp_path: Path, *, packed: bool) -> None:
+    """A harness that merges its report with PyTorch's trace writes the report first."""
+    event = '{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 5, "dur": 2, "args": {"stream": 7}}'
+    text = (
+        f'{{"metadata": {METADATA}, "log": "{"x" * size}", "traceEvents": [{event}, {event}], "schemaVersion": 1}}'
+    )
+    path = tmp_path / "rank0.json"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+
+    assert readers(path) == ["pytorch"]
+    assert [row.count for row in measure_kineto([path], ImportRequest()).summaries] == [2]
+
+
+def test_a_large_object_without_events_is_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_files, "_MOST_METADATA", 20_000)
+    path = tmp_path / "report.json"
+    path.write_text(
+        json.dumps({"log": "x" * 90_000, "traceEvents": [{"ph": "X", "cat": "kernel"}]}), encoding="utf-8"
+    )
+
+    assert len(head_of(path)) == 4096
+    assert readers(path) == []
 
 
 def test_a_packed_trace_is_recognised_by_what_is_in_it(pipeline: Any, tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield _offer("nccl-profiler", "Files of NCCL's example profiler plugin.", is_nccl, measure_nccl)
     yield _offer("nccl-inspector", "Lines of NCCL Inspector.", is_inspector, measure_inspector)
     yield _offer("nsys", "SQLite exports of Nsight Systems.", is_nsys, measure_nsys)
+    yield _offer("rocprofv3", "JSON output of rocprofv3.", is_rocprofv3, measure_rocprofv3)
     yield _offer("opentelemetry", otel, is_otel, measure_otel)
+    yield _offer("xplane", "XPlane files of JAX and TensorFlow.", is_xplane, measure_xplane)
     yield _offer("pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", is_pftrace, measure_pftrace)
     yield _offer("chrome", "Any Chrome JSON, by --rules.", is_chrome, measure_chrome)
 
@@ -90,6 +92,9 @@ _INSPECTOR = rb'\{\s*"(?:header|dump_stats)"\s*:\s*\{'
 _OTLP = rb'(?m)^\s*\{\s*"resource(?:Spans|Metrics|_metrics)"\s*:'
 _SPAN = rb'(?m)^\s*\{\s*"name"\s*:'
 _TRACE = rb'"(?:trace_id|traceId)"\s*:\s*"(?:0x)?[0-9a-f]{32}"'
+_ROCPROFV3 = rb'\{\s*"rocprofiler-sdk-tool"\s*:\s*\['
+_PLANE = rb"(?:\x08.{1,10})?\x12.{1,2}(?:/(?:host|device):|Task Environment)"
+"""First fields of a plane: an id and a name."""
 _NSYS = b"SQLite format 3\x00"
 _PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
 """First fields of packets (perfetto's trace_packet.proto)."""
@@ -132,15 +137,36 @@ def is_otel(head: bytes) -> bool:
 
 def is_pftrace(head: bytes) -> bool:
     """Return whether a file is a Perfetto trace from another program than pptrace."""
-    if head[:1] != b"\n" or b"pptrace.format" in head[:_PPTRACE_WITHIN] or _is_text(head[:256]):
+    if b"pptrace.format" in head[:_PPTRACE_WITHIN] or is_xplane(head):
         return False
     from pptrace.plugin import read_varint
 
-    _, packet = read_varint(head, 1)
-    if not 0 < packet < len(head):
+    packet = _first_message(head)
+    if not packet:
         return False
     tag, _ = read_varint(head, packet)
     return tag >> 3 in _PACKET_FIELDS or head[1:2] == b"\x00"
+
+
+def is_xplane(head: bytes) -> bool:
+    """Return whether a file is of XPlane: a first plane that begins with an id and a name."""
+    plane = _first_message(head)
+    return bool(plane and re.match(_PLANE, head[plane:], re.DOTALL))
+
+
+def _first_message(head: bytes) -> int:
+    """Return the position of the content of a file's first message, which is in field 1; 0 for another file."""
+    if head[:1] != b"\n" or _is_text(head[:256]):
+        return 0
+    from pptrace.plugin import read_varint
+
+    _, position = read_varint(head, 1)
+    return position if 0 < position < len(head) else 0
+
+
+def is_rocprofv3(head: bytes) -> bool:
+    """Return whether a file is JSON of rocprofv3."""
+    return bool(re.match(_ROCPROFV3, head.lstrip()))
 
 
 def _is_text(head: bytes) -> bool:
@@ -176,6 +202,20 @@ def measure_nsys(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     from pptrace_profilers.nsys import read_nsys
 
     return _by_name(paths, request, "Nsight Systems", read_nsys)
+
+
+def measure_rocprofv3(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read JSON files of rocprofv3, one per process; raises what :func:`measure_chrome` does."""
+    from pptrace_profilers.rocprofv3 import read_rocprofv3
+
+    return _by_name(paths, request, "rocprofv3", read_rocprofv3)
+
+
+def measure_xplane(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read XPlane files, one per host; raises what :func:`measure_chrome` does."""
+    from pptrace_profilers.xplane import read_xplane
+
+    return _by_name(paths, request, "XPlane", read_xplane)
 
 
 def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement:

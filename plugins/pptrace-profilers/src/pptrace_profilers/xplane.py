@@ -1,0 +1,103 @@
+"""XPlane files of JAX and TensorFlow (``.xplane.pb``): operations of the accelerators of one host.
+
+Source: OpenXLA's tsl/profiler/protobuf/xplane.proto. A file is an ``XSpace`` of planes. The plane of a GPU
+(``/device:GPU:0``) has a line per stream. The plane of a TPU has the lines ``XLA Ops`` and ``Async XLA Ops``; its
+other lines repeat their times. A line starts at a time in nanoseconds, its events at offsets in picoseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import TraceError, UnpackedFile, check_events
+from pptrace_profilers.events import EventBuilder
+from pptrace_profilers.pytorch_process import recording_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace_profilers.naming_rules import Rules
+    from pptrace_profilers.recording import Recording
+
+_DEVICE = re.compile(r"/device:(?P<sort>\w+):(?P<number>\d+)")
+_STREAM = re.compile(r"Stream #(\d+)|((?:Async )?XLA Ops)$")
+_COPY = re.compile(r"mem(?:cpy|set)", re.IGNORECASE)
+_PS = 1000
+"""Picoseconds of a nanosecond."""
+_MESSAGES = {
+    "XSpace": (("planes", 1, "XPlane"),),
+    "XPlane": (("name", 2, "string"), ("lines", 3, "XLine"), ("event_metadata", 4, "Entry")),
+    "XLine": (("name", 2, "string"), ("timestamp_ns", 3, "int64"), ("events", 4, "XEvent")),
+    "XEvent": (("metadata_id", 1, "int64"), ("offset_ps", 2, "int64"), ("duration_ps", 3, "int64")),
+    "Entry": (("key", 1, "int64"), ("value", 2, "Metadata")),
+    "Metadata": (("name", 2, "string"),),
+}
+"""Fields that are read: name, number and type; fields of messages are repeated, but for the value of an entry."""
+
+
+def read_xplane(path: Path, rules: Rules) -> list[Recording]:
+    """Read one file.
+
+    Returns:
+        One recording per accelerator; its rank is its number on the host.
+
+    Raises:
+        TraceError: the file cannot be read, or has no operation of an accelerator.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        space = _space().FromString(UnpackedFile.read_whole(path))
+    except DecodeError:
+        raise TraceError("is no whole XPlane file", file=path) from None
+    recordings, count = [], 0
+    for plane in space.planes:
+        device = _DEVICE.search(plane.name)
+        lines = [(line, stream) for line in plane.lines if (stream := _STREAM.match(line.name))] if device else []
+        count += sum(len(line.events) for line, _ in lines)
+        check_events(count, path)
+        builder = EventBuilder()
+        names = {entry.key: entry.value.name for entry in plane.event_metadata} if lines else {}
+        for number, (line, stream) in enumerate(lines):
+            _add_line(builder, line, names, int(stream[1] or number))
+        if device is not None and len(builder):
+            events = builder.events(path, {"distributedInfo": {"rank": int(device["number"])}})
+            recordings.append(replace(recording_of(events, rules), origin_ns=None))
+    if not recordings:
+        raise TraceError("holds no operation of an accelerator: record on a GPU or TPU", file=path)
+    return recordings
+
+
+def _add_line(builder: EventBuilder, line: Any, names: dict[int, str], stream: int) -> None:
+    for event in line.events:
+        name = names.get(event.metadata_id, "operation")
+        start_ns = line.timestamp_ns + event.offset_ps // _PS
+        end_ns = line.timestamp_ns + (event.offset_ps + event.duration_ps) // _PS
+        category = "gpu_memcpy" if _COPY.match(name) else "kernel"
+        builder.add(name, category, (-1, stream), start_ns, end_ns, stream=stream)
+
+
+@cache
+def _space() -> Any:
+    """Return the message class of a file."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    types = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="pptrace_xplane.proto", package="pptrace_xplane", syntax="proto3"
+    )
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for name, number, sort in fields:
+            field = described.field.add(name=name, number=number, label=types.LABEL_OPTIONAL)
+            if sort in _MESSAGES:
+                field.type, field.type_name = types.TYPE_MESSAGE, f".pptrace_xplane.{sort}"
+                field.label = types.LABEL_OPTIONAL if message == "Entry" else types.LABEL_REPEATED
+            else:
+                field.type = types.TYPE_STRING if sort == "string" else types.TYPE_INT64
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("pptrace_xplane.XSpace"))
