@@ -226,6 +226,7 @@ def diff(
     layout: str = "",
     replica: str = "",
     rules: str | Path | None = None,
+    iteration: int | None = None,
     registry: Registry | None = None,
 ) -> Diff:
     """Compare two steps, simulated or measured, action by action.
@@ -239,6 +240,7 @@ def diff(
         layout: sizes of a measured job such as ``"pp=4,tp=2"``, if its traces do not have them.
         replica: the pipeline of the job: ``"dp=0,tp=0"``, ``"slowest"`` or ``"median"``.
         rules: a YAML file of rules that map names to actions.
+        iteration: the folder to read of several ``iteration_N``; the last complete one by default.
         registry: the plugins; all installed plugins by default.
 
     Raises:
@@ -252,7 +254,8 @@ def diff(
     from pptrace.measured.diff_document import compare_steps
     from pptrace.timeline.measurement import ImportRequest
 
-    request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
+    path = Path(rules) if rules is not None else None
+    request = ImportRequest(layout=layout, replica=replica, rules=path, iteration=iteration)
     return compare_steps(first, second, tolerance, str(step), request, registry or Registry.load())
 
 

@@ -188,17 +188,22 @@ _OPTIONS = (
     click.option(
         "--rules", type=click.Path(path_type=Path), help="A YAML file of rules by which names are actions."
     ),
-)
+    click.option(
+        "--iteration", type=click.IntRange(0), metavar="N",
+        help="Which folder of several iteration_N.  [default: the last complete one]",
+    ),
+)  # fmt: skip
 
 
 def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--layout``, ``--replica`` and ``--rules`` to a command, as its argument ``request``."""
+    """Add the options of recorded runs to a command, as its argument ``request``."""
 
     @wraps(function)
-    def command(layout: str, replica: str, rules: Path | None, **arguments: Any) -> Any:
+    def command(layout: str, replica: str, rules: Path | None, iteration: int | None, **arguments: Any) -> Any:
         from pptrace.timeline.measurement import ImportRequest
 
-        return function(request=ImportRequest(layout=layout, replica=replica, rules=rules), **arguments)
+        request = ImportRequest(layout=layout, replica=replica, rules=rules, iteration=iteration)
+        return function(request=request, **arguments)
 
     for option in reversed(_OPTIONS):
         command = option(command)

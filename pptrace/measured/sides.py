@@ -292,7 +292,7 @@ def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[s
 def ignored_options(step: str, request: ImportRequest) -> str:
     """Return the sentence that options for recordings have no effect; empty where none is given."""
     given = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
-    given["--rules"] = request.rules is not None
+    given |= {"--rules": request.rules is not None, "--iteration": request.iteration is not None}
     ignored = [name for name, is_given in given.items() if is_given]
     return f"{', '.join(ignored)} {'does' if len(ignored) == 1 else 'do'} nothing" if ignored else ""
 

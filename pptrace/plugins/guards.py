@@ -88,7 +88,7 @@ def _field_fault(offer: Any) -> str:
     return ""
 
 
-_FILE_FIELDS = frozenset({"write", "recognises", "read"})
+_FILE_FIELDS = frozenset({"write", "recognises", "read", "advise"})
 """Callables that access the user's files; their OSError is not an error of the plugin."""
 
 

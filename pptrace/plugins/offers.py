@@ -217,6 +217,8 @@ class ImporterOffer(AnyOffer):
     """Reads the files of one step into a timeline."""
     measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
     """Reads a run's files into all its measured steps and lists unknown data; None for traces of pptrace."""
+    advise: Callable[[Path], str] | None = None
+    """Returns what a file is that no importer recognises, and what to do; empty for an unknown file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

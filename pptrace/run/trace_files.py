@@ -12,7 +12,7 @@ import numpy as np
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import check_regular
 from pptrace.config.resolution import load
-from pptrace.errors import PptraceError, TraceError
+from pptrace.errors import ConfigError, PptraceError, TraceError
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.steps.kinds import COMMUNICATION, TABLE
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
@@ -33,6 +33,7 @@ _HEAD = 4096
 _MOST_METADATA = 16 << 20
 """Bytes that may precede the events of Chrome JSON."""
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_ITERATION = re.compile(r"iteration_(\d{1,12})")
 _GZIP = b"\x1f\x8b"
 _OF_GZIP = 31
 """Asks zlib for gzip's header."""
@@ -48,8 +49,11 @@ def read_measurement(
 
     Raises:
         TraceError: no file, no file with an importer, or files of several formats.
+        ConfigError: no folder of the requested iteration.
     """
-    files = [file for source in sources for file in _files(source)]
+    request = request or ImportRequest()
+    folders, iteration_note = _choose_iteration(sources, request.iteration)
+    files = [file for source in folders for file in _files(source)]
     known: dict[str, tuple[ImporterOffer, list[Path]]] = {}
     unknown = []
     for file in files:
@@ -73,14 +77,15 @@ def read_measurement(
     if odd and (len(own_files) == len(most[1][1]) or not any(source.is_dir() for source in sources)):
         formats = ", ".join(f"{files[0].name} of {other.name}" for other, files in most)
         raise TraceError(f"holds traces of several sorts ({formats}): leave one sort", file=sources[0])
-    notes = tuple(f"{file.name} is a trace of {name}, the others of {offer.name}: left out" for file, name in odd)
+    notes: tuple[str, ...] = (iteration_note,) if iteration_note else ()
+    notes += tuple(f"{file.name} is a trace of {name}, the others of {offer.name}: left out" for file, name in odd)
     notes += tuple(f"{file.name} is no trace that an importer knows: left out" for file in unknown[:_LISTED])
     if len(unknown) > _LISTED:
         notes += (f"{len(unknown) - _LISTED} further files are none either",)
     if offer.measure is None:
         measurement = _of_timeline(offer.read(own_files))
         return replace(measurement, notes=notes), _RECORDED in measurement.steps[0].timeline.provenance
-    measured = offer.measure(own_files, request or ImportRequest())
+    measured = offer.measure(own_files, request)
     for step in measured.steps:
         _check_places(step, own_files[0])
     steps = tuple(_with_provenance(step, measured) for step in measured.steps)
@@ -290,6 +295,31 @@ _MANIFEST = ".manifest.json"
 """End of names of files that describe a folder of traces."""
 
 
+def _choose_iteration(sources: Sequence[Path], iteration: int | None) -> tuple[Sequence[Path], str]:
+    """Return the folders of one iteration, and a note on the choice; by default the last with the most files.
+
+    torchtitan writes the traces of each profiled iteration to a folder ``iteration_N``.
+
+    Raises:
+        ConfigError: no folder of the requested iteration.
+    """
+    folders = {
+        int(name[1]): folder
+        for source in (sources if len(sources) == 1 and sources[0].is_dir() else ())
+        for folder in source.iterdir()
+        if (name := _ITERATION.fullmatch(folder.name)) and folder.is_dir()
+    }
+    if iteration is None and len(folders) <= 1:
+        return sources, ""
+    known = ", ".join(map(str, sorted(folders))) or "no folders iteration_N"
+    if iteration is None:
+        files = {number: sum(path.is_file() for path in folder.rglob("*")) for number, folder in folders.items()}
+        iteration = max(files, key=lambda number: (files[number], number))
+    if iteration not in folders:
+        raise ConfigError(f"no such iteration in {sources[0]}: there are {known}", file=f"--iteration {iteration}")
+    return [folders[iteration]], f"iteration {iteration} of {known} is read; --iteration names another"
+
+
 def _files(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
@@ -301,8 +331,11 @@ def _files(source: Path) -> list[Path]:
 
 
 def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceError:
-    offers = registry.importers.values()
-    known = ", ".join(f"{provided.offer.name} ({provided.offer.summary})" for provided in offers)
-    hint = "" if any(p.offer.measure for p in offers) else "; for measured traces pip install pptrace-profilers"
+    offers = [provided.offer for provided in registry.importers.values()]
     file = files[0] if files else source
+    advice = next((text for offer in offers if offer.advise is not None and (text := offer.advise(file))), "")
+    if advice:
+        return TraceError(advice, file=file)
+    known = ", ".join(f"{offer.name} ({offer.summary})" for offer in offers)
+    hint = "" if any(offer.measure for offer in offers) else "; for measured traces pip install pptrace-profilers"
     return TraceError(f"no importer recognises it; there are {known}{hint}", file=file)

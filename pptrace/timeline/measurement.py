@@ -23,6 +23,8 @@ class ImportRequest:
     """The pipeline to read of several: ``dp=0,tp=0``, ``slowest`` or ``median``; default: the first."""
     rules: Path | None = None
     """A YAML file with rules that map names to actions."""
+    iteration: int | None = None
+    """The folder to read of several ``iteration_N``; default: the last complete one."""
     every_replica: bool = False
     """Whether to read all pipelines in addition."""
 

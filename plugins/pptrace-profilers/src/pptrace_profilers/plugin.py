@@ -38,7 +38,7 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield _offer("opentelemetry", otel, is_otel, measure_otel)
     yield _offer("xplane", "XPlane files of JAX and TensorFlow.", is_xplane, measure_xplane)
     yield _offer("pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", is_pftrace, measure_pftrace)
-    yield _offer("chrome", "Any Chrome JSON, by --rules.", is_chrome, measure_chrome)
+    yield replace(_offer("chrome", "Any Chrome JSON, by --rules.", is_chrome, measure_chrome), advise=_advise)
 
 
 @hookimpl
@@ -49,6 +49,12 @@ def pptrace_commands() -> Iterable[CommandOffer]:
         summary="Print a module that marks a pipeline's actions in PyTorch's profiler.",
         load=_annotate,
     )
+
+
+def _advise(path: Path) -> str:
+    from pptrace_profilers.foreign_files import advise
+
+    return advise(path)
 
 
 def _annotate() -> Command:
