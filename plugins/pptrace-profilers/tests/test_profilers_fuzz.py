@@ -30,6 +30,7 @@ SORTS: dict[str, tuple[str, Measure]] = {
     "inspector": ("inspector", importers.measure_inspector),
     "nsys": ("nsys", importers.measure_nsys),
     "pftrace": ("pftrace", importers.measure_pftrace),
+    "pftrace, PyTorch 2.15": ("native_pftrace", importers.measure_pftrace),
     "otel": ("otel", importers.measure_otel),
     "rocprofv3": ("rocprofv3", importers.measure_rocprofv3),
     "xplane": ("xplane", importers.measure_xplane),
@@ -57,7 +58,7 @@ def test_changed_files_give_a_measurement_or_one_line(name: str, pipeline: Any, 
     paths, request = written(sort, pipeline, tmp_path)
     target = paths[-1]
     whole = target.read_bytes()
-    if name == "kineto":
+    if name in {"kineto", "pftrace, PyTorch 2.15"}:
         whole = gzip.decompress(whole)
 
     def try_one(steps: list[tuple[str, float, float, bytes]]) -> None:

@@ -11,7 +11,10 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
+from pptrace.run.trace_files import head_of
+from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.naming_rules import BUILT_IN
+from pptrace_profilers.plugin import is_pftrace, measure_kineto, measure_pftrace
 from pptrace_profilers.torch_perfetto import read_pftrace
 
 if TYPE_CHECKING:
@@ -89,6 +92,56 @@ def test_collectives_carry_their_arguments(tmp_path: Path) -> None:
     ((said_of,),) = operations.payloads.values()
     assert (said_of.operation, said_of.size_bytes, said_of.group) == ("allreduce", 40, "dp")
     assert (operations.launch_ns.tolist(), operations.communicates.tolist()) == ([5], [True])
+
+
+def test_pytorch_2_15_s_traces_give_what_its_chrome_json_gives(pipeline: Any, tmp_path: Path) -> None:
+    (expected,) = measure_kineto(pipeline.kineto(tmp_path), ImportRequest()).steps
+    paths = pipeline.native_pftrace(tmp_path)
+
+    found = measure_pftrace(paths, ImportRequest())
+
+    assert is_pftrace(head_of(paths[0]))
+    (step,) = found.steps
+    columns = ("kind", "stage", "microbatch", "start_ns", "end_ns", "lane_rank", "lane_stream")
+    for column in columns:
+        assert np.array_equal(getattr(step.timeline, column), getattr(expected.timeline, column)), column
+    assert found.unattributed == ()
+
+
+def test_starts_before_all_ends_pair_in_their_order(tmp_path: Path) -> None:
+    """An annotation of a message lasts until its wait, and so crosses the annotation of the next action."""
+    trace = Trace()
+    spans = [("ProfilerStep#1", 0, 90), ("gloo:send", 10, 40), ("PP:0F0", 20, 60), ("PP:0F1", 61, 80)]
+    for name, start, _ in spans:
+        event(trace, start, BEGIN, name=name)
+    for _, _, end in spans:
+        event(trace, end, END)
+
+    found = read_pftrace(written(tmp_path, trace), BUILT_IN)
+
+    assert found.windows == (("ProfilerStep#1", 0, 90),)
+    executions = found.executions
+    assert (executions.start_ns.tolist(), executions.end_ns.tolist()) == ([20, 61], [60, 80])
+
+
+def test_waits_of_a_stream_are_no_work_and_copies_are_copies(tmp_path: Path) -> None:
+    trace = Trace()
+    wait = event(trace, 5, BEGIN, name="Stream Wait Event")
+    for key, value in (("stream", 7), ("device", 0), ("correlation", 3)):
+        wait.debug_annotations.add(name=key, int_value=value)
+    wait.debug_annotations.add(name="cuda_sync_kind", string_value="Stream Wait Event")
+    event(trace, 50, END)
+    interned = trace.packet.add(trusted_packet_sequence_id=1).interned_data
+    for iid, name in enumerate(("Kernel", "Memcpy", "Memset", "Annotation", "EventRecord"), 1):
+        interned.gpu_specifications.add(iid=iid, name=name)
+        stage = trace.packet.add(timestamp=100 * iid, trusted_packet_sequence_id=1).gpu_render_stage_event
+        stage.duration, stage.stage_iid = 10, iid
+
+    operations = read_pftrace(written(tmp_path, trace), BUILT_IN).operations
+
+    assert operations is not None
+    assert [operations.names[number] for number in operations.name] == ["Kernel", "Memcpy", "Memset"]
+    assert operations.copies.tolist() == [False, True, True]
 
 
 def test_a_packed_trace_is_read_as_an_unpacked_one(pipeline: Any, tmp_path: Path) -> None:

@@ -1,16 +1,23 @@
 """Perfetto traces (``.pftrace``) of PyTorch's profiler, with the slices of its Chrome JSON.
 
-Sources: Kineto's PerfettoTraceBuilder.cpp and PyTorch's torch/csrc/profiler/cupti/monitor_pftrace.cpp. Kineto
-writes each event on a separate track below that of its thread. Its arguments are one JSON text named ``metadata``,
-and the metadata of the file are instants named ``trace_metadata``. PyTorch writes separate arguments. Its GPU
-operations are slices on the track of a stream, or ``GpuRenderStageEvent`` with arguments as texts.
+Sources: Kineto's PerfettoTraceBuilder.cpp, and PyTorch's torch/csrc/profiler: cupti/monitor_pftrace.cpp, and from
+2.15 on cuspy/cuspy_pftrace.cpp. Kineto writes each event on a separate track below that of its thread. Its
+arguments are one JSON text named ``metadata``, and the metadata of the file are instants named
+``trace_metadata``. PyTorch writes separate arguments. From 2.15 on, it packs the file by gzip and names the
+category of each slice. Its GPU operations are slices on the track of a stream, or ``GpuRenderStageEvent`` with
+arguments as texts.
+
+PyTorch writes all starts of a group of slices, and then their ends in the same order. So if times on a track are
+not in order, the first end is that of the first start. Otherwise slices are nested.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +27,7 @@ from pptrace_profilers.events import Arguments, EventBuilder, parse_integer
 from pptrace_profilers.pytorch_process import recording_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pptrace_profilers.naming_rules import Rules
@@ -28,7 +35,13 @@ if TYPE_CHECKING:
 
 _CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
 _PACKET_TAG, _LONGEST_VARINT = 0x0A, 10
-_MOST_OPEN, _MOST_ANCESTORS = 10_000, 8
+_MOST_ANCESTORS = 8
+_STAGES = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
+"""Categories of render stages; all other stages are kernels."""
+_NO_WORK = frozenset({"Annotation", "EventRecord", "HostNode"})
+"""Render stages without work of the GPU."""
+_SYNCHRONIZATION = "cuda_sync_kind"
+"""Argument of waits of a stream, which are no work of the GPU."""
 _BEGIN, _END, _INSTANT = 1, 2, 3
 
 
@@ -68,6 +81,20 @@ def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int
         offset = start + size
 
 
+_Begun = tuple[str, str, int, int, "Arguments | None"]
+"""Name, category, correlation, stream and arguments of a slice that has begun."""
+
+
+@dataclass(slots=True)
+class _Track:
+    """Slices of a track since the last instant without an open slice."""
+
+    open: int = 0
+    """Number of open slices."""
+    pending: list[tuple[int, _Begun | None]] = field(default_factory=list)
+    """Time and slice of each start, time and None of each end, in packet order."""
+
+
 class _Slices:
     """Slices in packet order; interned strings are local to a packet sequence."""
 
@@ -77,7 +104,8 @@ class _Slices:
         self.top: dict[str, Any] = {}
         self.parents: dict[int, int] = {}
         self.threads: dict[int, tuple[int, int]] = {}
-        self.open_slices: dict[int, list[tuple[int, str, dict[str, Any]]]] = {}
+        self.tracks: dict[int, _Track] = {}
+        self.is_ordered = True
         self.names: dict[tuple[int, str, int], str] = {}
 
     def add(self, packet: Any) -> None:
@@ -94,7 +122,8 @@ class _Slices:
 
     def recording(self, rules: Rules) -> Recording:
         """Return the recording of the process."""
-        self.builder.bad += sum(map(len, self.open_slices.values()))
+        for uuid, track in self.tracks.items():
+            self._close(uuid, track)
         if not len(self.builder):
             raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
         self.top.pop("baseTimeNanoseconds", None)  # packets' times are integers
@@ -108,7 +137,7 @@ class _Slices:
             self.threads[track.uuid] = (track.thread.pid, track.thread.tid)
 
     def _intern(self, sequence: int, data: Any) -> None:
-        for kind in ("event_names", "debug_annotation_names", "gpu_specifications"):
+        for kind in ("event_names", "event_categories", "debug_annotation_names", "gpu_specifications"):
             self.names |= {(sequence, kind, entry.iid): _text(entry.name) for entry in getattr(data, kind)}
         for entry in data.debug_annotation_string_values:
             self.names[sequence, "texts", entry.iid] = entry.str.decode("utf-8", errors="replace")
@@ -123,22 +152,47 @@ class _Slices:
         return (-1, track % 2**62)
 
     def _add_event(self, time_ns: int, sequence: int, event: Any) -> None:
-        opened = self.open_slices.setdefault(event.track_uuid, [])
-        if event.type == _END:
-            if opened:
-                start, name, fields = opened.pop()
-                self._add_slice(name, fields, self._thread(event.track_uuid), start, time_ns)
-            else:
-                self.builder.bad += 1
+        if event.type not in {_BEGIN, _END, _INSTANT}:
             return
-        if event.type not in {_BEGIN, _INSTANT}:
+        track = self.tracks.setdefault(event.track_uuid, _Track())
+        if event.type == _END:
+            if not track.open:
+                self.builder.bad += 1
+                return
+            track.open -= 1
+            track.pending.append((time_ns, None))
+            if not track.open:
+                self._close(event.track_uuid, track)
             return
         name = _text(event.name) or self.names.get((sequence, "event_names", event.name_iid), "")
         fields = dict(self._annotations(sequence, event.debug_annotations))
         if event.type == _INSTANT:
             self.top |= _parsed(fields) if name == "trace_metadata" else {}
-        elif len(opened) < _MOST_OPEN:
-            opened.append((time_ns, name, fields))
+            return
+        categories = [self.names.get((sequence, "event_categories", iid), "") for iid in event.category_iids]
+        track.open += 1
+        track.pending.append((time_ns, _begun(name, fields, [*event.categories, *categories])))
+
+    def _close(self, uuid: int, track: _Track) -> None:
+        """Add the slices of a track, and empty it."""
+        times_ns = [time_ns for time_ns, _ in track.pending]
+        self.is_ordered = self.is_ordered and all(first <= second for first, second in pairwise(times_ns))
+        thread = self._thread(uuid)
+        opened: deque[tuple[int, _Begun]] = deque()
+        for time_ns, begun in track.pending:
+            if begun is not None:
+                opened.append((time_ns, begun))
+                continue
+            start_ns, (name, category, correlation, stream, arguments) = (
+                opened.pop() if self.is_ordered else opened.popleft()
+            )
+            if category != _SYNCHRONIZATION:
+                self.builder.add(
+                    name, category, thread, start_ns, time_ns, correlation=correlation, stream=stream,
+                    arguments=arguments,
+                )  # fmt: skip
+        self.builder.bad += len(opened)
+        track.open, track.pending = 0, []
 
     def _annotations(self, sequence: int, annotations: Any) -> Iterator[tuple[str, Any]]:
         for annotation in annotations:
@@ -153,34 +207,35 @@ class _Slices:
             else:
                 yield name, value
 
-    def _add_slice(
-        self, name: str, fields: Mapping[str, Any], thread: tuple[int, int], start: int, end: int
-    ) -> None:
-        correlation = parse_integer(fields.get("correlation", fields.get("correlation_id")), -1)
-        stream = parse_integer(fields.get("stream"), -1)
-        if stream >= 0 and name != "" and "device" in fields:
-            category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
-        else:
-            category = "cuda_runtime" if _CALL.fullmatch(name) and correlation >= 0 else "user_annotation"
-        self.builder.add(
-            name, category, thread, start, end,
-            correlation=correlation, arguments=_arguments(fields),
-            stream=stream if category != "user_annotation" else -1,
-        )  # fmt: skip
-
     def _add_gpu_stage(self, time_ns: int, sequence: int, stage: Any) -> None:
         fields = {_text(entry.name): _text(entry.value) for entry in stage.extra_data}
-        category = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
-        if category == "Annotation":
+        sort = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
+        if sort in _NO_WORK:
             return
         interned = self.names.get((sequence, "event_names", stage.name_iid), "")
-        name = _text(stage.name) or interned or category or "kernel"
+        name = _text(stage.name) or interned or sort or "kernel"
         stream = parse_integer(fields.get("stream id", fields.get("stream")), stage.hw_queue_iid)
         self.builder.add(
-            name, "kernel", (-2 - stage.gpu_id, stream), time_ns, time_ns + stage.duration,
+            name, _STAGES.get(sort, "kernel"), (-2 - stage.gpu_id, stream), time_ns, time_ns + stage.duration,
             correlation=parse_integer(fields.get("correlation"), -1), stream=stream,
             arguments=_arguments(_parsed(fields)),
         )  # fmt: skip
+
+
+def _begun(name: str, fields: Mapping[str, Any], categories: Sequence[str]) -> _Begun:
+    """Return a slice that has begun, with its category, which is that of Kineto if the trace has none."""
+    correlation = parse_integer(fields.get("correlation", fields.get("correlation_id")), -1)
+    stream = parse_integer(fields.get("stream"), -1)
+    if _SYNCHRONIZATION in fields:
+        category = _SYNCHRONIZATION
+    elif stream >= 0 and name != "" and "device" in fields:
+        category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+    elif categories:
+        category = categories[0]
+    else:
+        category = "cuda_runtime" if _CALL.fullmatch(name) and correlation >= 0 else "user_annotation"
+    is_annotation = category == "user_annotation"
+    return name, category, correlation, -1 if is_annotation else stream, _arguments(fields)
 
 
 def _text(value: str | bytes) -> str:
