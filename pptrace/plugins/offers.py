@@ -212,7 +212,10 @@ class ImporterOffer(AnyOffer):
     """A trace format that pptrace reads."""
 
     recognises: Callable[[Path, bytes], bool]
-    """Whether a file is of this format, from its path and first 4096 (decompressed) bytes."""
+    """Whether a file is of this format, from its path and first 4096 (decompressed) bytes.
+
+    The bytes of Chrome JSON reach 4096 bytes beyond the start of its events.
+    """
     read: Callable[[Sequence[Path]], Timeline]
     """Reads the files of one step into a timeline."""
     measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None

@@ -276,10 +276,11 @@ def _read_head(file: BinaryIO) -> bytes:
     inflate = zlib.decompressobj(_OF_GZIP) if packed[:2] == _GZIP else None
     size = _HEAD
     while packed and len(head) < size:
-        # The first bytes are enough for a truncated file.
-        head += packed if inflate is None else inflate.decompress(packed)
+        # The first bytes are enough for a truncated file. Each part is at most as long as all previous parts.
+        part_bytes = max(len(head), _HEAD)
+        head += packed if inflate is None else inflate.decompress(packed, part_bytes)
         size = _head_bytes(head)
-        packed = file.read(max(len(head), _HEAD))
+        packed = (inflate.unconsumed_tail if inflate is not None else b"") or file.read(part_bytes)
     return head[: _HEAD if size == _MOST_METADATA else size]
 
 

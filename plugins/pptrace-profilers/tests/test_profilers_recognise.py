@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -141,6 +142,20 @@ def test_a_large_object_without_events_is_read_up_to_a_limit(
 
     assert len(head_of(path)) == 4096
     assert readers(path) == []
+
+
+def test_a_head_takes_no_more_memory_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "_MOST_METADATA", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b"{" + bytes(64 << 20)))
+
+    tracemalloc.start()
+    head = head_of(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(head) == 4096
+    assert peak < 8 << 20
 
 
 def test_a_packed_trace_is_recognised_by_what_is_in_it(pipeline: Any, tmp_path: Path) -> None:

@@ -126,8 +126,8 @@ def _builders(process: _Process, path: Path) -> list[EventBuilder]:
     records = process.buffer_records
     check_events(sum(len(getattr(records, name)) for name in records.__struct_fields__), path)
     kernels = {symbol.kernel_id: _kernel_name(symbol) for symbol in process.kernel_symbols}
-    agents = dict.fromkeys(kernel.dispatch_info.agent_id.handle for kernel in records.kernel_dispatch)
-    builders = {agent: EventBuilder() for agent in agents or (-1,)}
+    gpus = dict.fromkeys(kernel.dispatch_info.agent_id.handle for kernel in records.kernel_dispatch)
+    builders = {gpu: EventBuilder() for gpu in gpus or (-1,)}
     for kernel in records.kernel_dispatch:
         dispatch = kernel.dispatch_info
         stream = kernel.stream_id.handle if kernel.stream_id.handle >= 0 else dispatch.queue_id.handle
@@ -141,8 +141,8 @@ def _builders(process: _Process, path: Path) -> list[EventBuilder]:
         )
     operations = process.strings.buffer_records
     for copy in records.memory_copy:
-        for agent in {copy.dst_agent_id.handle, copy.src_agent_id.handle} & builders.keys():
-            _add(builders[agent], copy, _operation_name(copy, operations), "gpu_memcpy", copy.stream_id.handle)
+        for gpu in {copy.dst_agent_id.handle, copy.src_agent_id.handle} & builders.keys():
+            _add(builders[gpu], copy, _operation_name(copy, operations), "gpu_memcpy", copy.stream_id.handle)
     texts = {text.key: text.value for text in process.strings.marker_api}
     for builder in builders.values():
         for call in records.hip_api:
