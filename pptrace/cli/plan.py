@@ -33,6 +33,11 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
     help="Values to try, as for --over of sweep: pp=4,8, micro, recompute, zero, layers, schedule=all. May be "
     "repeated.",
 )  # fmt: skip
+@click.option(
+    "--for", "framework", default="", metavar="NAME",
+    shell_complete=complete_words("megatron", "torchtitan", "pytorch", "any"),
+    help="Framework that runs all places: megatron, torchtitan, pytorch or any; by default that of the stack.",
+)  # fmt: skip
 @click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Ranked configurations.")
 @click.option("--exhaustive", is_flag=True, help="Simulate all configurations that can run, without bounds.")
 @click.option("--no-robustness", "robust", is_flag=True, default=True, flag_value=False,
@@ -53,6 +58,7 @@ def command(
     gpus: int,
     memory: str | None,
     objective: str,
+    framework: str,
     vary: tuple[str, ...],
     top: int,
     outputs: tuple[str, ...],
@@ -77,8 +83,8 @@ def command(
     with report_journal(paths), status("planning") as watch:
         result = plan(
             file, gpus=gpus, memory=memory, objective=objective, vary=vary, top=top, exhaustive=exhaustive,
-            robust=robust, sets=source.sets, outputs=paths, fresh=fresh, executor=executor, workers=workers,
-            progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
+            framework=framework, robust=robust, sets=source.sets, outputs=paths, fresh=fresh, executor=executor,
+            workers=workers, progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
         )  # fmt: skip
     echo_result(result, as_json=as_json)
     report_written(result.files_of(paths))

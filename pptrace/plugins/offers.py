@@ -171,6 +171,9 @@ class StackOffer(AnyOffer):
     """Rules in order; a later rule overrides an earlier one."""
     inherits: str = ""
     """The stack whose rules come first; empty for none."""
+    framework: str = ""
+    """The framework that runs it, for which ``pptrace plan`` prints arguments: ``megatron``, ``torchtitan`` or
+    ``pytorch``; by default that of the stack that it inherits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

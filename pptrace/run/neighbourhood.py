@@ -76,10 +76,15 @@ class Change:
         return [f"{key}={_text(value)}" for key, value in self.settings.items() if key not in _FLAG_OF]
 
     @property
-    def arguments(self) -> str:
+    def words(self) -> list[str]:
         """Return the arguments to append to the command ``pptrace simulate``."""
         words = [word for name, value in self.flags.items() for word in (f"--{name}", _text(value))]
-        return shlex.join([*words, *(word for text in self.sets for word in ("--set", text))])
+        return [*words, *(word for text in self.sets for word in ("--set", text))]
+
+    @property
+    def arguments(self) -> str:
+        """Return :attr:`words`, quoted for a shell."""
+        return shlex.join(self.words)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Change:
         """Return the change with further settings."""

@@ -62,6 +62,19 @@ def fill_stack(inputs: Inputs) -> None:
             facts |= values
 
 
+def framework_of(inputs: Inputs) -> str:
+    """Return the framework of the configuration's stack; empty without one.
+
+    Args:
+        inputs: the configuration, whose stack :func:`fill_stack` has chosen.
+    """
+    name, framework = inputs.experiment.stack, ""
+    while name and not framework:
+        offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
+        name, framework = offer.inherits, offer.framework
+    return framework
+
+
 class _Rule(BaseModel):
     model_config = ConfigDict(extra="forbid")
 

@@ -31,6 +31,7 @@ from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import prepare
 from pptrace.run.run import Run
 from pptrace.search.basis import digest_of, short_reason
+from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 from pptrace.search.pricing import Group, Origin, Pricing
 from pptrace.search.runner import Runner, installed, journal_path, plugins_text, row_or_error
 from pptrace.search.space import LAYERS, PLAIN, PlanProblem, setting
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
 
 class Outcome(StrEnum):
     """The outcome of a candidate."""
+
+    FOREIGN = "foreign"
+    """The framework of the plan does not run it."""
 
     REFUSED = "refused"
     """It cannot run."""
@@ -162,21 +166,28 @@ MACHINES = (
 
 
 def run_candidate(
-    item: tuple[Sequence[Assignment], Machine | None], *, document: Document, registry: Registry | None = None
+    item: tuple[Sequence[Assignment], Machine | None, str], *, document: Document, registry: Registry | None = None
 ) -> Row:
     """Simulate one candidate and return its figures, or the reason of its failure as ``error``.
 
+    A candidate that the framework does not run has the reason as ``foreign``, and is not simulated.
+
     Args:
-        item: the settings of the candidate, and another machine to simulate it on; None for the configured one.
+        item: the settings of the candidate, another machine to simulate it on, None for the configured one, and
+            the framework that has to run it, empty for none.
         document: the common configuration.
         registry: the plugins; the installed ones of this process by default.
     """
     plugins = registry or installed()
-    varied, machine = item
+    varied, machine, framework = item
 
     def simulate_row() -> Row:
         with always_compiled():
             prepared = prepare(load(document, (), {}, varied), plugins)
+            if framework:
+                arguments = FRAMEWORKS[framework].arguments(prepared.resolved.experiment, prepared.schedule)
+                if arguments.without:
+                    return {FOREIGN: arguments.without[0]}
             run = Run.of(machine.apply(prepared) if machine else prepared, plugins)
         return {
             **figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins),
@@ -186,6 +197,8 @@ def run_candidate(
     return row_or_error(simulate_row, short_reason, "--workers")
 
 
+FOREIGN = "foreign"
+"""The cell of the reason why a framework does not run a candidate."""
 SEARCHED_TABLE = "searched_table"
 """The cell of the simulated table as text if a search found it; another search may find another table."""
 
@@ -244,22 +257,27 @@ class CandidateRunner(Runner):
         candidates: Sequence[Candidate],
         machine: Machine | None = None,
         watch: Callable[[int], None] | None = None,
+        framework: str = "",
     ) -> list[Row]:
         """Return the rows of candidates, in their order.
 
         Args:
             candidates: the candidates.
             machine: another machine to simulate them on.
+            framework: the framework that has to run them; empty for none.
             watch: receives the number of finished rows after each simulation.
         """
-        keys = [self._key(candidate, machine) for candidate in candidates]
-        items = {key: (candidate.varied, machine) for key, candidate in zip(keys, candidates, strict=True)}
+        keys = [self._key(candidate, machine, framework) for candidate in candidates]
+        items = {
+            key: (candidate.varied, machine, framework) for key, candidate in zip(keys, candidates, strict=True)
+        }
         call = partial(run_candidate, document=self.document)
         rows = self.rows_by_key(items, call, warms=not self.is_warm, watch=watch)
         return [rows[key] for key in keys]
 
-    def _key(self, candidate: Candidate, machine: Machine | None) -> str:
-        return digest_of([__version__, self._plugins, self.document.value, candidate.settings, str(machine or "")])
+    def _key(self, candidate: Candidate, machine: Machine | None, framework: str) -> str:
+        variant = [str(machine or ""), framework]
+        return digest_of([__version__, self._plugins, self.document.value, candidate.settings, *variant])
 
 
 class CandidateFilter:
@@ -480,13 +498,15 @@ class Search:
     """All candidates of the space."""
     best: list[Candidate]
     """Simulated candidates that fit, best first; of equivalent ones, the first in the order of the space."""
+    foreign: Candidate | None
+    """The fastest candidate that the framework does not run, if it is faster than all that it runs."""
 
     def __init__(self, space: Space, runner: CandidateRunner, watch: Callable[[str], None] | None = None) -> None:
         self.space, self.runner = space, runner
         self.request = space.request
         self.watch = watch or (lambda _: None)
         self.filter = CandidateFilter(space)
-        self.candidates, self.best = [], []
+        self.candidates, self.best, self.foreign = [], [], None
         self._places: dict[Any, Candidate] = {}
         self.simulated = self.bounded = 0
         self._reported_s = 0.0
@@ -507,6 +527,7 @@ class Search:
                     self.filter.prefetch.end()
             if not self.best:
                 raise self._no_result_error()
+            self._simulate_foreign()
 
     def _bound_layouts(self) -> None:
         """Bound all layouts, in an order whose prefixes cover the space evenly."""
@@ -595,8 +616,12 @@ class Search:
 
     def _simulate(self, batch: Sequence[Candidate]) -> None:
         done = f" of {len(batch):,} that run"
-        rows = self.runner.rows(batch, watch=lambda count: self._report(f", {count:,}{done}"))
+        framework = self.space.problem.framework
+        rows = self.runner.rows(batch, None, lambda count: self._report(f", {count:,}{done}"), framework)
         for candidate, row in zip(batch, rows, strict=True):
+            if row.get(FOREIGN):
+                candidate.outcome, candidate.reason = Outcome.FOREIGN, str(row[FOREIGN])
+                continue
             candidate.row = row
             if row.get("error"):
                 candidate.outcome, candidate.reason = Outcome.REFUSED, str(row["error"])
@@ -607,6 +632,22 @@ class Search:
             if candidate.fits:
                 self._rank(candidate)
         self._report()
+
+    def _simulate_foreign(self) -> None:
+        """Simulate candidates that the framework does not run, in the order of their bounds."""
+        queue = [candidate for candidate in self.candidates if candidate.outcome is Outcome.FOREIGN]
+        queue.sort(key=attrgetter("score", "number"))
+        limit = self.best[0].score
+        for begin in range(0, len(queue), _BATCHES[1]):
+            batch = [candidate for candidate in queue[begin : begin + _BATCHES[1]] if candidate.score < limit]
+            for candidate, row in zip(batch, self.runner.rows(batch), strict=True):
+                if row.get("error") or not row.get("fits"):
+                    continue
+                score = self.request.score(int(row["step_ns"] or 0), candidate.layout)
+                if score < limit:
+                    limit, self.foreign = score, candidate
+                    candidate.row, candidate.score = row, score
+            self._report()
 
     def _rank(self, candidate: Candidate) -> None:
         """Insert a candidate into the ranking, or among the equivalents of another one."""
@@ -638,6 +679,11 @@ class Search:
         short_of_memory = [
             candidate for candidate in self.candidates if candidate.bound and candidate.outcome in _NEED_MEMORY
         ]
+        foreign = [candidate.reason for candidate in self.candidates if candidate.outcome is Outcome.FOREIGN]
+        if foreign:
+            title = FRAMEWORKS[self.space.problem.framework].title
+            message = f"{title} runs none of the configurations that fit: {foreign[0]}; --for {ANY} plans with all"
+            return ConfigError(message, file="plan")
         if not short_of_memory:
             reasons = [candidate.reason for candidate in self.candidates if candidate.reason]
             most = max(dict.fromkeys(reasons), key=reasons.count, default="nothing varies")

@@ -1,4 +1,4 @@
-"""Launch arguments of Megatron-LM and torchtitan.
+"""Launch arguments of Megatron-LM, torchtitan and PyTorch.
 
 Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` and ``argument_utils.py`` with their
 checks, and the dataclasses whose fields become arguments (``megatron/core/model_parallel_config.py``,
@@ -21,13 +21,15 @@ from pptrace.steps.placement import Placement
 from pptrace.steps.pytorch_tables import unsupported_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pptrace.config.schema import Experiment
     from pptrace.steps.schedule import Schedule
 
 _ENDS = ("loss", "embedding")
 """Modules that replace a layer where stages outnumber layers."""
+TABLE_FILE = "best.csv"
+"""The file of a table in launch arguments."""
 _TYPED_STATE = ("main-params", "exp-avg", "exp-avg-sq")
 """Optimizer state with a type argument in Megatron-LM."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -41,7 +43,9 @@ class Arguments:
     words: tuple[str, ...]
     """The arguments."""
     without: tuple[str, ...]
-    """Parts of the configuration that the framework cannot express."""
+    """Parts of the simulated step that the framework does not run with these arguments."""
+    notes: tuple[str, ...] = ()
+    """What to set besides the arguments."""
 
     @property
     def text(self) -> str:
@@ -49,9 +53,37 @@ class Arguments:
         return shlex.join(self.words)
 
     @property
-    def line(self) -> str:
-        """The arguments, and the parts without arguments in parentheses."""
-        return self.text + (f" (without {', '.join(self.without)})" if self.without else "")
+    def lines(self) -> list[str]:
+        """The arguments as lines for a shell, after comments."""
+        comments = [*(f"without {part}" for part in self.without), *self.notes]
+        return [*(f"# {comment}" for comment in comments), *command_lines(self.words)]
+
+
+_LINE_LENGTH = 100
+
+
+def command_lines(words: Sequence[str]) -> list[str]:
+    r"""Return a command for a shell, in lines that end in a backslash.
+
+    An option and its value share a line.
+
+    >>> command_lines(["pptrace", "simulate", "step.yaml", "--set", "model.layers=[8, 8]"])
+    ["pptrace simulate step.yaml --set 'model.layers=[8, 8]'"]
+    """
+    groups: list[str] = []
+    for word in map(shlex.quote, words):
+        if groups and (not word.startswith("-") or not groups[-1]):
+            groups[-1] += f" {word}"
+        else:
+            groups.append(word)
+    lines = [""]
+    for group in groups:
+        if lines[-1] and len(lines[-1]) + len(group) > _LINE_LENGTH:
+            lines[-1] += " \\"
+            lines.append(f"  {group}")
+        else:
+            lines[-1] = f"{lines[-1]} {group}" if lines[-1] else group
+    return lines
 
 
 def megatron_arguments(experiment: Experiment, table: Schedule) -> Arguments:
@@ -64,7 +96,7 @@ def megatron_arguments(experiment: Experiment, table: Schedule) -> Arguments:
         table: the schedule's table.
     """
     parallel, batch = experiment.parallel, experiment.batch
-    pipeline, without = _megatron_pipeline(experiment, table)
+    pipeline, without, notes = _megatron_pipeline(experiment, table)
     microbatches = batch.known_microbatches or table.microbatches
     values: dict[str, Any] = {
         "tensor-model-parallel-size": parallel.tp, "pipeline-model-parallel-size": table.ranks,
@@ -74,19 +106,23 @@ def megatron_arguments(experiment: Experiment, table: Schedule) -> Arguments:
         "global-batch-size": batch.global_batch or batch.micro * microbatches * parallel.dp,
         **({"seq-length": batch.sequence} if batch.sequence else {}),
     }  # fmt: skip
-    words, further = _megatron_settings(experiment) if experiment.model else ([], [])
+    words, further, further_notes = _megatron_settings(experiment) if experiment.model else ([], [], [])
     return Arguments(
         words=(*flag_words(values), *pipeline, *words),
         without=(*without, *_without_insertions(experiment), *further),
+        notes=(*notes, *further_notes),
     )
 
 
-def _megatron_pipeline(experiment: Experiment, table: Schedule) -> tuple[list[str], list[str]]:
-    """Return the arguments with which Megatron-LM runs a table, and the parts that differ from the simulation."""
+def _megatron_pipeline(experiment: Experiment, table: Schedule) -> tuple[list[str], list[str], list[str]]:
+    """Return the arguments with which Megatron-LM runs a table, the reason why it does not, and notes.
+
+    Differences of messages are notes: a policy that the user writes is a choice of the simulation.
+    """
     for fault in _megatron_faults(experiment, table):
-        return [], [f"schedule {experiment.schedule.name}: {fault}"]
+        return [], [f"schedule {experiment.schedule.name}: {fault}"], []
     ranks, chunks = table.ranks, table.stages // table.ranks
-    words, without = _megatron_layers(values_of(experiment.model), ranks, chunks)
+    words, notes = _megatron_layers(values_of(experiment.model), ranks, chunks)
     group = group_in_megatron(table)
     if chunks > 1 and group != ranks:
         words += flag_words({"microbatch-group-size-per-virtual-pipeline-stage": group})
@@ -94,7 +130,7 @@ def _megatron_pipeline(experiment: Experiment, table: Schedule) -> tuple[list[st
         words += ["--overlap-moe-expert-parallel-comm"]
         words += ["--delay-wgrad-compute"] if values_of(experiment.costs).get("delay_wgrad", True) else []
     messages, differences = _megatron_messages(experiment, chunks) if ranks > 1 else ([], [])
-    return [*words, *messages], [*without, *differences]
+    return [*words, *messages], [], [*notes, *differences]
 
 
 def _megatron_faults(experiment: Experiment, table: Schedule) -> Iterator[str]:
@@ -138,7 +174,7 @@ def _combined_faults(experiment: Experiment, ranks: int) -> Iterator[str]:
 
 
 def _megatron_layers(model: dict[str, Any], ranks: int, chunks: int) -> tuple[list[str], list[str]]:
-    """Return the arguments of virtual stages and of the split of layers, and a split without arguments."""
+    """Return the arguments of virtual stages and of the split of layers, and a note on a missing split."""
     layout = model.get("layout") or _layout(model.get("layers_per_stage"), int(model.get("mtp") or 0))
     if layout:
         return ["--pipeline-model-parallel-layout", layout], []
@@ -170,10 +206,11 @@ def _megatron_messages(experiment: Experiment, chunks: int) -> tuple[list[str], 
     return words, without
 
 
-def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str]]:
-    """Return the arguments of a model's parallelism, optimizer and recomputation, and parts without arguments."""
+def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], list[str]]:
+    """Return the arguments of parallelism, optimizer and recomputation, parts without arguments, and notes."""
     parallel, model, costs = experiment.parallel, values_of(experiment.model), values_of(experiment.costs)
     without: list[str] = []
+    notes: list[str] = []
     words = ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
     if (parallel.ep or 1) > 1:
         dispatcher = "flex" if costs.get("dispatcher") == "deduplicated" else "alltoall"
@@ -187,12 +224,12 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str]]:
     if zero > 1:
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
         words += ["--ckpt-format", "fsdp_dtensor"]
-        without.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
+        notes.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
     words += _recompute(model)
     if "mlp_act" in (model.get("recompute_modules") or []):
         without.append("recompute_modules: mlp_act")
-    return words, without
+    return words, without, notes
 
 
 def flag_words(values: dict[str, Any]) -> list[str]:
@@ -235,7 +272,7 @@ def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
     """Return the arguments that count head and embedding as layers, or the missing split."""
     if stages > 1 and 0 < stages - layers <= len(_ENDS):
         return [f"--account-for-{end}-in-pipeline-split" for end in _ENDS[: stages - layers]], []
-    missing = f"an even split of {layers} layers on {stages} stages: write --pipeline-model-parallel-layout"
+    missing = f"{layers} layers on {stages} stages: write --pipeline-model-parallel-layout"
     return [], [missing] if layers % stages else []
 
 
@@ -251,7 +288,8 @@ def _without_insertions(experiment: Experiment) -> list[str]:
 _SINGLE_STAGE = {"1f1b": "1F1B", "gpipe": "GPipe"}
 _SEVERAL_STAGES = {"interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "dualpipe-v": "DualPipeV"}
 """Schedules with PyTorch's order for all costs, unlike zero-bubble schedules of the same name."""
-_LAYERS_PER_STAGE = "layers per stage: module_fqns_per_model_part in its configuration"
+_LAYERS_PER_STAGE = "layers per stage: write module_fqns_per_model_part in the configuration"
+_SEQUENTIAL_PAIRS = "overlapped pairs: it runs their actions one after the other"
 _DEFAULT_GLOBAL_BATCH = -1
 """Local batch times data-parallel ranks."""
 
@@ -264,16 +302,19 @@ def torchtitan_schedule(experiment: Experiment, table: Schedule) -> str:
     return names.get(experiment.schedule.name, "")
 
 
-def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str = "") -> Arguments:
+def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str | None = None) -> Arguments:
     """Return the launch arguments of torchtitan; without a model, those of the pipeline.
 
     Args:
         experiment: the configuration with all options of its cost model.
         table: the schedule's table.
-        file: the CSV file of the table; by default, torchtitan's schedule of the same name has the order.
+        file: the CSV file of the table; empty if torchtitan's schedule of the same name has the order. By default
+            :data:`TABLE_FILE` where torchtitan has no such schedule.
     """
+    if file is None:
+        file = "" if torchtitan_schedule(experiment, table) else TABLE_FILE
     parallel, batch = experiment.parallel, experiment.batch
-    values, without = _pipeline(experiment, table, file)
+    values, without, notes = _pipeline(experiment, table, file)
     words: list[str] = []
     if experiment.model is not None:
         sharding, differences = _sharding(experiment)
@@ -292,7 +333,7 @@ def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str = ""
         without += [*differences, *recomputation_differences, *_without_insertions(experiment)]
     if table.ranks > 1 or (parallel.ep or 1) > 1:
         words.insert(0, "--training.disable_cuda_graphs")
-    return Arguments(words=(*flag_words(values), *words), without=tuple(without))
+    return Arguments(words=(*flag_words(values), *words), without=tuple(without), notes=tuple(notes))
 
 
 def _torchtitan_recompute(model: dict[str, Any]) -> tuple[str, list[str]]:
@@ -305,11 +346,11 @@ def _torchtitan_recompute(model: dict[str, Any]) -> tuple[str, list[str]]:
     return f"activation-checkpoint:{recompute}", without
 
 
-def _pipeline(experiment: Experiment, table: Schedule, file: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments of the pipeline and of its microbatches, and the parts that torchtitan rejects."""
+def _pipeline(experiment: Experiment, table: Schedule, file: str) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the arguments of the pipeline and its microbatches, the parts that torchtitan rejects, and notes."""
     batch, ranks = experiment.batch, table.ranks
     if ranks == 1:
-        return {"parallelism.pipeline_parallel_degree": 1, "training.local_batch_size": batch.micro}, []
+        return {"parallelism.pipeline_parallel_degree": 1, "training.local_batch_size": batch.micro}, [], []
     microbatches = batch.known_microbatches or table.microbatches
     name = "parallelism.pipeline_parallel_{}"
     if file:
@@ -326,8 +367,8 @@ def _pipeline(experiment: Experiment, table: Schedule, file: str) -> tuple[dict[
         "training.local_batch_size": batch.micro * microbatches,
     }
     if table.has_pairs:
-        faults.append("overlapped pairs: it runs their actions one after the other")
-    return values, [*faults, *([] if split else [_LAYERS_PER_STAGE])]
+        faults.append(_SEQUENTIAL_PAIRS)
+    return values, faults, [] if split else [_LAYERS_PER_STAGE]
 
 
 def _schedule_of_placement(table: Schedule) -> str:
@@ -406,3 +447,33 @@ def _stages(model: dict[str, Any], ranks: int, chunks: int) -> dict[str, Any]:
                     **({name.format("layers_per_stage"): layers_per_stage} if chunks > 1 else {}),
                 }  # fmt: skip
     return {}
+
+
+def pytorch_arguments(experiment: Experiment, table: Schedule, file: str = TABLE_FILE) -> Arguments:
+    """Return the file of the table as the argument of PyTorch's pipeline runtime.
+
+    Model, parallelism and optimizer are the program's own.
+    """
+    without = [*map(": ".join, unsupported_parts(table)), *_without_insertions(experiment)]
+    without += [_SEQUENTIAL_PAIRS] if table.has_pairs else []
+    return Arguments(words=(file,), without=tuple(without), notes=(f"_PipelineScheduleRuntime loads {file}",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """A framework that runs a plan."""
+
+    title: str
+    """Its name in texts, with what its arguments belong to."""
+    arguments: Callable[[Experiment, Schedule], Arguments]
+    """Returns its launch arguments for a configuration with all options of its cost model, and a table."""
+
+
+FRAMEWORKS = {
+    "megatron": Framework(title="Megatron-LM", arguments=megatron_arguments),
+    "torchtitan": Framework(title="torchtitan", arguments=torchtitan_arguments),
+    "pytorch": Framework(title="PyTorch", arguments=pytorch_arguments),
+}
+"""Frameworks by the names that ``pptrace plan --for`` takes."""
+ANY = "any"
+"""The name for all frameworks, also those that a plan has no arguments for."""

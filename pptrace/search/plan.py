@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,19 +14,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.config.resolution import Config, check_arguments, document_of
+from pptrace.config.schema import is_yaml_file
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
-from pptrace.report.document import Document, Printed, Table
+from pptrace.report.document import NO_BREAK, Document, Printed, Table
+from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
 from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, Search
-from pptrace.search.launch_arguments import (
-    megatron_arguments,
-    torchtitan_arguments,
-    torchtitan_schedule,
-    values_of,
-)
+from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, command_lines, values_of
 from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
 from pptrace.search.result_table import TABLES, write_table
@@ -64,8 +62,6 @@ _CONTENDERS = 5
 """The largest number of contenders."""
 _NEAR = Fraction(11, 10)
 """The largest score of a contender, relative to that of the first place."""
-_TABLE_FILE = "best.csv"
-"""The file of the first place's table in launch arguments."""
 _NOT_SHOWN = frozenset({"error", "point", SEARCHED_TABLE})
 """Cells of a simulated row that are no figures."""
 MARGIN = Fraction(2, 100)
@@ -154,6 +150,8 @@ class Plan(Printed):
     """All candidates of the space."""
     robustness: Robustness | None
     """The first place on other machines; None where no place is near it, or where not requested."""
+    foreign: Candidate | None = None
+    """The fastest candidate that the framework does not run, if it is faster than the first place."""
     heading: str = ""
     """The varied sizes."""
 
@@ -219,11 +217,10 @@ class Plan(Printed):
         """
         has_empty_stages = int(self.problem.facts.get("layers") or 0) < self.best.layout.pp * self.best.chunks
         stated = self.with_layers_per_stage
-        megatron = self.experiment if has_empty_stages else stated
-        file = "" if torchtitan_schedule(stated, self.schedule) else _TABLE_FILE
+        experiments = {"megatron": self.experiment if has_empty_stages else stated}
         return {
-            "megatron-lm": megatron_arguments(megatron, self.schedule),
-            "torchtitan": torchtitan_arguments(stated, self.schedule, file),
+            name: framework.arguments(experiments.get(name, stated), self.schedule)
+            for name, framework in FRAMEWORKS.items()
         }
 
     def table_command(self, arguments: Arguments) -> str | None:
@@ -231,10 +228,20 @@ class Plan(Printed):
 
         A table that a search found is written beside ``best.yaml``, the configuration that :meth:`save` writes.
         """
-        if _TABLE_FILE not in arguments.words:
+        if TABLE_FILE not in arguments.words:
             return None
-        command = "pptrace simulate best.yaml" if self._searched_table else _command(self.best)
-        return f"{command} -o {_TABLE_FILE}"
+        command = ["pptrace", "simulate", "best.yaml"] if self._searched_table else self.command
+        return shlex.join([*command, "-o", TABLE_FILE])
+
+    @property
+    def command(self) -> list[str]:
+        """The command that simulates the first place."""
+        settings = Change(settings=self.problem.given).with_settings(
+            {key: value for key, value in self.best.settings.items() if value is not None}
+        )
+        source = self.problem.document.source
+        files = [source if is_yaml_file(source) else "CONFIG"] if source else []
+        return ["pptrace", "simulate", *files, *settings.words]
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -280,6 +287,7 @@ class Plan(Printed):
         robustness = self.robustness
         return {
             "gpus": self.request.gpus, "memory": self.request.memory, "objective": self.request.objective,
+            "framework": self.problem.framework or ANY, "faster_on_any": self._faster_on_any(),
             "counts": self.counts(), "refused": self.refusals(), "places": places,
             "tied": {"margin": float(MARGIN), "places": len(self.tied)},
             "robustness": None if robustness is None else {
@@ -293,11 +301,21 @@ class Plan(Printed):
             "configuration": self.configuration,
             "arguments": {
                 name: {
-                    "arguments": words.text, "without": list(words.without),
+                    "arguments": words.text, "without": list(words.without), "notes": list(words.notes),
                     "table": self.table_command(words),
                 }
                 for name, words in self.frameworks.items()
             },
+        }  # fmt: skip
+
+    def _faster_on_any(self) -> dict[str, Any] | None:
+        """Return the fastest candidate that the framework does not run."""
+        if self.foreign is None:
+            return None
+        return {
+            "schedule": self.foreign.schedule, "arguments": self.foreign.arguments, "reason": self.foreign.reason,
+            "step_ns": self.foreign.row["step_ns"],
+            "behind": float(self.foreign.score[-1] / self.best.score[-1] - 1),
         }  # fmt: skip
 
     def save(self, *targets: str | Path) -> list[Path]:
@@ -350,12 +368,15 @@ class Plan(Printed):
 
     def document(self) -> Document:
         """Return the tables that the command line prints."""
-        about_places = (*_gaps(self), *_ties(self), *_equivalents(self), *_robustness(self))
+        about_places = (
+            *_gaps(self), *_ties(self), *_equivalents(self), *_robustness(self), *_other_frameworks(self)
+        )  # fmt: skip
         tables = [
-            block for rows in (about_places, _counts(self), _frameworks(self)) if rows
+            block for rows in (about_places, _counts(self)) if rows
             for block in ("", Table(rows=tuple(rows), words=2, splits=True))
         ]  # fmt: skip
-        return Document(title="plan", lead=(*_request_lines(self), "", _table(self), *tables))
+        lead = (*_request_lines(self), "", _table(self), *tables, *_commands(self))
+        return Document(title="plan", lead=lead)
 
 
 def _table_path(configuration: Path) -> Path:
@@ -391,6 +412,7 @@ def plan(
     vary: Mapping[str, Iterable[Any]] | Sequence[str] = (),
     top: int = 10,
     exhaustive: bool = False,
+    framework: str = "",
     robust: bool = True,
     sets: Sequence[str] = (),
     outputs: Sequence[str | Path] = (),
@@ -412,6 +434,8 @@ def plan(
             values that practitioners vary.
         top: number of ranked configurations.
         exhaustive: simulate all valid configurations, without bounds.
+        framework: the framework that has to run all places: ``megatron``, ``torchtitan``, ``pytorch``, or ``any``
+            for all configurations; by default that of the stack.
         robust: re-simulate the first places on other machines.
         sets: ``key.path=value`` texts, as for ``--set``; sizes among them are fixed.
         outputs: the best (.yaml), tables of all points and pictures to write; finished simulations are reused
@@ -432,7 +456,9 @@ def plan(
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
     check_outputs(paths, _CONFIGURATIONS, _OUTPUT_SUFFIXES)
-    request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
+    request = PlanRequest(
+        gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive, framework=framework
+    )
     plugins = registry or Registry.load()
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
     problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
@@ -443,7 +469,7 @@ def plan(
         robustness = assess_robustness(request, search.best, runner, progress) if robust else None
     result = Plan(
         request=request, problem=problem, ranking=tuple(search.best), candidates=tuple(search.candidates),
-        robustness=robustness, heading=space.heading,
+        robustness=robustness, foreign=search.foreign, heading=space.heading,
     )  # fmt: skip
     result.save(*paths)
     end_journals(paths)
@@ -585,6 +611,7 @@ def _counts(plan: Plan) -> list[tuple[str, str]]:
         f"{counts['considered']:,} configurations: {counts[Outcome.REFUSED]:,} cannot run",
         f"{counts[Outcome.MEMORY]:,} need more memory", f"{counts[Outcome.EQUAL]:,} are duplicates",
         *([f"{counts[Outcome.COVERED]:,} as {PLAIN} on one rank"] if counts[Outcome.COVERED] else []),
+        *_foreign_count(plan, counts[Outcome.FOREIGN]),
         f"{counts[Outcome.BOUNDED]:,} cannot be among the first {plan.request.top}",
         f"{counts[Outcome.SIMULATED]:,} simulated",
     ]  # fmt: skip
@@ -593,6 +620,11 @@ def _counts(plan: Plan) -> list[tuple[str, str]]:
         ("considered", ", ".join(parts)), *([("cannot run", ", ".join(refused))] if refused else []),
         *_default_chunks(plan),
     ]  # fmt: skip
+
+
+def _foreign_count(plan: Plan, count: int) -> list[str]:
+    title = FRAMEWORKS[plan.problem.framework].title if plan.problem.framework else ""
+    return [f"{title} does not run {count:,} of the fastest"] if count else []
 
 
 def _default_chunks(plan: Plan) -> list[tuple[str, str]]:
@@ -611,13 +643,30 @@ def _default_chunks(plan: Plan) -> list[tuple[str, str]]:
     return [("vp", text)]
 
 
-def _frameworks(plan: Plan) -> list[tuple[str, str]]:
-    rows = [("pptrace", plan.best.arguments)]
-    for name, words in zip(("Megatron-LM", "torchtitan"), plan.frameworks.values(), strict=True):
-        rows.append((name, words.line))
-        if command := plan.table_command(words):
-            rows.append((_TABLE_FILE, command))
-    return rows
+def _other_frameworks(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of the fastest configuration that the framework does not run."""
+    if plan.foreign is None:
+        return []
+    gain = float(1 - plan.foreign.score[-1] / plan.best.score[-1])
+    title, candidate = FRAMEWORKS[plan.problem.framework].title, plan.foreign
+    text = f"{candidate.name} is {gain:.1%} shorter, but {title} does not run it: {candidate.reason}"
+    return [(f"--for {ANY}", text)]
+
+
+def _commands(plan: Plan) -> list[str]:
+    """Return the command that reproduces the first place, and the arguments of frameworks, for a shell."""
+    lines = ["", "# pptrace", *command_lines(plan.command)]
+    for name, framework in FRAMEWORKS.items():
+        if plan.problem.framework not in {"", name}:
+            continue
+        arguments = plan.frameworks[name]
+        if arguments.without:
+            lines += ["", f"# {framework.title} does not run this step: {', '.join(arguments.without)}"]
+            continue
+        lines += ["", f"# {framework.title}", *arguments.lines]
+        if command := plan.table_command(arguments):
+            lines += [f"# {TABLE_FILE} comes from", *command_lines(shlex.split(command))]
+    return [line.replace(" ", NO_BREAK) for line in lines]
 
 
 PARTS = {

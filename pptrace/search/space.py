@@ -20,10 +20,13 @@ from pptrace.config.places import Document, Place, key_text, place_of
 from pptrace.config.resolution import document_of, load
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.devices import ranks_named
-from pptrace.run.neighbourhood import WIDELY, literals
+from pptrace.run.inputs import Inputs
+from pptrace.run.neighbourhood import WIDELY, literals, value_of
 from pptrace.run.preparation import build_costs
+from pptrace.run.stacks import framework_of
 from pptrace.search.basis import Entry, limit_settings, memory_limit, parse_entries
 from pptrace.search.grid import axes_of, parse_axes
+from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,12 +95,14 @@ class PlanRequest:
     """Number of ranked places."""
     exhaustive: bool = False
     """Whether to simulate all candidates, without bounds."""
+    framework: str = ""
+    """The framework that has to run all places, or :data:`ANY`; by default that of the stack."""
 
     def check(self) -> None:
         """Refuse invalid values.
 
         Raises:
-            ConfigError: no GPUs, no places, or an unknown objective.
+            ConfigError: no GPUs, no places, an unknown objective or an unknown framework.
         """
         if self.gpus < 1:
             raise ConfigError(f"{self.gpus} is no number of GPUs: write 1 or more", file="--gpus")
@@ -106,6 +111,9 @@ class PlanRequest:
         if self.objective not in OBJECTIVES:
             message = f"{self.objective!r} is no objective{nearest(self.objective, OBJECTIVES)}"
             raise ConfigError(message, file="--objective")
+        if self.framework and self.framework not in {*FRAMEWORKS, ANY}:
+            message = f"{self.framework!r} is no framework: write {', '.join(FRAMEWORKS)} or {ANY}"
+            raise ConfigError(message, file="--for")
 
     def score(self, step_ns: int, layout: Layout) -> Score:
         """Return the score of a step of a layout, or of a lower bound on it."""
@@ -187,6 +195,12 @@ class PlanProblem:
     """Tokens in a sequence."""
     schedule: str
     """The configured schedule; empty without one."""
+    framework: str
+    """The framework that has to run all places; empty for none."""
+    configured: Mapping[str, Any]
+    """The values of the configuration and its stack for the other keys that vary by default."""
+    given: Mapping[str, Any]
+    """The settings of the command line that the plan does not choose, by key."""
 
     def resolved(self, varied: Sequence[Assignment]) -> Resolved:
         """Return the configuration with settings.
@@ -239,6 +253,8 @@ def plan_problem(
         tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
+    if request.framework in FRAMEWORKS and not tree.get("stack") and _has_stack(registry, request.framework):
+        tree["stack"] = request.framework
     document = Document(value=tree, places=places, source=source.source)
     costs = _trial(document, registry, request)
     if request.memory is not None:
@@ -252,7 +268,23 @@ def plan_problem(
         model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
         node_gpus=(cluster.gpus or 1) if cluster else scale_up, on_cluster=cluster is not None,
         sequences=sequences, schedule=schedule, sequence=costs.resolved.experiment.batch.sequence or 0,
+        framework=_framework(request, costs.resolved, registry),
+        configured={key: value_of(costs.resolved, key) for key in _SWITCHES},
+        given={
+            key_text(assigned.path): assigned.value for assigned in given
+            if key_text(assigned.path) not in PLANNED and assigned.value is not None
+        },
     )  # fmt: skip
+
+
+def _has_stack(registry: Registry, framework: str) -> bool:
+    return any(name.rpartition("-")[0] == framework for name in registry.stacks)
+
+
+def _framework(request: PlanRequest, resolved: Resolved, registry: Registry) -> str:
+    """Return the framework that has to run all places; empty for none."""
+    named = request.framework or framework_of(Inputs(resolved=resolved, registry=registry))
+    return named if named in FRAMEWORKS else ""
 
 
 def _fixed(given: Mapping[str, Assignment], axes: Mapping[str, Axis]) -> dict[str, Axis]:
@@ -532,7 +564,7 @@ class Space:
         ]
         for key in _SWITCHES:
             words = self._words(key) if key not in axes else ()
-            values = [value for value in words if value in WIDELY.get(key, words)]
+            values = [value for value in words if value in {*WIDELY.get(key, words), self.problem.configured[key]}]
             axis_values += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
         if self.problem.on_cluster and "parallel.order" not in axes:
             axis_values.append([(setting("parallel.order", order),) for order in _NEAREST])

@@ -46,7 +46,10 @@ def registry() -> Registry:
 
 
 def planned(registry: Registry, **changed: Any) -> Any:
-    given = {"config": STEP, "gpus": 4, "vary": FEW, "executor": "serial", "robust": False, "registry": registry}
+    given = {
+        "config": STEP, "gpus": 4, "vary": FEW, "framework": "any", "executor": "serial", "robust": False,
+        "registry": registry,
+    }  # fmt: skip
     return pptrace.plan(**{**given, **changed})
 
 
@@ -122,7 +125,7 @@ def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(reg
 
 def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
     (tmp_path / "step.yaml").write_text(
-        json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b", "gpipe"], "pp": [2], "tp": [1]}})
+        json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b"], "pp": [2], "tp": [1], "micro": [1, 2]}})
     )
     told = ["--gpus", "4", "--top", "2", "--executor", "serial"]
 
@@ -131,12 +134,49 @@ def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path
     )
 
     answer = json.loads(result.stdout)
-    assert [place["place"] for place in answer["places"]] == [1, 2]
+    assert [(place["place"], place["schedule"]) for place in answer["places"]] == [(1, "1f1b"), (2, "1f1b")]
+    assert answer["framework"] == "megatron"
     assert sum(answer["counts"].values()) == 2 * answer["counts"]["considered"]
     assert {trial["machine"].split(" ")[0] for trial in answer["robustness"]["trials"]} == {
         "bandwidth", "efficiency", "jitter",
     }  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"step.yaml", "p.svg"}
+
+
+def test_a_plan_has_only_what_the_framework_of_the_stack_runs(registry: Registry) -> None:
+    vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v"]}
+
+    every = planned(registry, vary=vary, exhaustive=True)
+    megatron = planned(registry, vary=vary, framework="")
+
+    assert megatron.problem.framework == "megatron"
+    runs = [place for place in every.ranking if place.schedule in {"1f1b", "interleaved-1f1b"}]
+    assert [place.name for place in megatron.ranking] == [place.name for place in runs]
+    assert megatron.foreign is not None
+    assert (megatron.foreign.name, megatron.foreign.score) == (every.best.name, every.best.score)
+    assert "--for any" in str(megatron)
+    assert "does not run it: schedule zb" in " ".join(str(megatron).split())
+    assert "torchtitan" not in str(megatron)
+
+
+def test_a_plan_that_no_framework_restricts_says_which_run_it(registry: Registry) -> None:
+    plan = planned(registry, vary={**FEW, "pp": [4], "tp": [1], "schedule": ["zb-h1"]})
+
+    assert plan.foreign is None
+    assert "# Megatron-LM does not run this step: schedule zb-h1" in str(plan)
+    assert "# PyTorch\n# _PipelineScheduleRuntime loads best.csv" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("framework", "line"),
+    [
+        ("megatron", "plan: Megatron-LM runs none of the configurations that fit: schedule zb-v: .*; --for any"),
+        ("nemo", "--for: 'nemo' is no framework: write megatron, torchtitan, pytorch or any"),
+    ],
+)
+def test_a_framework_that_runs_nothing_is_an_error(registry: Registry, framework: str, line: str) -> None:
+    with pytest.raises(PptraceError, match=line):
+        planned(registry, vary={**FEW, "pp": [4], "tp": [1], "schedule": ["zb-v"]}, framework=framework)
 
 
 def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

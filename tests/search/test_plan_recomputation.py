@@ -47,7 +47,7 @@ def test_what_is_computed_again_varies_within_its_kind(
 
     options = max(len(values) for key, values in vary.items() if key != "recompute")
     assert every.counts()["considered"] == len(every.ranked) == 1 + options
-    words = shlex.split(best.to_dict()["arguments"]["megatron-lm"]["arguments"])
+    words = shlex.split(best.to_dict()["arguments"]["megatron"]["arguments"])
     assert words[words.index("--recompute-granularity") :] == expected
     run = pptrace.simulate(best.configuration, registry=Registry.load())
     assert run.metrics.step_ns == best.best.row["step_ns"]

@@ -42,7 +42,7 @@ def planned(own: Registry, **changed: Any) -> Any:
     given_ = {
         "config": {"model": MODEL, "device": "a100-sxm", "network": {"name": "hockney", "bandwidth": "25 GB/s"}},
         "vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1]}, "gpus": 4, "global": 16,
-        "sequence": 2048, "executor": "serial", "registry": own, "robust": False,
+        "sequence": 2048, "framework": "any", "executor": "serial", "registry": own, "robust": False,
     }  # fmt: skip
     return pptrace.plan(**{**given_, **changed})
 

@@ -58,7 +58,7 @@ def test_the_page_on_megatron_runs_from_top_to_bottom(tmp_path: Path) -> None:
     (tmp_path / "step.yaml").write_text(step, encoding="utf-8")
 
     printed = {line: pptrace_command(tmp_path, line) for line in commands(PAGE)[:2]}
-    assert "without" not in printed["pptrace torch export step.yaml -o step.csv --for megatron-lm"]
+    assert "without" not in printed["pptrace torch export step.yaml -o step.csv --for megatron"]
     assert "pptrace_annotate.annotate()" in (tmp_path / "pptrace_annotate.py").read_text(encoding="utf-8")
     run_program("trace", str(tmp_path / "run" / "torch_profile"))
     printed |= {line: pptrace_command(tmp_path, line) for line in commands(PAGE)[2:7]}

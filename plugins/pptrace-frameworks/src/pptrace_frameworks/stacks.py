@@ -256,19 +256,28 @@ _NANOTRON = (
 def _stacks() -> tuple[StackOffer, ...]:
     def core(version: str, inherits: str = "", *rules: StackRule) -> StackOffer:
         summary = f"Megatron-LM with Megatron-Core {version}."
-        return StackOffer(name=f"megatron-core-{version}", summary=summary, inherits=inherits, rules=rules)
+        return StackOffer(
+            name=f"megatron-core-{version}", summary=summary, inherits=inherits, rules=rules, framework="megatron"
+        )
 
     def nemo(version: str, inherits: str, *rules: StackRule) -> StackOffer:
         summary = f"NeMo {version}."
-        return StackOffer(name=f"nemo-{version}", summary=summary, inherits=inherits, rules=rules)
+        return StackOffer(
+            name=f"nemo-{version}", summary=summary, inherits=inherits, rules=rules, framework="megatron"
+        )
 
     def bridge(version: str, inherits: str, *rules: StackRule) -> StackOffer:
         summary = f"Megatron-Bridge {version}, as its performance recipes run."
         return StackOffer(name=f"megatron-bridge-{version}", summary=summary, inherits=inherits, rules=rules)
 
     return (
-        StackOffer(name="megatron-lm-2021", summary="Megatron-LM v2.5 of August 2021.", rules=_OF_2021),
-        StackOffer(name="megatron-lm-2022", summary="Megatron-LM of June 2022.", rules=_OF_2022),
+        StackOffer(
+            name="megatron-lm-2021", summary="Megatron-LM v2.5 of August 2021.", rules=_OF_2021,
+            framework="megatron",
+        ),
+        StackOffer(
+            name="megatron-lm-2022", summary="Megatron-LM of June 2022.", rules=_OF_2022, framework="megatron"
+        ),
         StackOffer(
             name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
         ),

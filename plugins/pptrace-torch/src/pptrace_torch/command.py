@@ -152,7 +152,7 @@ def _run(manifest: Manifest, steps: int, limit_s: float, folder: Path) -> None:
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Table, .csv."
 )
-@click.option("--for", "framework", type=click.Choice(["torchtitan", "megatron-lm"]),
+@click.option("--for", "framework", type=click.Choice(["megatron", "torchtitan"]),
               help="Also print the arguments with which this framework runs the table.")  # fmt: skip
 @click.option("--comms", is_flag=True,
               help="Write the messages and other actions too that PyTorch inserts (compute_comms).")  # fmt: skip
@@ -181,9 +181,9 @@ def export(
         sys.stderr.write(f"{prepared.batch_text}: PyTorch runs every slice as a microbatch, {count} in all\n")
     experiment = prepared.resolved.experiment
     if framework == "torchtitan":
-        click.echo(torchtitan_arguments(experiment, schedule, str(output)).line)
+        click.echo("\n".join(torchtitan_arguments(experiment, schedule, str(output)).lines))
     elif framework:
-        click.echo(megatron_arguments(experiment, schedule).line)
+        click.echo("\n".join(megatron_arguments(experiment, schedule).lines))
 
 
 def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None, **sizes: int | None) -> Prepared:
