@@ -44,7 +44,8 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
               help="Do not simulate the first places on other machines.")  # fmt: skip
 @experiment_flags()
 @outputs_option(
-    "Write the best (.yaml), all points (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated."
+    "Write the best (.yaml), a script that runs it (.sh), all points (.csv, .parquet) or a picture (.png, .svg, "
+    ".pdf); may be repeated."
 )
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",

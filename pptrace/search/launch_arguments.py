@@ -467,11 +467,32 @@ class Framework:
     """Its name in texts, with what its arguments belong to."""
     arguments: Callable[[Experiment, Schedule], Arguments]
     """Returns its launch arguments for a configuration with all options of its cost model, and a table."""
+    program: tuple[str, ...] = ()
+    """The program that takes the arguments; empty if the framework is a library."""
+
+    def script(self, name: str, arguments: Arguments, file_from: str | None) -> str:
+        """Return a shell script that runs the program; words after its name are further arguments.
+
+        Args:
+            name: the name of the configuration.
+            arguments: arguments of a step that the framework runs.
+            file_from: the command that writes the table of the arguments; None without one.
+        """
+        comments = [
+            f"pptrace plan: {name}", f"{self.title}: append the arguments of your model, data and checkpoints",
+            *arguments.notes, *([f"{TABLE_FILE} comes from: {file_from}"] if file_from else []),
+        ]  # fmt: skip
+        *lines, last = command_lines(["exec", "torchrun", *self.program, *arguments.words])
+        return "\n".join(
+            ["#!/usr/bin/env bash", *(f"# {comment}" for comment in comments), *lines, f'{last} "$@"', ""]
+        )
 
 
 FRAMEWORKS = {
-    "megatron": Framework(title="Megatron-LM", arguments=megatron_arguments),
-    "torchtitan": Framework(title="torchtitan", arguments=torchtitan_arguments),
+    "megatron": Framework(title="Megatron-LM", arguments=megatron_arguments, program=("pretrain_gpt.py",)),
+    "torchtitan": Framework(
+        title="torchtitan", arguments=torchtitan_arguments, program=("-m", "torchtitan.train")
+    ),
     "pytorch": Framework(title="PyTorch", arguments=pytorch_arguments),
 }
 """Frameworks by the names that ``pptrace plan --for`` takes."""

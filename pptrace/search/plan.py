@@ -15,6 +15,7 @@ from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.config.resolution import Config, check_arguments, document_of
 from pptrace.config.schema import is_yaml_file
+from pptrace.errors import OutputError
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
@@ -132,7 +133,11 @@ def assess_robustness(
 
 
 _CONFIGURATIONS = (".yaml", ".yml")
-_OUTPUT_SUFFIXES = ".yaml for the best configuration, .csv or .parquet for all, .png, .svg or .pdf for a picture"
+_SCRIPT = ".sh"
+_OUTPUT_SUFFIXES = (
+    ".yaml for the best configuration, .sh for a script that runs it, .csv or .parquet for all, .png, .svg or "
+    ".pdf for a picture"
+)
 """The suffixes of outputs in words."""
 
 
@@ -319,7 +324,7 @@ class Plan(Printed):
         }  # fmt: skip
 
     def save(self, *targets: str | Path) -> list[Path]:
-        """Write the best configuration (.yaml), all points (.csv, .parquet) and pictures (.png, .svg, .pdf).
+        """Write the best configuration (.yaml), its script (.sh), all points (.csv, .parquet) and pictures.
 
         If a search found the first place's table, it is written beside the configuration, which names it:
         ``best.table.csv`` beside ``best.yaml``.
@@ -329,7 +334,7 @@ class Plan(Printed):
             PptraceError: a package that is missing.
         """
         paths = [Path(target) for target in targets]
-        check_outputs(paths, _CONFIGURATIONS, _OUTPUT_SUFFIXES)
+        check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT), _OUTPUT_SUFFIXES)
         with ExitStack() as pending:
             for path in paths:
                 self._write(path, pending)
@@ -352,12 +357,27 @@ class Plan(Printed):
             rows = self.table()
             columns = list(dict.fromkeys(key for row in rows for key in row))
             write_table(path, temporary, columns, rows)
+        elif suffix == _SCRIPT:
+            temporary.write_text(self.script(path), encoding="utf-8", newline="\n")
+            temporary.chmod(0o755)
         elif self._searched_table:
             table = pending.enter_context(replace_file(_table_path(path)))
             table.write_text(self._searched_table, encoding="utf-8", newline="\n")
             temporary.write_text(self.to_yaml(_table_path(path)), encoding="utf-8")
         else:
             temporary.write_text(self.to_yaml(), encoding="utf-8")
+
+    def script(self, path: Path) -> str:
+        """Return a shell script with which the framework runs the first place; of several, the first that runs it.
+
+        Raises:
+            OutputError: no framework with a program runs it.
+        """
+        for name, framework in FRAMEWORKS.items():
+            arguments = self.frameworks[name]
+            if framework.program and not arguments.without and self.problem.framework in {"", name}:
+                return framework.script(self.best.name, arguments, self.table_command(arguments))
+        raise OutputError("no framework runs the first place from a script: write .yaml", file=path)
 
     def to_yaml(self, table: Path | None = None) -> str:
         """Return the first place as a configuration file, with the file of a table in place of its schedule."""
@@ -455,7 +475,7 @@ def plan(
     """
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
-    check_outputs(paths, _CONFIGURATIONS, _OUTPUT_SUFFIXES)
+    check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT), _OUTPUT_SUFFIXES)
     request = PlanRequest(
         gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive, framework=framework
     )

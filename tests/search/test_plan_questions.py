@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import pptrace
 from pptrace.cli.plan import command
 from pptrace.cli.simulate import command as simulate
 from pptrace.config.quantities import format_size
+from pptrace.config.resolution import document_of, load
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.report.numbers import unique_names
@@ -157,6 +161,29 @@ def test_a_plan_has_only_what_the_framework_of_the_stack_runs(registry: Registry
     assert "--for any" in str(megatron)
     assert "does not run it: schedule zb" in " ".join(str(megatron).split())
     assert "torchtitan" not in str(megatron)
+
+
+def test_the_script_of_a_plan_is_read_back_as_its_configuration(registry: Registry, tmp_path: Path) -> None:
+    pytest.importorskip("pptrace_frameworks")
+    job = {**STEP, "model": "llama3-8b", "batch": {"global": 8, "sequence": 8192}}
+    vary = {**FEW, "pp": [4], "tp": [2], "cp": [1], "schedule": ["interleaved-1f1b"], "vp": [2]}
+    plan = planned(registry, config=job, gpus=8, vary=vary, framework="megatron", outputs=[tmp_path / "run.sh"])
+    sizes = ["--model", "llama3-8b", "--device", "a100-sxm", "--gpus", "8"]
+
+    run = CliRunner().invoke(registry.commands["recipe"].offer.load(), [str(tmp_path / "run.sh"), *sizes])
+
+    assert run.exit_code == 0, run.output
+    read = load(document_of(yaml.safe_load(run.stdout)))
+    assert read.experiment.parallel == plan.experiment.parallel
+    assert os.access(tmp_path / "run.sh", os.X_OK)
+    subprocess.run(["bash", "-n", tmp_path / "run.sh"], check=True)
+
+
+def test_a_step_that_no_program_runs_has_no_script(registry: Registry, tmp_path: Path) -> None:
+    with pytest.raises(PptraceError, match=r"run\.sh: no framework runs the first place from a script"):
+        planned(registry, framework="pytorch", outputs=[tmp_path / "run.sh"])
+
+    assert not (tmp_path / "run.sh").exists()
 
 
 def test_a_plan_that_no_framework_restricts_says_which_run_it(registry: Registry) -> None:

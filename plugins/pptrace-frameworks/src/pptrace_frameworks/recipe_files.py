@@ -226,6 +226,8 @@ _VARIABLE = re.compile(
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
 
 
+_FURTHER = ("$@", "$*")
+"""Further words of a script's command line."""
 _END = ""
 """The word after the last one of a line, which ends the values of an argument."""
 
@@ -280,7 +282,7 @@ def _arguments(words: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
             name, equals, value = word[2:].partition("=")
             name, found_value = _switch(name.replace("-", "_"))
             found[name] = _typed(value) if equals else found_value
-        elif word == _END or word.endswith(".py"):
+        elif word in {_END, *_FURTHER} or word.endswith(".py"):
             name = ""
         elif name and "$" in word:
             unknown[f"{word} of --{name.replace('_', '-')}"] = None
