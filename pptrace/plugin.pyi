@@ -3,6 +3,7 @@ from pptrace.config.limits import check_events as check_events
 from pptrace.config.overrides import parse_value as parse_value
 from pptrace.config.quantities import Duration as Duration
 from pptrace.config.quantities import Flops as Flops
+from pptrace.config.quantities import Power as Power
 from pptrace.config.quantities import Rate as Rate
 from pptrace.config.quantities import Size as Size
 from pptrace.config.quantities import format_size as format_size

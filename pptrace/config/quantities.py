@@ -207,6 +207,10 @@ FLOPS = Dimension(
     examples=("989 TFLOP/s", "1 PFLOP/s"),
     positive=True,
 )
+POWER = Dimension(
+    name="power", units=_scaled({"W": 1, "kW": 1000}), written={"W": 1}, rounded_to=("W",),
+    examples=("500 W", "1.2 kW"), positive=True,
+)  # fmt: skip
 
 Size: TypeAlias = Annotated[int, SIZE]
 """Bytes, written as a size."""
@@ -216,6 +220,8 @@ Duration: TypeAlias = Annotated[int, DURATION]
 """Nanoseconds, written as a time."""
 Flops: TypeAlias = Annotated[int, FLOPS]
 """Floating-point operations per second, written as a compute rate; never zero."""
+Power: TypeAlias = Annotated[int, POWER]
+"""Watts, written as a power; never zero."""
 
 parse_size, format_size, exact_size = SIZE.parse, SIZE.rounded, SIZE.exact
 """``parse_size('64 KiB') == 65536``, ``format_size(123456) == '121 KiB'``, ``exact_size(65536) == '64 KiB'``."""

@@ -13,6 +13,7 @@ from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.link_use import busiest_links
+from pptrace.timeline.metrics import plausibility_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +54,7 @@ def summary_document(
 
     Above the limit of lines, blank lines are dropped first, then the data-parallel row, then those of links.
     """
-    head = [*_headline(run), *_notes(run), _figures(run)]
+    head = [*_headline(run), *_notes(run, advice.best), _figures(run)]
     rows = [(_ALWAYS, _where_time_goes(run)), (_COMMUNICATION, _communication(run)), (_LINKS, _busiest(run))]
     end: list[Block] = [_ranks(run), *_warning(run), *_last(run, bottleneck, advice.best, written)]
     for least in range(_ALWAYS + 1):
@@ -132,11 +133,16 @@ def _headline(run: SimulatedStep) -> list[str]:
     ]
 
 
-def _notes(run: SimulatedStep) -> list[str]:
+def _notes(run: SimulatedStep, advised: Tried | None) -> list[str]:
     reduction = run.prepared.resolved.experiment.data_parallel
     slow = bool(reduction.speeds or reduction.spread)
     of_replicas = [note for note in run.prepared.workload.notes if slow and note.startswith("Of ")]
-    return [f"note: {note}" for note in (*run.prepared.notes, *of_replicas)]
+    metrics = run.metrics
+    steps = [("this step", metrics.mfu, metrics.plausible_mfu)]
+    if advised is not None and advised.step_ns and metrics.mfu:
+        steps.append(("the advised step", metrics.mfu * metrics.step_ns / advised.step_ns, metrics.plausible_mfu))
+    plausibility = plausibility_notes(steps)
+    return [f"note: {note}" for note in (*run.prepared.notes, *of_replicas, *plausibility)]
 
 
 def _network(run: SimulatedStep) -> str:

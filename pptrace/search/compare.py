@@ -33,6 +33,7 @@ from pptrace.search.ranking import (
     versions_of,
 )
 from pptrace.steps.kinds import Kind
+from pptrace.timeline.metrics import plausibility_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -309,6 +310,7 @@ def _notes(comparison: Comparison) -> list[str]:
     notes += options_notes(runs)
     notes += fallback_notes([(row.entry.label, row.messages, run) for row, run in comparison.ran])
     notes += work_note(runs)
+    notes += plausibility_notes((label, run.metrics.mfu, run.metrics.plausible_mfu) for label, run in runs)
     over = [run.metrics.memory for _, run in runs if run.metrics.memory.over_capacity]
     if over:
         capacities = sorted({int(size) for memory in over for size in memory.room_bytes})

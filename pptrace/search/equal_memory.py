@@ -33,7 +33,7 @@ from pptrace.search.ranking import (
     versions_of,
 )
 from pptrace.search.settings_search import NO_COPY_TIMES, SettingsSearch, copies_take_time, varied_settings
-from pptrace.timeline.metrics import hidden_ns
+from pptrace.timeline.metrics import hidden_ns, plausibility_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -571,6 +571,7 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) ->
         f"simulated {simulated} variants: of {candidates} estimated ones the likeliest, and others near the best",
         *([f"offload left out{subject}: {NO_COPY_TIMES}"] if untimed else []),
         *fallback_notes(runs),
+        *plausibility_notes((label, run.metrics.mfu, run.metrics.plausible_mfu) for label, _, run in runs),
     ]
 
 

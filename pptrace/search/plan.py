@@ -46,6 +46,7 @@ from pptrace.search.space import (
 from pptrace.search.sweep import PICTURES, check_outputs, end_journals
 from pptrace.steps.actions import Form
 from pptrace.steps.text_forms import parse_table
+from pptrace.timeline.metrics import plausibility_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -389,7 +390,8 @@ class Plan(Printed):
     def document(self) -> Document:
         """Return the tables that the command line prints."""
         about_places = (
-            *_gaps(self), *_ties(self), *_equivalents(self), *_robustness(self), *_other_frameworks(self)
+            *_gaps(self), *_ties(self), *_equivalents(self), *_robustness(self), *_other_frameworks(self),
+            *_plausibility(self),
         )  # fmt: skip
         tables = [
             block for rows in (about_places, _counts(self)) if rows
@@ -623,6 +625,18 @@ def _robustness(plan: Plan) -> list[tuple[str, str]]:
     skipped = len(MACHINES) - total
     failures = [f"it fails or does not fit on {skipped}"] if skipped else []
     return [("robustness", "; ".join([text, *failures, *lost_places]))]
+
+
+def _plausibility(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of the places that are faster than published steps make plausible."""
+    steps = [(f"#{place}", candidate.row) for place, candidate in enumerate(plan.ranked, 1)]
+    notes = plausibility_notes((name, _share(row, "mfu"), _share(row, "plausible_mfu")) for name, row in steps)
+    return [("note", note) for note in notes]
+
+
+def _share(row: Row, name: str) -> float | None:
+    value = row.get(name)
+    return float(value) if value else None
 
 
 def _counts(plan: Plan) -> list[tuple[str, str]]:

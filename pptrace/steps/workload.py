@@ -63,7 +63,7 @@ OPTIONAL = (
 )  # fmt: skip
 WHOLE = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
-    "unit_time_ns",
+    "plausible_flops", "unit_time_ns",
 )  # fmt: skip
 
 
@@ -170,6 +170,9 @@ class Workload:
     """Floating-point operations of the whole job's step, without recomputation; 0 for unknown."""
     peak_flops: int = 0
     """Dense peak of all devices of the whole job, in FLOP/s; 0 for unknown."""
+    plausible_flops: int = 0
+    """Model FLOP/s of the whole job above which a step is faster than published steps on these devices make
+    plausible; 0 for unknown."""
     unit_time_ns: int = 0
     """Nanoseconds of one abstract unit of time; 0 for real times."""
     segments: Mapping[Kind, Sequence[tuple[Segment, ...]]] = field(default_factory=lambda: MappingProxyType({}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from pptrace.timeline.messages import messages
 from pptrace.timeline.timeline import Counter, step_functions, window
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from pptrace.steps.columns import Int32s, Int64s
@@ -52,6 +54,8 @@ class Metrics:
     """Model FLOPs of the whole job's step; 0 where unknown."""
     peak_flops: int
     """Peak FLOP/s of the whole job's devices; 0 where unknown."""
+    plausible_flops: int
+    """Highest plausible model FLOP/s of the whole job, by published steps; 0 where unknown."""
     notes: tuple[str, ...] = ()
     """How figures were counted."""
 
@@ -99,18 +103,42 @@ class Metrics:
         available = self.peak_flops * self.step_ns
         return self.model_flops * 1e9 / available if self.model_flops and available else None
 
+    @property
+    def plausible_mfu(self) -> float | None:
+        """Highest plausible MFU, by published steps on the same devices; None where unknown."""
+        return self.plausible_flops / self.peak_flops if self.plausible_flops and self.peak_flops else None
+
 
 def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None) -> Metrics:
     """Measure a timeline; the workload gives tokens, FLOPs, and the memory unless ``memory`` is given."""
     opened, closed = window(timeline)
     spent = time_spent(timeline)
-    return Metrics(
+    metrics = Metrics(
         start_ns=opened, end_ns=closed, busy_ns=spent.busy_ns, idle_ns=spent.idle_ns,
         collective_ns=spent.collective_ns, reduction_ns=spent.reduction_ns, groups=group_times(timeline),
         memory=memory or measure_memory(timeline, workload), path=critical_path(timeline),
         tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
-        notes=workload.notes,
+        plausible_flops=workload.plausible_flops,
     )  # fmt: skip
+    noted = plausibility_notes([("this step", metrics.mfu, metrics.plausible_mfu)])
+    return replace(metrics, notes=(*noted, *workload.notes))
+
+
+def plausibility_notes(steps: Iterable[tuple[str, float | None, float | None]]) -> list[str]:
+    """Return a note on steps that are faster than published steps make plausible; none without such a step.
+
+    Args:
+        steps: name, MFU and highest plausible MFU of each step.
+
+    >>> plausibility_notes([("1f1b", 0.5, 0.55), ("zb-v", 0.6, 0.55), ("gpipe", 0.4, None)])
+    ['MFU of zb-v is above 55.0%, what published steps on this device make plausible']
+    """
+    higher = [(name, limit) for name, mfu, limit in steps if mfu and limit and mfu > limit]
+    if not higher:
+        return []
+    names, limits = zip(*higher, strict=True)
+    text = f"MFU of {' and '.join(names)} is above {min(limits):.1%}"
+    return [f"{text}, what published steps on this device make plausible"]
 
 
 def hidden_ns(timeline: Timeline) -> Int64s:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import Field
 
-from pptrace.plugin import ConfigError, Duration, Flops, Rate, Size
+from pptrace.plugin import ConfigError, Duration, Flops, Power, Rate, Size
 from pptrace_models.transformer import Parameters
 
 if TYPE_CHECKING:
@@ -32,8 +32,21 @@ Peak = Annotated[Flops, Field(ge=1, le=10**20)]
 Bandwidth = Annotated[Rate, Field(ge=1, le=10**17)]
 Latency = Annotated[Duration, Field(ge=0, le=10**12)]
 Efficiency = Annotated[float, Field(gt=0, le=1)]
+Limit = Annotated[Power, Field(ge=1, le=100_000)]
 
 
+_MULTIPLIED = (
+    "compute_efficiency", "attention_efficiency", "attention_attainable", "attention_flash_2",
+    "attainable_bf16", "attainable_fp8", "attainable_mxfp8", "attainable_nvfp4",
+)  # fmt: skip
+"""Shares of the peaks that depend on the clock of the multiprocessors."""
+_CLOCK_EXPONENT = 0.22
+"""Exponent of the rate of products over the power limit.
+
+The best products that mamf-finder found (ml-engineering) on boards with the same chip: 252.9 and 271.2 TFLOP/s on
+A100 with 300 and 400 W, 794.5 and 828.6 on H100 and GH200 with 700 and 900 W, 1745 and 1822 on B200 and GB200 with
+1000 and 1200 W. Their exponents are 0.24, 0.17 and 0.24. With voltage proportional to frequency it would be 1/3.
+"""
 _GIVES = {"mxfp8": "device.peak_fp8 and device.attainable_mxfp8", "nvfp4": "device.peak_fp4"}
 
 
@@ -103,23 +116,62 @@ class Accelerator(Parameters):
     attention_backward: Efficiency = 0.85
     """Rate of the backward of flash attention, relative to the forward's (``kernels: shapes``)."""
 
+    power: Limit | None = None
+    """Power limit at which matrix products and attention attain their shares of the peaks: the board's default."""
+    power_limit: Limit | None = None
+    """A lower limit, as ``nvidia-smi -pl`` sets it. It lowers the clock, and with it the rates of matrix products
+    and attention, by the power of 0.22; other kernels keep their rates."""
+    published_bf16: Peak | None = None
+    """Highest published model FLOP/s per device of a step in BF16 or FP16, with causal attention counted once.
+    Faster steps have a note."""
+    published_fp8: Peak | None = None
+    """The same in FP8."""
+    published_mxfp8: Peak | None = None
+    """The same in MXFP8."""
+    published_nvfp4: Peak | None = None
+    """The same in NVFP4."""
+
     def slowed(self, times: float) -> Self:
         """Return a device with computation times multiplied by a factor and unchanged peaks."""
-        shares = (
-            "compute_efficiency",
-            "attention_efficiency",
-            "memory_efficiency",
-            "attention_attainable",
-            "attention_flash_2",
-        )
-        names = (*shares, "attainable_bf16", "attainable_fp8", "attainable_mxfp8", "attainable_nvfp4")
+        return self._with_shares((*_MULTIPLIED, "memory_efficiency"), 1 / times)
+
+    def at_power_limit(self) -> Self:
+        """Return the device at the clock that its power limit leaves to matrix products and attention.
+
+        Raises:
+            ConfigError: a limit without the board's power, or above it.
+        """
+        if self.power_limit is None:
+            return self
+        if self.power is None:
+            raise ConfigError("needs the power that it lowers: write power beside it", key="device.power_limit")
+        if self.power_limit > self.power:
+            message = f"{self.power_limit} W is above the device's {self.power} W: write at most that"
+            raise ConfigError(message, key="device.power_limit")
+        return self._with_shares(_MULTIPLIED, (self.power_limit / self.power) ** _CLOCK_EXPONENT)
+
+    def _with_shares(self, names: Sequence[str], factor: float) -> Self:
         given = {name: getattr(self, name) for name in names}
-        return self.model_copy(update={name: share / times for name, share in given.items() if share})
+        return self.model_copy(update={name: share * factor for name, share in given.items() if share})
 
     def attainable(self, precision: Precision) -> float:
         """Return the share of a precision's peak that a large matrix product attains."""
         shares = {"fp8": self.attainable_fp8, "mxfp8": self.attainable_mxfp8, "nvfp4": self.attainable_nvfp4}
         return shares.get(precision) or self.attainable_bf16
+
+    def plausible(self, precision: Precision) -> int:
+        """Return the highest plausible model FLOP/s: the published, and 3 % of the BF16 peak; 0 for unknown.
+
+        >>> Accelerator(
+        ...     peak_bf16=1000, published_bf16=480, memory=1, memory_bandwidth=1, scale_up_bandwidth=1
+        ... ).plausible("bf16")
+        510
+        """
+        published = {
+            "bf16": self.published_bf16, "fp16": self.published_bf16, "fp8": self.published_fp8,
+            "mxfp8": self.published_mxfp8, "nvfp4": self.published_nvfp4,
+        }.get(precision)  # fmt: skip
+        return published + self.peak_bf16 * _PLAUSIBLE_PERCENT // 100 if published else 0
 
     def peak(self, precision: Precision) -> int:
         """Return the dense peak in FLOP/s of a precision.
@@ -144,6 +196,8 @@ class Accelerator(Parameters):
         return peak
 
 
+_PLAUSIBLE_PERCENT = 3
+"""Share of the BF16 peak by which a plausible step may be faster than published ones, in percent."""
 _SECOND_NS = 10**9
 _KILO = 1000
 

@@ -289,6 +289,11 @@ class Devices:
                 total += device.peak(precision)
         return total
 
+    def plausible(self, precision: Precision) -> int:
+        """Return the sum of the highest plausible model FLOP/s of one device per rank; 0 if any is unknown."""
+        rates = [device.plausible(precision) for device in self.of_ranks]
+        return sum(rates) if all(rates) else 0
+
     @property
     def are_alike(self) -> bool:
         """Whether all ranks have the same device."""
@@ -310,7 +315,8 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     for rank, values in enumerate(descriptions):
         if tuple(values.items()) not in device_of:
             with _rank_errors(rank, is_same_device=len(descriptions) == 1):
-                device_of[tuple(values.items())] = _device(values, options).slowed(slowness)
+                device = _device(values, options).at_power_limit()
+                device_of[tuple(values.items())] = device.slowed(slowness)
     devices = tuple(device_of[tuple(values.items())] for values in descriptions)
     ranks = devices if request.rank_devices else devices * request.ranks
     ranks_of_stages = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))

@@ -196,14 +196,30 @@ _SHAPES_AMD = (
     "assumptions: the same share in FP8, which is not measured there, and attention's"
 )
 _NVLINK5 = "NVLink 5: 1800 GB/s both ways, 900 per direction"
-_DRIVER = "memory as the driver reports it (nvidia-smi, rocm-smi)"
+_DRIVER = "memory and power limit as the driver reports them (nvidia-smi, rocm-smi)"
+_PUBLISHED_AMPERE = "fastest published step: MPT-7B on 8 A100, 200 TFLOP/s with all of attention (llm-foundry)"
+_PUBLISHED_HOPPER = (
+    "fastest published steps on H100: Llama 3.1 405B in BF16 (dgxc-benchmarking 25.04), and GPT-3 175B in FP8, "
+    "888 TFLOP/s with all of attention (NeMo 24.12, performance summary)"
+)
+_PUBLISHED_BLACKWELL = (
+    "fastest published steps: Llama 3 70B in BF16 (SimuMax 1.2), and 405B in FP8 and MXFP8 (Megatron-Bridge 25.11)"
+)
+_PUBLISHED_SUPERCHIP = (
+    "fastest published steps: Llama 3.1 405B, in BF16 dgxc-benchmarking 25.05, in FP8, MXFP8 and NVFP4 "
+    "Megatron-Bridge 26.02 to 26.06"
+)
 
 
 def _device(name: str, summary: str, *sources: str, **values: Any) -> DeviceOffer:
-    return DeviceOffer(name=name, summary=summary, source="; ".join((*sources, _DRIVER)), values=values)
+    """Return a device; a value of None removes one that the device shares with others."""
+    known = {key: value for key, value in values.items() if value is not None}
+    return DeviceOffer(name=name, summary=summary, source="; ".join((*sources, _DRIVER)), values=known)
 
 
 _AMPERE: dict[str, Any] = {
+    "power": 400,
+    "published_bf16": 193 * _TERA,
     "multiprocessors": 108,
     "attainable_bf16": 0.80,
     "attention_attainable": 0.59,
@@ -214,6 +230,9 @@ _AMPERE: dict[str, Any] = {
     "memory_bandwidth": 2_039 * _GIGA,
 }
 _HOPPER: dict[str, Any] = {
+    "power": 700,
+    "published_bf16": 522 * _TERA,
+    "published_fp8": 876 * _TERA,
     "multiprocessors": 132,
     "attainable_bf16": 0.68,
     "attainable_fp8": 0.71,
@@ -228,6 +247,10 @@ _HOPPER: dict[str, Any] = {
 }
 
 _BLACKWELL: dict[str, Any] = {
+    "power": 1000,
+    "published_bf16": 848 * _TERA,
+    "published_fp8": 1_667 * _TERA,
+    "published_mxfp8": 1_576 * _TERA,
     "multiprocessors": 148,
     "attainable_bf16": 0.47,
     "attainable_fp8": 0.49,
@@ -247,6 +270,11 @@ _BLACKWELL: dict[str, Any] = {
     "exchange_efficiency": 0.64,
 }
 _SUPERCHIP: dict[str, Any] = {
+    "power": 1200,
+    "published_bf16": 1_087 * _TERA,
+    "published_fp8": 2_180 * _TERA,
+    "published_mxfp8": 2_020 * _TERA,
+    "published_nvfp4": 2_942 * _TERA,
     "multiprocessors": 152,
     "peak_bf16": 2_500 * _TERA,
     "peak_fp16": 2_500 * _TERA,
@@ -272,6 +300,29 @@ _ULTRA: dict[str, Any] = {
 }
 """Values of Blackwell Ultra: twice the rate of exponentials, which bound attention's forward, and more power."""
 
+_RUBIN: dict[str, Any] = {
+    **{
+        name: value
+        for name, value in (_BLACKWELL | _SUPERCHIP | _ULTRA).items()
+        if not name.startswith(("published", "power"))
+    },
+    "multiprocessors": 224,
+    "peak_bf16": 4_000 * _TERA,
+    "peak_fp16": 4_000 * _TERA,
+    "peak_fp8": 17_500 * _TERA,
+    "peak_fp4": 35_000 * _TERA,
+    "peak_fp32": 130 * _TERA,
+    "memory": 288 * _GIGA,
+    "memory_bandwidth": 22_000 * _GIGA,
+    "scale_up_bandwidth": 1_800 * _GIGA,
+}
+"""Announced values of Rubin; what is attained is assumed to be the shares of Blackwell Ultra."""
+_RUBIN_SOURCE = (
+    "NVIDIA Vera Rubin NVL72 specifications (2026, before release), per GPU: 4 PFLOP/s BF16 and FP16, 17.5 FP8, "
+    "35 NVFP4, all dense, and 130 TFLOP/s FP32; 288 GB of HBM4, 22 TB/s; NVLink 6: 3600 GB/s both ways, 1800 per "
+    "direction; 224 multiprocessors (NVIDIA's announcement); domains of 72 (Megatron-Bridge 26.08, "
+    "scripts/performance); assumptions: all of the announced memory, and shares of the peaks as on GB300"
+)
 _ULTRA_AIR: dict[str, Any] = {
     name: round(_BLACKWELL[name] * share / _SUPERCHIP[name], 2) for name, share in _ULTRA.items()
 }
@@ -279,24 +330,25 @@ _ULTRA_AIR: dict[str, Any] = {
 
 DEVICES = (
     _device(
-        "a100-sxm", "NVIDIA A100 SXM4 80 GB.", _A100, _SHAPES, _NO_FP8,
+        "a100-sxm", "NVIDIA A100 SXM4 80 GB.", _A100, _SHAPES, _NO_FP8, _PUBLISHED_AMPERE,
         "NVLink 3: 600 GB/s both ways, 300 per direction",
         **_AMPERE, scale_up_bandwidth=300 * _GIGA,
     ),
     _device(
         "a800-sxm", "NVIDIA A800 SXM4 80 GB: an A100 with fewer NVLinks.",
         "NVIDIA A800 80GB SXM datasheet (2022): compute and memory of the A100", _A100, _SHAPES, _NO_FP8,
-        "NVLink 3: 400 GB/s both ways, 200 per direction",
+        _PUBLISHED_AMPERE, "NVLink 3: 400 GB/s both ways, 200 per direction",
         **_AMPERE, scale_up_bandwidth=200 * _GIGA,
     ),
     _device(
-        "h100-sxm", "NVIDIA H100 SXM5 80 GB.", _H100, _SHAPES_HOPPER, "3.35 TB/s",
+        "h100-sxm", "NVIDIA H100 SXM5 80 GB.", _H100, _SHAPES_HOPPER, _PUBLISHED_HOPPER, "3.35 TB/s",
         "NVLink 4: 900 GB/s both ways, 450 per direction",
         **_HOPPER, scale_up_bandwidth=450 * _GIGA,
     ),
     _device(
         "h800-sxm", "NVIDIA H800 SXM5 80 GB: an H100 with fewer NVLinks.",
         "NVIDIA H800 SXM datasheet (2023): tensor peaks and memory of the H100", _H100, _SHAPES_HOPPER,
+        _PUBLISHED_HOPPER,
         "3.35 TB/s", "NVLink 4: 400 GB/s both ways, 200 per direction",
         **_HOPPER, scale_up_bandwidth=200 * _GIGA,
     ),
@@ -304,7 +356,10 @@ DEVICES = (
         "h200-sxm", "NVIDIA H200 SXM 141 GB.",
         "NVIDIA H200 SXM datasheet (2024): tensor peaks of the H100, 141 GB, 4.8 TB/s",
         _SHAPES_HOPPER, "NVLink 4: 900 GB/s both ways, 450 per direction",
-        **{**_HOPPER, "memory": 143_771 * _MIB, "memory_bandwidth": 4_800 * _GIGA}, scale_up_bandwidth=450 * _GIGA,
+        **{
+            **_HOPPER, "memory": 143_771 * _MIB, "memory_bandwidth": 4_800 * _GIGA,
+            "published_bf16": None, "published_fp8": None,
+        }, scale_up_bandwidth=450 * _GIGA,
     ),
     _device(
         "h20", "NVIDIA H20 SXM 96 GB.",
@@ -316,14 +371,14 @@ DEVICES = (
         peak_bf16=148 * _TERA, peak_fp16=148 * _TERA, peak_fp8=296 * _TERA, peak_fp32=44 * _TERA,
         memory=97_871 * _MIB, memory_bandwidth=4_000 * _GIGA, multiprocessors=78, attainable_bf16=0.95,
         attainable_fp8=0.9, attention_attainable=0.85, compute_efficiency=0.9, attention_efficiency=0.8,
-        scale_up_bandwidth=450 * _GIGA,
+        scale_up_bandwidth=450 * _GIGA, power=500,
     ),
     _device(
         "b200", "NVIDIA B200 180 GB, as in HGX B200.",
         "NVIDIA Blackwell architecture brief (2024), HGX B200: 4.5 PFLOP/s BF16 and FP16 and 9 FP8 with sparsity, "
         "halved for dense; 80 TFLOP/s FP32",
         "Blackwell datasheet, HGX B200, as reprinted: 180 GB, 7.7 TB/s (DGX B200's has 64 TB/s for eight)",
-        _SHAPES_BLACKWELL, "72 PFLOP/s FP4 dense for eight", _NVLINK5,
+        _SHAPES_BLACKWELL, "72 PFLOP/s FP4 dense for eight", _PUBLISHED_BLACKWELL, _NVLINK5,
         **_BLACKWELL,
     ),
     _device(
@@ -335,14 +390,15 @@ DEVICES = (
         _NVLINK5,
         **{
             **_BLACKWELL, **_ULTRA_AIR, "peak_fp4": 14_000 * _TERA, "peak_fp32": 75 * _TERA,
-            "memory": 275_040 * _MIB, "memory_bandwidth": 7_750 * _GIGA,
+            "memory": 275_040 * _MIB, "memory_bandwidth": 7_750 * _GIGA, "power": 1100,
+            "published_bf16": None, "published_fp8": None, "published_mxfp8": None,
         },
     ),
     _device(
         "gb200", "NVIDIA B200 186 GB of a GB200 NVL72.",
         "NVIDIA GB200 NVL72 datasheet (2024), for 72: 360 PFLOP/s BF16 and FP16, 720 FP8 and 1440 FP4 with "
         "sparsity, halved for dense; 5.76 PFLOP/s FP32; 13.4 TB of memory, 576 TB/s",
-        "152 multiprocessors, as the driver reports", _SHAPES_SUPERCHIP,
+        "152 multiprocessors, as the driver reports", _SHAPES_SUPERCHIP, _PUBLISHED_SUPERCHIP,
         _NVLINK5 + " to 72 devices",
         **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 10_000 * _TERA, "memory": 189_471 * _MIB},
     ),
@@ -350,15 +406,30 @@ DEVICES = (
         "gb300", "NVIDIA B300 279 GB of a GB300 NVL72.",
         "NVIDIA GB300 NVL72 datasheet (2025), for 72: 360 PFLOP/s BF16 and FP16 and 720 FP8 with sparsity, halved "
         "for dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s", "152 multiprocessors, as the driver reports",
-        _SHAPES_SUPERCHIP,
+        _SHAPES_SUPERCHIP, _PUBLISHED_SUPERCHIP,
         _NVLINK5 + " to 72 devices",
-        **{**_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 284_208 * _MIB},
+        **{
+            **_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 284_208 * _MIB,
+            "power": 1400, "published_bf16": None, "published_fp8": 2_645 * _TERA,
+            "published_mxfp8": 2_442 * _TERA, "published_nvfp4": 3_427 * _TERA,
+        },
+    ),
+    DeviceOffer(
+        name="vr200", summary="NVIDIA Rubin 288 GB of a Vera Rubin NVL72, as announced.",
+        source=f"{_RUBIN_SOURCE}; four a node", values=_RUBIN,
+    ),
+    DeviceOffer(
+        name="r100", summary="NVIDIA Rubin 288 GB, one a node, as announced.",
+        source=f"{_RUBIN_SOURCE}; one a node", values=_RUBIN,
     ),
     _device(
         "a100-pcie", "NVIDIA A100 PCIe 80 GB.",
         "NVIDIA A100 80GB PCIe datasheet (2021): peaks of the SXM4 module, 1935 GB/s; PCIe 4.0 x16",
         "what products attain: fitted to 183 measured ones (SimuMax)", _NO_FP8,
-        **{**_AMPERE, "memory_bandwidth": 1_935 * _GIGA, "attainable_bf16": 0.78},
+        **{
+            **_AMPERE, "memory_bandwidth": 1_935 * _GIGA, "attainable_bf16": 0.78, "power": 300,
+            "published_bf16": None,
+        },
         scale_up_bandwidth=31_500 * 10**6,
     ),
     _device(
@@ -370,7 +441,7 @@ DEVICES = (
         multiprocessors=304, attainable_bf16=0.51, attainable_fp8=0.51, attention_attainable=0.35,
         peak_bf16=1_307_400 * _GIGA, peak_fp16=1_307_400 * _GIGA, peak_fp8=2_614_900 * _GIGA,
         peak_fp32=163_400 * _GIGA, memory=206_141_652_992, memory_bandwidth=5_300 * _GIGA,
-        scale_up_bandwidth=448 * _GIGA,
+        scale_up_bandwidth=448 * _GIGA, power=750,
     ),
     _device(
         "mi355x", "AMD Instinct MI355X 288 GB.",
@@ -381,7 +452,7 @@ DEVICES = (
         multiprocessors=256, attainable_bf16=0.62, attainable_fp8=0.62, attainable_mxfp8=0.62,
         attention_attainable=0.35, peak_bf16=2_516_600 * _GIGA, peak_fp16=2_516_600 * _GIGA,
         peak_fp8=5_033_200 * _GIGA, peak_fp4=10_066_300 * _GIGA, peak_fp32=157_300 * _GIGA, memory=309_220_868_096,
-        memory_bandwidth=8_000 * _GIGA, scale_up_bandwidth=537_600 * 10**6,
+        memory_bandwidth=8_000 * _GIGA, scale_up_bandwidth=537_600 * 10**6, power=1400,
     ),
 )  # fmt: skip
 """All device presets, in the order of their list."""

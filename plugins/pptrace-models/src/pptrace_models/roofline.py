@@ -86,6 +86,7 @@ def build(request: CostRequest) -> Workload:
         tokens=sequences * request.sequence,
         model_flops=job.flops(sequences),
         peak_flops=peaks * request.tp * request.cp * request.dp,
+        plausible_flops=devices.plausible(model.precision) * request.tp * request.cp * request.dp,
         notes=notes_of(model, devices, options, request),
         kernels=partial(_kernels, job, of_stages, columns),
     )  # fmt: skip

@@ -199,11 +199,7 @@ _MACHINES = (
             "gpus": 8, "nics": 1, "node": {"name": "pcie", "generation": 4, "gpus_per_switch": 4},
             "fabric": {"name": _FAT_TREE, "generation": "hdr"},
         },
-        device={
-            "preset": "a100-sxm",
-            "memory_bandwidth": 1_935_000_000_000,
-            "scale_up_bandwidth": 31_500_000_000,
-        },
+        device="a100-pcie",
         source="NVIDIA A100 PCIe 80 GB data sheet: tensor peaks of the SXM4 module at 300 W, 1935 GB/s, PCIe 4.0; "
         "two switches of four GPUs are a common layout of 8-GPU servers",
     ),
