@@ -101,6 +101,9 @@ HEADS = {
     "an operator of PyTorch 1.7": (
         b'\n{\n  "schemaVersion": 1,\n  "traceEvents": [\n{"ph": "X", "cat": "Operator", "name": "add"}', is_kineto
     ),
+    "a schema and counters": (
+        b'{"schemaVersion": 1, "computeProperties": [], "traceEvents": [{"ph": "C", "name": "GPU 0"}', is_kineto
+    ),
     "a plane without an id": (b"\n\x20\x12\x0d/device:TPU:0\x1a\x00", is_xplane),
     "a plane with an id": (b"\n\x20\x08\x07\x12\x0d/device:GPU:0\x1a\x00", is_xplane),
     "a schedule that PyTorch dumped": (b'{"traceEvents": [{"cat": "computation", "ph": "X"}', is_chrome),

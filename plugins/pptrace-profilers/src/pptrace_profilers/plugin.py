@@ -116,8 +116,10 @@ def is_kineto(head: bytes) -> bool:
         return False
     if text.startswith(b"["):
         return bool(re.match(_EVENT, text[1:].lstrip()) and re.search(_CATEGORY, text))
-    described = re.search(_KINETO, text) and (re.search(_SCHEMA, text) or re.search(_EVENTS, text))
-    return bool(described or (re.search(_EVENTS, text) and re.search(_CATEGORY, text)))
+    marks = (_SCHEMA, _KINETO, _CATEGORY)
+    if re.search(_EVENTS, text):
+        return any(re.search(mark, text) for mark in marks)
+    return bool(re.search(_SCHEMA, text) and re.search(_KINETO, text))
 
 
 def is_nccl(head: bytes) -> bool:
