@@ -518,8 +518,9 @@ def _request_lines(plan: Plan) -> list[str]:
     device = devices_text(choice) if choice is not None and choice.preset else "a custom device"
     memory = f", {plan.request.memory} per rank" if plan.request.memory else ""
     network = ", a free network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
+    stack = f", stack {experiment.stack}" if experiment.stack else ""
     up_to = "up to " if plan.request.objective == "gpus" else ""
-    machine = f"{up_to}{gpus_text(plan.request.gpus)} ({device}{memory}{network})"
+    machine = f"{up_to}{gpus_text(plan.request.gpus)} ({device}{memory}{network}{stack})"
     return [f"{model} on {machine}: {OBJECTIVES[plan.request.objective]}", plan.heading]
 
 

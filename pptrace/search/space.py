@@ -253,10 +253,13 @@ def plan_problem(
         tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
-    if request.framework in FRAMEWORKS and not tree.get("stack") and _has_stack(registry, request.framework):
-        tree["stack"] = request.framework
     document = Document(value=tree, places=places, source=source.source)
     costs = _trial(document, registry, request)
+    if _has_other_stack(request, costs.resolved, registry) and not flags.get("stack"):
+        given.append(assignment("stack", request.framework, "--for"))
+        tree, places = overlaid(tree, places, given[-1:])
+        document = Document(value=tree, places=places, source=source.source)
+        costs = _trial(document, registry, request)
     if request.memory is not None:
         document = _limited(document, request, costs)
         costs = _trial(document, registry, request)
@@ -277,8 +280,11 @@ def plan_problem(
     )  # fmt: skip
 
 
-def _has_stack(registry: Registry, framework: str) -> bool:
-    return any(name.rpartition("-")[0] == framework for name in registry.stacks)
+def _has_other_stack(request: PlanRequest, resolved: Resolved, registry: Registry) -> bool:
+    """Return whether the stack is another framework's than the requested one, which has a stack of its own."""
+    framework = framework_of(Inputs(resolved=resolved, registry=registry))
+    is_offered = any(name.rpartition("-")[0] == request.framework for name in registry.stacks)
+    return request.framework in FRAMEWORKS and framework != request.framework and is_offered
 
 
 def _framework(request: PlanRequest, resolved: Resolved, registry: Registry) -> str:

@@ -163,6 +163,27 @@ def test_a_plan_has_only_what_the_framework_of_the_stack_runs(registry: Registry
     assert "torchtitan" not in str(megatron)
 
 
+@pytest.mark.parametrize(
+    ("config", "flags", "stack"),
+    [
+        ({}, {}, "torchtitan"),
+        ({"stack": "megatron-core-0.18"}, {}, "torchtitan"),
+        ({"stack": "torchtitan-0.2"}, {}, "torchtitan-0.2"),
+        ({}, {"stack": "ideal"}, "ideal"),
+    ],
+)
+def test_a_plan_for_another_framework_has_its_stack(
+    registry: Registry, config: dict[str, Any], flags: dict[str, Any], stack: str
+) -> None:
+    vary = {**FEW, "zero": [3], "pp": [4], "tp": [1]}
+
+    plan = planned(registry, config={**STEP, **config}, vary=vary, framework="torchtitan", **flags)
+
+    assert plan.experiment.stack.startswith(stack)
+    words = plan.command
+    assert ("--stack" in words) == (plan.problem.document.value.get("stack") != config.get("stack"))
+
+
 def test_the_script_of_a_plan_is_read_back_as_its_configuration(registry: Registry, tmp_path: Path) -> None:
     pytest.importorskip("pptrace_frameworks")
     job = {**STEP, "model": "llama3-8b", "batch": {"global": 8, "sequence": 8192}}
@@ -254,8 +275,8 @@ def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
     network = {"name": "hockney", "bandwidth": "25 GB/s"}
     two = planned(registry, gpus=2, config={**STEP, "network": network})
 
-    assert str(plan_result).startswith("a custom model on 1 GPU (a100-sxm, a free network): most tokens")
-    assert str(two).startswith("a custom model on 2 GPUs (a100-sxm): most tokens")
+    assert str(plan_result).startswith("a custom model on 1 GPU (a100-sxm, a free network, stack megatron-core-0.")
+    assert str(two).startswith("a custom model on 2 GPUs (a100-sxm, stack megatron-core-0.")
     with (tmp_path / "points.csv").open(encoding="utf-8", newline="") as file:
         commands = [row["command"] for row in csv.DictReader(file)]
     assert {command.split(" --")[0] for command in commands} == {"pptrace simulate CONFIG"}

@@ -298,7 +298,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         StackOffer(
             name="pytorch-2.13",
             summary="torch.distributed.pipelining of PyTorch 2.13 without torch.compile.",
-            rules=(*_PIPELINING, *_AUTOGRAD),
+            rules=(*_PIPELINING, *_AUTOGRAD), framework="pytorch",
         ),
         StackOffer(
             name="pytorch-2.15", summary="torch.distributed.pipelining of PyTorch 2.15.", inherits="pytorch-2.13",
@@ -309,7 +309,10 @@ def _stacks() -> tuple[StackOffer, ...]:
                 ),
             ),
         ),
-        StackOffer(name="torchtitan-0.2", summary="torchtitan 0.2 with its defaults.", rules=_TORCHTITAN),
+        StackOffer(
+            name="torchtitan-0.2", summary="torchtitan 0.2 with its defaults.", rules=_TORCHTITAN,
+            framework="torchtitan",
+        ),
         StackOffer(
             name="torchtitan-0.3", summary="torchtitan 0.3 with its defaults.", inherits="torchtitan-0.2"
         ),
