@@ -148,7 +148,7 @@ TRAINING="--micro-batch-size 1 --global-batch-size 128 --bf16 --lr 3e-4 \\
     --data-path $DATA"
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} $TRAINING \\
     --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size 4 \\
-    --use-distributed-optimizer --sequence-parallel --fancy-kernel
+    --use-distributed-optimizer --sequence-parallel --fancy-kernel $KERNEL
 """
 LLAMA = {
     "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "gated": True, "vocabulary": 128256,
@@ -300,7 +300,7 @@ def test_a_script_has_variables_arrays_and_defaults_of_megatron(tmp_path: Path) 
         "costs": {"zero": 1},
     }
     assert without_network(notes) == [
-        "variables without a value: $DATA of --data-path", "without effect: fancy_kernel",
+        "variables without a value: fancy_kernel $KERNEL", "without effect: fancy_kernel",
     ]  # fmt: skip
 
 
@@ -342,6 +342,8 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
         (JOB, {"gpus": 8, "model": "llama3-8b"}, "device: no device preset is in the name line: add --device"),
         (f"{JOB} --num-layers 8 --hidden-size 64 --num-attention-heads 4", {"gpus": 8, "device": "h100-sxm"},
          "vocab_size: the number of tokens is unknown"),
+        (f"{JOB} --micro-batch-size $SIZE", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         r"micro_batch_size: must be a whole number, not '.SIZE'"),
         (f"{JOB} --micro-batch-size two", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "micro_batch_size: must be a whole number, not 'two'"),
         (f"{JOB} --peft lora", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
@@ -356,6 +358,17 @@ def test_what_a_line_lacks_is_an_error_that_says_what_to_add(
 ) -> None:
     with pytest.raises(ConfigError, match=f"^line.txt: {message}"):
         of_line(line, **given_values)
+
+
+def test_files_of_gpt_2_have_its_tokens() -> None:
+    sizes = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 4096"
+
+    found, _ = of_line(f"{JOB} {sizes} --vocab-file a.json --merge-file $B", gpus=8, device="h100-sxm")
+
+    assert found["model"] == {
+        "layers": 8, "hidden": 64, "heads": 4, "ffn": 256, "gated": False, "vocabulary": 50257, "bias": True,
+        "tied_embeddings": True, "dropout": True, "learned_positions": 4096, "precision": "bf16",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,10 @@ def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
     Raises:
         ConfigError: the text has no arguments.
     """
-    arguments, unknown = _arguments(_words(text))
+    arguments = _arguments(_words(text))
     if not arguments:
         raise ConfigError("has no arguments of Megatron-LM, such as --tensor-model-parallel-size 8", file=file)
-    notes = (f"variables without a value: {', '.join(unknown)}",) if unknown else ()
-    settings = _renamed(arguments)
-    return Recipe(file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True, notes=notes)
+    return Recipe(file=file, name=Path(file).stem, settings=_renamed(arguments), stack=stack, is_command=True)
 
 
 def _known_name(file: Path, name: str) -> str:
@@ -272,29 +270,22 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def _arguments(words: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of arguments by name with underscores, and the variables without a value."""
+def _arguments(words: Iterable[str]) -> dict[str, Any]:
+    """Return the values of arguments by name with underscores."""
     found: dict[str, Any] = {}
-    unknown: dict[str, None] = {}
     name = ""
     for word in words:
         if word.startswith("--") and len(word) > len("--x"):
             name, equals, value = word[2:].partition("=")
             name, found_value = _switch(name.replace("-", "_"))
             found[name] = _typed(value) if equals else found_value
-        elif word in {_END, *_FURTHER} or word.endswith(".py"):
-            name = ""
-        elif name and "$" in word:
-            unknown[f"{word} of --{name.replace('_', '-')}"] = None
-            found.pop(name, None)
+        elif word == _END or word.endswith(".py"):
             name = ""
         elif name:
-            current = found[name]
-            value = _typed(word)
-            found[name] = (
-                value if current is True else [*(current if isinstance(current, list) else [current]), value]
-            )
-    return found, list(unknown)
+            current, value = found[name], _typed(word)
+            values = current if isinstance(current, list) else [current]
+            found[name] = value if current is True else [*values, value]
+    return found
 
 
 def _switch(name: str) -> tuple[str, bool]:

@@ -97,6 +97,14 @@ class _Settings:
         return int(value)
 
     @property
+    def unresolved(self) -> list[str]:
+        """Settings of the computation whose value is a variable of a script."""
+        return [
+            f"{name} {value}" for name, value in self.values.items()
+            if "$" in str(value) and not name.startswith(_APART)
+        ]  # fmt: skip
+
+    @property
     def unused(self) -> list[str]:
         """Settings of the computation that nothing read."""
         return sorted(
@@ -163,6 +171,8 @@ def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
     modules = [each for each in settings.read("recompute_modules") or [] if each not in _MODULES]
     if modules:
         notes.append(f"recompute_modules without effect: {', '.join(map(str, modules))}")
+    if settings.unresolved:
+        notes.append(f"variables without a value: {', '.join(settings.unresolved)}")
     if settings.unused:
         notes.append(f"without effect: {', '.join(settings.unused)}")
     return [note for note in notes if note]
@@ -426,7 +436,7 @@ def _architecture(settings: _Settings) -> dict[str, Any]:
 
 
 def _vocabulary(settings: _Settings) -> int:
-    tokenizer = settings.read("tokenizer_type")
+    tokenizer = settings.read("tokenizer_type", "GPT2BPETokenizer" if settings.read("merge_file") else "")
     size = settings.count("padded_vocab_size") or settings.count("vocab_size") or _VOCABULARIES.get(str(tokenizer))
     if not size:
         message = "the number of tokens is unknown: add --vocab-size 128256, or give --model"
