@@ -133,6 +133,6 @@ def _read(sources: Sequence[Path], step: str, options: Mapping[str, Any]) -> Tim
     if step == "all":
         raise click.UsageError("--step all: a trace is of one step, a number or median")
     measurement, _ = read(sources, **options)
-    if len(measurement.steps) == 1 and step in {"median", "0"}:
+    if len(measurement.steps) == 1 and step in {"median", "0"} and not measurement.numbers:
         return measurement.steps[0].timeline
-    return measured_side(measurement, str(sources[0]), step).timeline
+    return measured_side(measurement, str(sources[0]), step).numbered_timeline

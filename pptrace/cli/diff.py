@@ -68,9 +68,9 @@ def _exit_code(findings: StepDiff, fail_over: float | None) -> int:
     from pptrace.errors import TraceError
 
     if fail_over is not None:
-        if findings.ranks[0] != findings.ranks[1]:
-            first, second = findings.ranks
-            message = f"--fail-over gates steps of as many ranks: the first has {first}, this one {second}"
-            raise TraceError(message, file=findings.names[1])
+        first, second = findings.ranks
+        if findings.partial or first != second:
+            reason = findings.partial or f"the first has {first}, this one {second}"
+            raise TraceError(f"--fail-over gates whole steps of as many ranks: {reason}", file=findings.names[1])
         return _DIFFERENT if findings.change > fail_over else _SAME
     return _SAME if findings.same else _DIFFERENT

@@ -91,13 +91,18 @@ def _simulated_side(steps: tuple[Path, ...], request: ImportRequest, step: str, 
 
 def _explanation_documents(side: Side, step: str, registry: Registry) -> list[Document]:
     from pptrace.measured.explanation import explain, explanation_document
+    from pptrace.measured.sides import partial_data
     from pptrace.report.numbers import with_deviations
 
     results = [explain(replace(side, chosen=index, pools=False), registry) for index in range(len(side.steps))]
     lengths = [round(result.step_ns.value) for result in results]
     return [
         explanation_document(
-            side.name, with_deviations(result, results if len(results) > 1 else []), lengths, side.measurement
+            side.name,
+            with_deviations(result, results if len(results) > 1 else []),
+            lengths,
+            side.measurement,
+            partial_data([side]),
         )
         for result in (results if step == "all" else [results[side.chosen]])
     ]

@@ -40,7 +40,7 @@ from pptrace.measured.findings import (
 )
 from pptrace.measured.matching import MatchedActions, fold_first_stages, has_same_stages, match
 from pptrace.measured.replay import Resimulation
-from pptrace.measured.sides import median_deviation_factor
+from pptrace.measured.sides import median_deviation_factor, partial_data
 from pptrace.report.numbers import Figure, Sides, microbatches_text, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
@@ -122,6 +122,8 @@ def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[Rung, ...], str]:
     )
     if first != second:
         return (), f"the steps have {a.sizes} and {b.sizes}"
+    if a.partial:
+        return (), "recordings are partial, and a replay needs every action that others wait for"
     try:
         spans_ns = _simulated_spans(a, b) or _replayed_spans(a, b)
     except ScheduleError as error:
@@ -331,7 +333,7 @@ def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -
         return ()
     return tuple(
         RankMemory(
-            rank=rank, peak_bytes=(peaks[0][rank], peaks[1][rank]) if known else None,
+            rank=sides[0].pipeline_ranks[rank], peak_bytes=(peaks[0][rank], peaks[1][rank]) if known else None,
             activations=(activations[0][rank], activations[1][rank]),
         )
         for rank in range(metrics[0].ranks)
@@ -388,6 +390,10 @@ class StepDiff(Pair):
     """Whether the times of a side are medians over all its steps."""
     memory: tuple[RankMemory, ...]
     """Memory by rank; empty where ranks differ in number, or bytes are unknown and activations are equal."""
+    partial: str
+    """What the recordings lack; empty where nothing is missing."""
+    one_sided: bool
+    """Whether a side lacks ranks or actions that the other has."""
 
     @property
     def change(self) -> float:
@@ -427,6 +433,7 @@ class StepDiff(Pair):
             and all(row.is_equal(self.tolerance) for row in self.kinds.values())
             and not self.orders
             and not self.incomparable_reason
+            and not self.one_sided
         )
 
     @property
@@ -462,12 +469,9 @@ def diff(
 ) -> StepDiff:
     """Compare two steps action by action; ``simulations`` reproduce the steps where both are simulated."""
     sides = (a, b)
-    ranks = max(side.numbers[-1] + 1 if side.numbers else side.computations.placement.ranks for side in sides)
-    *steps, folded = fold_first_stages(*(_renumbered(side, side.computations, ranks) for side in sides))
+    *steps, folded = fold_first_stages(a.computations, b.computations)
     first, second = steps
-    step_lists = [
-        [_renumbered(side, step, ranks).folded(folded) for step in side.step_computations] for side in sides
-    ]
+    step_lists = [[step.folded(folded) for step in side.step_computations] for side in sides]
     partial = any(step.partial for step in steps)
     compared_a, compared_b = (
         [
@@ -504,12 +508,9 @@ def diff(
         culprits=tuple(sorted(blamed, key=lambda culprit: (-abs(culprit.total_ns), culprit.kind, culprit.what))),
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
+        partial=partial_data(sides),
+        one_sided=a.missing_ranks != b.missing_ranks or (partial and a.actions_of_ranks != b.actions_of_ranks),
     )  # fmt: skip
-
-
-def _renumbered(side: Side, step: Computations, ranks: int) -> Computations:
-    """Return a step with the rank numbers of the whole pipeline where recordings of ranks are missing."""
-    return step.renumbered(side.numbers, ranks) if side.numbers else step
 
 
 def _add_deviations(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:

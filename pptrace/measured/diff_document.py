@@ -13,7 +13,7 @@ from pptrace.files import check_targets, compress, replace_file
 from pptrace.measured.dependencies import BETWEEN
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
-from pptrace.measured.sides import notes_on, read_side, simulation_of, split_step_option
+from pptrace.measured.sides import notes_on, on_common_ranks, read_side, simulation_of, split_step_option
 from pptrace.report.document import (
     Cell,
     Document,
@@ -53,7 +53,7 @@ def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) 
         title=f"{findings.names[0]} and {findings.names[1]}",
         lead=(*_lead(findings), *([f"no difference: {equality}"] if equal else [])),
         sections=() if equal else tuple(_sections(findings, top)), notes=tuple(notes),
-        values=_values(findings, top, tuple(notes)),
+        partial=findings.partial, values=_values(findings, top, tuple(notes)),
     )  # fmt: skip
 
 
@@ -73,6 +73,8 @@ def verdict(findings: StepDiff) -> str:
         reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in changed[:_MOST_NAMED])}{more}")
     if findings.incomparable_reason:
         reasons.append("number of stages")
+    if findings.one_sided:
+        reasons.append("recorded data")
     return f"different: {' and '.join(reasons)}"
 
 
@@ -80,7 +82,9 @@ def _lead(findings: StepDiff) -> Iterator[Block]:
     changes = "", f"{change(findings.step_ns.change)} ({findings.change:+.2%})"
     yield Table(rows=tuple(zip(findings.names, map(ms, findings.step_ns), changes, strict=True)))
     yield Line(text=verdict(findings), tone="same" if findings.same else "different")
-    if findings.ranks[0] != findings.ranks[1]:
+    if findings.partial:
+        yield Line(text=f"partial data: {findings.partial}", tone="different")
+    elif findings.ranks[0] != findings.ranks[1]:
         yield f"the first has {findings.ranks[0]} ranks, the second {findings.ranks[1]}"
     for name, spans, pools in zip(findings.names, findings.spans_ns, findings.pools, strict=True):
         if len(spans) > 1:
@@ -198,6 +202,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "memory": findings.memory,
         "spans_ns": findings.spans_ns,
         "medians_over_steps": findings.pools,
+        "partial": findings.partial or None,
         "notes": notes,
     }  # fmt: skip
 
@@ -529,6 +534,7 @@ def compare_steps(
         read_side(source, which, registry, request)
         for source, which in zip((first, second), split_step_option(step), strict=True)
     )
+    a, b = on_common_ranks(a, b)
     simulated = not a.measured and not b.measured
     simulations = (simulation_of(a, registry), simulation_of(b, registry)) if simulated else (None, None)
     return Diff(diff(a, b, equal, simulations), (a, b), tuple(notes_on((a, b), step, request)))

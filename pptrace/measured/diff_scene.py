@@ -64,7 +64,7 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     head = Trace()
-    steps, start_ns = _align([side.timeline for side in sides], findings)
+    steps, start_ns = _align([side.numbered_timeline for side in sides], findings)
     texts: list[str] = []
     runs: list[Run] = []
     write_attributes(head, _attributes(findings), steps)

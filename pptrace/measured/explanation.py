@@ -96,12 +96,13 @@ def what_if(step: Computations, resimulate: Callable[[Computations], int] | None
 
 
 def rank_loads(step: Computations) -> tuple[RankLoad, ...]:
-    """Return the computation time of each rank."""
-    busy = np.bincount(step.rank, weights=step.duration_ns, minlength=step.placement.ranks).astype(np.int64)
+    """Return the computation time of each recorded rank."""
+    ranks, index = np.unique(step.rank, return_inverse=True)
+    busy = np.bincount(index, weights=step.duration_ns).astype(np.int64)
     middle = float(np.median(busy)) or 1.0
     return tuple(
         RankLoad(rank=rank, busy_ns=Figure(time), share=Figure(time / middle - 1))
-        for rank, time in enumerate(busy.tolist())
+        for rank, time in zip(ranks.tolist(), busy.tolist(), strict=True)
     )
 
 
@@ -143,6 +144,7 @@ def explain(side: Side, registry: Registry | None = None) -> Explanation:
     """Explain the compared step of a side; ``registry`` has the message policies for blocked messages."""
     metrics, step = side.analysis.metrics, side.computations
     groups = [group for group in metrics.groups if group.stream.is_group]
+    loads, idle_ns = rank_loads(step), metrics.idle_ns.sum(axis=1).tolist()
     without, why = None, ""
     try:
         without = what_if(step, None if registry is None else resimulator(side, registry))
@@ -155,8 +157,9 @@ def explain(side: Side, registry: Registry | None = None) -> Explanation:
         groups_ns=_figures({group.name: int(group.total_ns.sum()) for group in groups}),
         hidden_ns=_figures({group.name: int(group.hidden_ns.sum()) for group in groups}),
         unrecorded_ns=Figure(int((step.gap_ns - step.host_gap_ns).sum())),
-        critical_path_ns=_figures(follow_chain(step).by_kind_ns), ranks=rank_loads(step),
-        idle_ns=tuple(map(Figure, metrics.idle_ns.sum(axis=1).tolist())), what_if=without, no_what_if=why,
+        critical_path_ns=_figures(follow_chain(step).by_kind_ns), ranks=loads,
+        idle_ns=tuple(Figure(idle_ns[side.pipeline_ranks.index(load.rank)]) for load in loads),
+        what_if=without, no_what_if=why,
     )  # fmt: skip
 
 
@@ -196,14 +199,20 @@ _UNRECORDED_WAITS = "waits for unrecorded computations, {} on all ranks, keep th
 
 
 def explanation_document(
-    name: str, explanation: Explanation, lengths_ns: Sequence[int], measurement: Measurement | None = None
+    name: str,
+    explanation: Explanation,
+    lengths_ns: Sequence[int],
+    measurement: Measurement | None = None,
+    partial: str = "",
 ) -> Document:
     """Return the document of an explanation, whose figures have deviations where there are several steps.
 
-    ``lengths_ns`` are the lengths of all steps; ``measurement`` is None for a simulation.
+    ``lengths_ns`` are the lengths of all steps; ``measurement`` is None for a simulation; ``partial`` says what
+    the recording lacks.
     """
     unattributed = measurement.unattributed if measurement is not None else ()
     lead = [f"{name}, {explanation.step}: step {ms(explanation.step_ns)}, bubble {share(explanation.bubble, 2)}"]
+    lead += [f"partial data: {partial}"] if partial else []
     if len(lengths_ns) > 1:
         lead.append(f"{several_steps(lengths_ns)}; ± is one standard deviation from step to step")
     ranks = tuple(
@@ -218,7 +227,7 @@ def explanation_document(
         for work in unattributed
     )
     return Document(
-        title=f"{name}, {explanation.step}", lead=lead,
+        title=f"{name}, {explanation.step}", lead=lead, partial=partial,
         sections=(
             Section(title="parts of the step, mean over ranks", blocks=_parts(explanation)),
             Section(
@@ -233,7 +242,7 @@ def explanation_document(
         ),
         values={
             **{field.name: getattr(explanation, field.name) for field in fields(explanation)},
-            "lengths_ns": lengths_ns, "unattributed": unattributed,
+            "lengths_ns": lengths_ns, "unattributed": unattributed, "partial": partial or None,
             "notes": measurement.notes if measurement is not None else (),
         },
     )  # fmt: skip

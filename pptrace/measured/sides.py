@@ -18,13 +18,14 @@ from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, PptraceError, TraceError
 from pptrace.measured.computations import extent, extract_computations, group_quantiles
 from pptrace.measured.replay import Resimulation
-from pptrace.report.numbers import Figure
+from pptrace.report.numbers import Figure, ranks_text
 from pptrace.run.run import Run, simulate
 from pptrace.run.trace_files import read_measurement, source_inputs
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import Measurement, Step
 from pptrace.timeline.metrics import measure
+from pptrace.timeline.trim import renumber_ranks, select_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,13 +54,16 @@ class StepAnalysis:
     """The step."""
     workload: Workload
     """Its costs, for memory; all zero where they are unknown."""
-    lacks_ranks: bool = False
-    """Whether recordings of ranks are missing."""
+    numbers: tuple[int, ...] = ()
+    """The number in the pipeline of each rank of its timeline where ranks are missing, else empty."""
+    ranks: int = 0
+    """The number of ranks of the pipeline."""
 
     @cached_property
     def computations(self) -> Computations:
-        """Its computations and messages."""
-        return extract_computations(self.step.timeline, lacks_ranks=self.lacks_ranks)
+        """Its computations and messages, with the rank numbers of the pipeline."""
+        step = extract_computations(self.step.timeline, lacks_ranks=bool(self.numbers))
+        return step.renumbered(self.numbers, self.ranks) if self.numbers else step
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -111,14 +115,47 @@ class Side:
     """A note per recorded step that lacks actions."""
     pools: bool = False
     """Whether times of actions and messages are medians over all steps."""
+    numbers: tuple[int, ...] = ()
+    """The number in the pipeline of each rank of its timelines where ranks are missing or left out, else empty."""
+    ranks: int = 0
+    """The number of ranks of the pipeline; 0 where its timelines have all of them."""
+    missing_ranks: tuple[int, ...] = ()
+    """The ranks of the pipeline without a recording."""
 
     @cached_property
     def analyses(self) -> tuple[StepAnalysis, ...]:
         """An analysis per step."""
-        lacks_ranks = bool(self.numbers)
         return tuple(
-            StepAnalysis(step=step, workload=self.workload, lacks_ranks=lacks_ranks) for step in self.steps
+            StepAnalysis(step=step, workload=self.workload, numbers=self.numbers, ranks=self.all_ranks)
+            for step in self.steps
         )
+
+    @property
+    def pipeline_ranks(self) -> tuple[int, ...]:
+        """The number in the pipeline of each rank of its timelines."""
+        return self.numbers or tuple(range(self.timeline.ranks))
+
+    @property
+    def all_ranks(self) -> int:
+        """The number of ranks of the pipeline."""
+        return self.ranks or self.timeline.ranks
+
+    @property
+    def actions_of_ranks(self) -> list[int]:
+        """The number of computations of each rank of its timelines in the compared step."""
+        counts = np.bincount(self.computations.rank, minlength=self.all_ranks).tolist()
+        return [counts[rank] for rank in self.pipeline_ranks]
+
+    def of_ranks(self, ranks: Sequence[int]) -> Side:
+        """Return the side with some ranks of the pipeline, as if the others had no recording."""
+        if tuple(ranks) == self.pipeline_ranks:
+            return self
+        local = [self.pipeline_ranks.index(rank) for rank in ranks]
+        steps = []
+        for step in self.steps:
+            timeline, chosen = select_ranks(step.timeline, local)
+            steps.append(replace(step, timeline=timeline, gap_ns=step.gap_ns[chosen]))
+        return replace(self, steps=tuple(steps), numbers=tuple(ranks), ranks=self.all_ranks)
 
     @property
     def slices(self) -> int:
@@ -136,6 +173,13 @@ class Side:
     def timeline(self) -> Timeline:
         """The timeline of the compared step."""
         return self.steps[self.chosen].timeline
+
+    @property
+    def numbered_timeline(self) -> Timeline:
+        """The timeline of the compared step, with the rank numbers of the pipeline."""
+        if not self.numbers:
+            return self.timeline
+        return renumber_ranks(self.timeline, np.array([*self.numbers, -1], dtype=np.int32), self.all_ranks)
 
     @cached_property
     def computations(self) -> Computations:
@@ -157,10 +201,39 @@ class Side:
         """The span of the computations of each step."""
         return tuple(step.span_ns for step in self.step_computations)
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of the recorded ranks where recordings of ranks are missing, else empty."""
-        return () if self.measurement is None else self.measurement.numbers
+
+def on_common_ranks(a: Side, b: Side) -> tuple[Side, Side]:
+    """Return both sides with the ranks that both have, where a recording of a rank is missing.
+
+    Raises:
+        ConfigError: no rank has a recording on both sides.
+    """
+    if not (a.numbers or b.numbers) or a.all_ranks != b.all_ranks:
+        return a, b
+    common = sorted({*a.pipeline_ranks} & {*b.pipeline_ranks})
+    if not common:
+        first, second = (ranks_text(side.pipeline_ranks) for side in (a, b))
+        raise ConfigError(f"has files of {second}, {a.name} of {first}: no rank is on both sides", file=b.name)
+    return a.of_ranks(common), b.of_ranks(common)
+
+
+def partial_data(sides: Sequence[Side]) -> str:
+    """Return what the compared steps of sides lack, and which ranks figures are of; empty if nothing is."""
+    lacks = [
+        f"{side.name} has no data of {ranks_text(side.missing_ranks)}" for side in sides if side.missing_ranks
+    ]
+    compared = [f"figures are those of {ranks_text(sides[0].pipeline_ranks)}"] if lacks else []
+    counts = [side.actions_of_ranks for side in sides]
+    for side, own in zip(sides, counts, strict=True):
+        most = map(max, zip(*counts, strict=False))
+        fewer = [
+            f"{count} of {whole} actions of rank {rank}"
+            for rank, count, whole in zip(side.pipeline_ranks, own, most, strict=False)
+            if count < whole
+        ]
+        if side.computations.partial and (fewer or not side.numbers):
+            lacks.append(f"{side.name} has {', '.join(fewer) or 'actions whose inputs are not recorded'}")
+    return "; ".join([*lacks, *compared])
 
 
 def no_actions(measurement: Measurement) -> str:
@@ -199,8 +272,9 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     else:
         chosen = _step_index(measurement, step)
     kept = complete if chosen in complete else [chosen]
-    placement = measurement.steps[chosen].timeline.placement
-    return Side(
+    timeline = measurement.steps[chosen].timeline
+    placement = timeline.placement
+    side = Side(
         name=name,
         measured=measured,
         steps=tuple(measurement.steps[number] for number in kept),
@@ -214,7 +288,13 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
             if size.computations < most
         ),
         pools=step == "all" and len(kept) > 1,
+        numbers=measurement.numbers,
+        ranks=measurement.ranks,
     )
+    # A trace of pptrace keeps all ranks of its pipeline, also if it was trimmed to some.
+    recorded = [side.pipeline_ranks[rank] for rank in np.unique(timeline.lane_rank).tolist()]
+    missing = tuple(rank for rank in range(side.all_ranks) if rank not in recorded)
+    return replace(side.of_ranks(recorded), missing_ranks=missing) if missing else side
 
 
 def _step_index(measurement: Measurement, step: str) -> int:

@@ -111,6 +111,9 @@ def table_of(columns: Iterable[Column], rows: Iterable[tuple[Mapping[str, Any], 
     return Table(head=heads[first], rows=(*heads[first + 1 :], *cells), words=0, left=left)
 
 
+PARTIAL_MARK = "*"
+"""The mark of tables of partial data."""
+
 Block: TypeAlias = str | Line | Table | Picture
 """A part of a section; a string is a sentence without a style."""
 
@@ -141,8 +144,19 @@ class Document:
     """Its sections."""
     notes: tuple[str, ...] = ()
     """Warnings and assumptions."""
+    partial: str = ""
+    """What the data lack; then the titles of its sections have a mark, and this is its footnote."""
     values: object = None
     """The values for JSON: a dataclass, a mapping, or a list of those."""
+
+    @property
+    def footnote(self) -> str:
+        """The meaning of the mark of partial data; empty where nothing is missing."""
+        return f"{PARTIAL_MARK} partial data: {self.partial}" if self.partial else ""
+
+    def title_of(self, section: Section) -> str:
+        """Return the title of a section, with a mark where its data are partial."""
+        return f"{section.title} {PARTIAL_MARK}" if self.partial else section.title
 
     def __str__(self) -> str:
         return text_of(self)
@@ -187,11 +201,14 @@ _DEFAULT_WIDTH = 120
 def text_of(document: Document, width: int | None = None) -> str:
     """Return the text of a document, wrapped to ``width`` columns if given."""
     lead = list(_blocks(document.lead, width, indent=0))
-    sections = [(section.title, list(_blocks(section.blocks, width, indent=GAP))) for section in document.sections]
+    sections = [
+        (document.title_of(section), list(_blocks(section.blocks, width, indent=GAP)))
+        for section in document.sections
+    ]
     parts = [lead, *([printable_line(title), *lines] for title, lines in sections if lines)]
     lines = [line for part in parts if part for line in ("", *part)]
-    notes = _blocks([f"note: {note}" for note in document.notes], width, indent=0)
-    return "\n".join([*lines[1:], *notes])
+    footnotes = [*([document.footnote] if document.partial else []), *(f"note: {note}" for note in document.notes)]
+    return "\n".join([*lines[1:], *_blocks(footnotes, width, indent=0)])
 
 
 def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator[str]:

@@ -60,6 +60,22 @@ def microbatches_text(microbatches: int, slices: int = 1) -> str:
     return f"{microbatches} microbatches" + (f" in {slices} slices each" if slices > 1 else "")
 
 
+_MOST_RANKS = 12
+"""The most ranks that a text lists."""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks as words; of many, their number.
+
+    >>> ranks_text([2]), ranks_text([0, 1, 3])
+    ('rank 2', 'ranks 0, 1 and 3')
+    """
+    if len(ranks) > _MOST_RANKS:
+        return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
 def several_steps(lengths_ns: Iterable[int]) -> str:
     """Return the number of steps and their lengths.
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from pptrace.steps.columns import Int32s
     from pptrace.timeline.timeline import Counter, Timeline
 
 _LONGEST = 1 << 24
@@ -91,6 +92,37 @@ def _of_ranks(timeline: Timeline, ranks: AbstractSet[int]) -> Timeline:
     unused = set() if routes is None else {*routes.name} - {routes.name[link] for link in np.unique(routes.link)}
     counters = [c for c in timeline.counters if (c.rank in ranks if c.rank >= 0 else c.name not in unused)]
     return replace(kept, counters=tuple(counters))
+
+
+def select_ranks(timeline: Timeline, ranks: Sequence[int]) -> tuple[Timeline, NDArray[np.bool_]]:
+    """Return the step as a recording of some ranks alone, and a mask of its rows.
+
+    These ranks get the numbers 0, 1 and so on. Stages of other ranks have no rank; messages from and to
+    other ranks are left out.
+    """
+    new = np.full(timeline.ranks + 1, -1, dtype=np.int32)
+    new[list(ranks)] = np.arange(len(ranks))
+    lanes = (new[timeline.lane_rank] >= 0) & ((timeline.lane_peer < 0) | (new[timeline.lane_peer] >= 0))
+    chosen = lanes[timeline.lane_of_row()]
+    counters = tuple(counter for counter in timeline.counters if counter.rank >= 0 and new[counter.rank] >= 0)
+    kept = _of_rows(replace(timeline, counters=counters, why=None), chosen)
+    return renumber_ranks(kept, new, len(ranks)), chosen
+
+
+def renumber_ranks(timeline: Timeline, new: Int32s, ranks: int) -> Timeline:
+    """Return a step with other rank numbers, in a pipeline of ``ranks`` ranks.
+
+    Args:
+        timeline: the step.
+        new: the new number by rank, ascending; -1 for a rank without slices. One more than ranks: the last is -1.
+        ranks: the ranks of the pipeline.
+    """
+    placement = replace(timeline.placement, ranks=ranks, stage_rank=new[timeline.placement.stage_rank])
+    counters = tuple(replace(counter, rank=int(new[counter.rank])) for counter in timeline.counters)
+    return replace(
+        timeline, placement=placement, lane_rank=new[timeline.lane_rank], lane_peer=new[timeline.lane_peer],
+        counters=counters,
+    )  # fmt: skip
 
 
 def _of_microbatches(timeline: Timeline, microbatches: Sequence[int]) -> Timeline:

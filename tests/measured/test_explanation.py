@@ -72,7 +72,8 @@ def test_every_figure_varies_as_the_steps_do(steps: list[Explanation], measureme
         "unrecorded_ns",
     }
     assert figures | {f"{name}_deviation" for name in figures} == values.keys() - {
-        "step", "ranks", "what_if", "no_what_if", "lengths_ns", "unattributed", "notes", "groups_ns", "hidden_ns",
+        "step", "ranks", "what_if", "no_what_if", "lengths_ns", "unattributed", "notes", "partial", "groups_ns",
+            "hidden_ns",
     }  # fmt: skip
     assert len(values["ranks"]) == len(values["idle_ns_deviation"]) == 3
     for inner in (*values["ranks"], values["what_if"]):

@@ -49,6 +49,8 @@ def measure_recordings(
             raise
         path = pipeline[0].path
         raise TraceError(str(error), file=path if len(pipeline) == 1 else path.parent) from error
+    if numbers and has_actions:
+        measurement = _with_pipeline_ranks(measurement, numbers)
     overlaps = [note for recording in pipeline for note in _overlaps(recording)]
     return replace(
         measurement,
@@ -62,6 +64,16 @@ def measure_recordings(
         ),
         numbers=numbers,
         ranks=ranks,
+    )
+
+
+def _with_pipeline_ranks(measurement: Measurement, numbers: Sequence[int]) -> Measurement:
+    """Return a measurement whose clocks, files and further work have the numbers of the ranks in the pipeline."""
+    return replace(
+        measurement,
+        clocks=tuple(replace(clock, rank=numbers[clock.rank]) for clock in measurement.clocks),
+        sources=tuple(replace(source, rank=numbers[source.rank]) for source in measurement.sources),
+        unattributed=tuple(replace(work, rank=numbers[work.rank]) for work in measurement.unattributed),
     )
 
 
@@ -115,8 +127,11 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     Raises:
         TraceError: the recordings have neither operations nor messages.
     """
+    ranks = [max(recording.rank, 0) for recording in recordings]
     summaries = [
-        summary for rank, recording in enumerate(recordings) for summary in _rank_summaries(rank, recording)
+        summary
+        for rank, recording in zip(ranks, recordings, strict=True)
+        for summary in _rank_summaries(rank, recording)
     ]
     if not summaries:
         message = "holds no action of a pipeline, no operation of a GPU and no message"
@@ -124,11 +139,14 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
     return Measurement(
         steps=(),
-        clocks=tuple(align(len(recordings), _transfers(recordings))),
+        clocks=tuple(
+            replace(clock, rank=rank)
+            for rank, clock in zip(ranks, align(len(recordings), _transfers(recordings)), strict=True)
+        ),
         summaries=tuple(summaries),
         occupied=tuple(
             _occupied(rank, recording.operations)
-            for rank, recording in enumerate(recordings)
+            for rank, recording in zip(ranks, recordings, strict=True)
             if recording.operations is not None and recording.operations.name.size
         ),
         notes=(*notes, "no action of a pipeline was found: communication and computation are summed by name"),

@@ -138,10 +138,9 @@ def _pipelines(by_rank: dict[int, Recording], layout: str) -> tuple[dict[str, tu
     # A file may have any number of ranks, so ranks are counted and not listed.
     if len(present) == world or max(present) >= world:
         return {"": present}, ""
-    counted = "" if present[-1] < len(present) else f", counted as ranks 0 to {len(present) - 1}"
     absent = (rank for rank in range(world) if rank not in by_rank)
     missing = list_some(absent, world - len(by_rank))
-    return {"": present}, f"no file of rank {missing}: only the recorded ranks are read{counted}"
+    return {"": present}, f"no file of rank {missing}: only the recorded ranks are read"
 
 
 def _place(by_rank: dict[int, Recording], pipeline: Sequence[int]) -> str:
