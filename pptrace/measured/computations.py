@@ -61,6 +61,9 @@ class Transfers(Cells):
     blocked_ns: Int64s
     """Other time between the end of the producer and the start of the consumer: until both ends were ready, and
     until other messages of the same kernel arrived. 0 where unknown."""
+    late_ns: Int64s
+    """Time from its departure to the post of its receive. A message that does not wait for its receiver took that
+    much longer than ``duration_ns``."""
     observed: NDArray[np.bool_]
     """Whether the arrival is known: the consumer waited for it, or a simulation recorded it."""
 
@@ -83,6 +86,9 @@ class Computations(Cells):
     """Its duration; of two merged computations, the sum."""
     gap_ns: Int64s
     """Time from its rank free and its inputs present to its start."""
+    late_ns: Int64s
+    """Time from its rank free to the arrival of its input, because its receive was posted after the departure; a
+    replay in which messages do not wait for their receivers lacks it."""
     collective_ns: Int64s
     """The part of its duration in collectives of its tensor-, context- or expert-parallel group."""
     waited: NDArray[np.bool_]
@@ -172,7 +178,7 @@ class Computations(Cells):
 
     def times(
         self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None,
-        blocked: Self | None = None, with_blocked: bool = True,
+        blocked: Self | None = None, late: Self | None = None, with_blocked: bool = True, with_late: bool = False,
     ) -> ActionTimes:  # fmt: skip
         """Return times by action; a given step replaces one kind of times where it has the same action.
 
@@ -180,8 +186,10 @@ class Computations(Cells):
             durations: the step with the durations of computations.
             transfers: the step with the transfer times.
             gaps: the step with the host gaps.
-            blocked: the step with the blocked times of sent.
+            blocked: the step with the blocked times of messages.
+            late: the step with the times of late receives.
             with_blocked: whether transfer times include blocked times.
+            with_late: whether gaps include times of late receives.
         """
         sends = [
             (_places(step.transfers, self.placement), step.transfers, column)
@@ -191,8 +199,10 @@ class Computations(Cells):
         ]
         place = np.unique(np.concatenate([self.places, *(places for places, _, _ in sends)]))
         duration_ns, transfer_ns = (np.full(place.size, -1, dtype=np.int64) for _ in range(2))
-        gap_ns, blocked_ns = (np.zeros(place.size, dtype=np.int64) for _ in range(2))
-        for times, column, other in ((duration_ns, "duration_ns", durations), (gap_ns, "gap_ns", gaps)):
+        gap_ns, blocked_ns, late_ns = (np.zeros(place.size, dtype=np.int64) for _ in range(3))
+        for times, column, other in (
+            (duration_ns, "duration_ns", durations), (gap_ns, "gap_ns", gaps), (late_ns, "late_ns", late),
+        ):  # fmt: skip
             times[find(place, self.places)] = getattr(self, column)
             if other is not None:
                 common = np.isin(other.places, self.places)
@@ -202,6 +212,7 @@ class Computations(Cells):
             times[index] = np.where(sent.duration_ns >= 0, getattr(sent, column), times[index])
         if with_blocked:
             transfer_ns = np.where(transfer_ns >= 0, transfer_ns + blocked_ns, transfer_ns)
+        gap_ns += late_ns if with_late else 0
         return ActionTimes(place=place, duration_ns=duration_ns, gap_ns=gap_ns, transfer_ns=transfer_ns)
 
 
@@ -236,14 +247,17 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     pairs = messages(timeline)
     off_compute = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
     released = np.append(COMMUNICATION.mask(timeline.kind) & off_compute, False)[timeline.cause]
-    transfers, consumer, arrival_ns = _transfers(timeline, pairs, previous_ns, released)
-    ready_ns = previous_ns.copy()
+    transfers, consumer, arrival_ns, replayed_ns = _transfers(timeline, pairs, previous_ns, released)
+    ready_ns, replayed_ready_ns = previous_ns.copy(), previous_ns.copy()
     np.maximum.at(ready_ns, consumer, arrival_ns)
+    np.maximum.at(replayed_ready_ns, consumer, replayed_ns)
     # The gap includes waits for messages of unrecorded producers.
     released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = False
     waited = np.zeros(len(timeline), dtype=np.bool_)
     waited[consumer[transfers.observed & (released[consumer] | (timeline.cause[consumer] < 0))]] = True
     gap_ns = np.where(released, 0, np.maximum(timeline.start_ns - ready_ns, 0))[rows]
+    late_ns = np.maximum(np.minimum(ready_ns, timeline.start_ns) - replayed_ready_ns, 0)
+    late_ns = np.where(released, 0, late_ns)[rows]
     cells = timeline.cells.taken(rows)
     outside = depends_on_missing(cells, timeline.placement, lacks_ranks=lacks_ranks)
     start_ns, end_ns, rank = timeline.start_ns[rows], timeline.end_ns[rows], timeline.rank_of_row()[rows]
@@ -253,7 +267,7 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     gap_ns[first] = np.where(outside[first], np.minimum(gap_ns[first], since_ns), 0)
     return Computations(
         **cells._asdict(), placement=timeline.placement, rank=rank, row=rows, start_ns=start_ns, end_ns=end_ns,
-        duration_ns=end_ns - start_ns, gap_ns=gap_ns, collective_ns=timeline.collective_ns[rows],
+        duration_ns=end_ns - start_ns, gap_ns=gap_ns, late_ns=late_ns, collective_ns=timeline.collective_ns[rows],
         waited=waited[rows], outside=outside, transfers=transfers,
     )  # fmt: skip
 
@@ -311,8 +325,10 @@ def _lacks_producer(cells: CellColumns, placement: Placement, edges: Int32s) -> 
 
 def _transfers(
     timeline: Timeline, pairs: Messages, previous_ns: Int64s, released: NDArray[np.bool_]
-) -> tuple[Transfers, Int32s, Int64s]:
+) -> tuple[Transfers, Int32s, Int64s, Int64s]:
     """Return the messages with known producer and consumer, the rows of their consumers, and their arrivals.
+
+    The last column has arrivals in a replay in which messages do not wait for their receivers.
 
     ``previous_ns`` is the end of the previous computation of the rank; ``released`` rows have a message as cause.
     """
@@ -343,9 +359,11 @@ def _transfers(
         **cells._replace(kind=_SENDER[cells.kind], stage=stage)._asdict(),
         source=rank[producer], target=rank[consumer],
         size_bytes=np.maximum(size[rows], np.where(send >= 0, size[send], 0)),
-        duration_ns=duration_ns, blocked_ns=blocked_ns, observed=observed,
+        duration_ns=duration_ns, blocked_ns=blocked_ns, late_ns=np.where(caused, 0, ready_ns - departure_ns),
+        observed=observed,
     )  # fmt: skip
-    return transfers, consumer, np.where(observed, arrival_ns, ready_ns + duration_ns)
+    replayed_ns = timeline.end_ns[producer] + blocked_ns + duration_ns
+    return transfers, consumer, np.where(observed, arrival_ns, ready_ns + duration_ns), replayed_ns
 
 
 def _departure_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:

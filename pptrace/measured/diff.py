@@ -1,8 +1,9 @@
 """The diff of two steps.
 
 The ladder explains the difference between the lengths of two training steps. Replays of the first step take over
-the durations, the order, the transfer times, the blocked times of messages and the host gaps of the second step,
-one after another. Its last rungs are the part that replays miss, and the time before and after the pipeline.
+the durations, the order, the transfer times, the blocked times of messages, the late receives and the host gaps of
+the second step, one after another. Its last rungs are the part that replays miss, and the time before and after
+the pipeline.
 
 The ladder of two simulations is from simulations instead of replays, so waits follow from the new times. The first
 simulation takes over the durations, the order, the network and sizes, and the policy of the second one.
@@ -14,40 +15,37 @@ order also runs with times and network of the second step, which separates the e
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.errors import PptraceError, ScheduleError
+from pptrace.measured.causes import Blame, Culprit, attribute_slowdown, candidates, late_hosts, rank_causes, spikes
 from pptrace.measured.dependencies import Chain, PathsDiffer, Releases, find_releases, follow_chain, paths_differ
 from pptrace.measured.findings import (
-    Blame,
     Change,
-    Culprit,
     Divergence,
     OrderChange,
-    attribute_slowdown,
-    culprits,
     first_divergence,
     kinds,
     links,
     orders,
     rank_changes,
-    spikes,
     standard_deviations,
 )
 from pptrace.measured.matching import MatchedActions, fold_first_stages, has_same_stages, match
 from pptrace.measured.replay import Resimulation
-from pptrace.measured.sides import median_deviation_factor, partial_data
+from pptrace.measured.sides import clock_uncertainty_ns, median_deviation_factor, partial_data
 from pptrace.report.numbers import Figure, Sides, microbatches_text, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pptrace.measured.causes import Candidate
     from pptrace.measured.computations import Computations
     from pptrace.measured.findings import KindRow, Link
     from pptrace.measured.sides import Side
@@ -109,10 +107,13 @@ class Rung:
 
 
 _RUNGS = (
-    "durations", "order", "transfers", "message delays", "host gaps", "not explained by replays",
+    "durations", "order", "transfers", "message delays", "late receives", "host gaps", "not explained by replays",
     "before and after the pipeline",
 )  # fmt: skip
-"""The parts that are taken over, one after another; "messages held up" are the blocked times of messages."""
+"""The parts that are taken over, one after another.
+
+Message delays are the blocked times of messages; late receives are messages that waited for their receivers.
+"""
 
 
 def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[Rung, ...], str]:
@@ -146,13 +147,15 @@ def _replayed_spans(a: ComparedStep, b: ComparedStep) -> list[int]:
         ScheduleError: an order cannot be replayed.
     """
     first, second = a.step, b.step
+    times = partial(second.times, with_late=True)
     return [
-        a.replay.span_ns(first.times()),
-        a.replay.span_ns(first.times(durations=second)),  # durations
-        b.replay.span_ns(second.times(transfers=first, blocked=first, gaps=first)),  # order
-        b.replay.span_ns(second.times(blocked=first, gaps=first)),  # transfers
-        b.replay.span_ns(second.times(gaps=first)),  # messages held up
-        b.replay.span_ns(second.times()),  # host gaps
+        a.replay.span_ns(first.times(with_late=True)),
+        a.replay.span_ns(first.times(durations=second, with_late=True)),  # durations
+        b.replay.span_ns(times(transfers=first, blocked=first, late=first, gaps=first)),  # order
+        b.replay.span_ns(times(blocked=first, late=first, gaps=first)),  # transfers
+        b.replay.span_ns(times(late=first, gaps=first)),  # message delays
+        b.replay.span_ns(times(gaps=first)),  # late receives
+        b.replay.span_ns(times()),  # host gaps
     ]
 
 
@@ -176,8 +179,8 @@ def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
     except PptraceError:
         return None
     reproduced = (spans_ns[0], spans_ns[-1]) == (a.step.span_ns, b.step.span_ns)
-    # Simulations have no host gaps, so this rung changes nothing.
-    return [*spans_ns, spans_ns[-1]] if reproduced else None
+    # Simulations have no late receives and no host gaps, so these rungs change nothing.
+    return [*spans_ns, spans_ns[-1], spans_ns[-1]] if reproduced else None
 
 
 _SPLIT = (Kind.B, Kind.I, Kind.W)
@@ -287,7 +290,7 @@ class Pair:
     """Time on the critical paths by kind, and between actions."""
 
 
-def compare_pair(a: ComparedStep, b: ComparedStep) -> Pair:
+def compare_pair(a: ComparedStep, b: ComparedStep, tolerance: float) -> Pair:
     """Compare two steps."""
     first, second = a.step, b.step
     matched = match(first, second)
@@ -298,7 +301,8 @@ def compare_pair(a: ComparedStep, b: ComparedStep) -> Pair:
         step_ns=Sides(Figure(a.metrics.step_ns), Figure(b.metrics.step_ns)), matched=matched,
         parts_ns=_sides(a.parts_ns, b.parts_ns), ladder=rungs, no_ladder=no_ladder, orders=reordered,
         order_share=order_share(a, b) if reordered and a.sizes == b.sizes else None,
-        kinds=kinds(first, second), links=messages, blame=attribute_slowdown(first, second, matched, messages),
+        kinds=kinds(first, second), links=messages,
+        blame=attribute_slowdown(first, second, matched, messages, tolerance),
         chains=(a.chain, b.chain), paths_ns=_sides(a.chain.by_kind_ns, b.chain.by_kind_ns),
     )  # fmt: skip
 
@@ -381,7 +385,9 @@ class StepDiff(Pair):
     divergence: Divergence | None
     """The first action that ends early or late; None where none does."""
     culprits: tuple[Culprit, ...]
-    """Slow or fast ranks, stages and links, and outliers."""
+    """The causes: slow or fast kinds, ranks, stages and links, and outliers, the largest effect first."""
+    remarks: tuple[Culprit, ...]
+    """The same with little effect on the length of the step."""
     paths_differ: PathsDiffer | None
     """The last difference of the critical paths; None where they are equal."""
     spans_ns: tuple[tuple[int, ...], tuple[int, ...]]
@@ -485,18 +491,27 @@ def diff(
     )  # fmt: skip
     # Index 0 is the compared step of a side; the single steps of a side with several follow.
     single_step_pairs = (
-        [compare_pair(step, compared_b[0]) for step in compared_a[1:]] if len(a.steps) > 1 else [],
-        [compare_pair(compared_a[0], step) for step in compared_b[1:]] if len(b.steps) > 1 else [],
+        [compare_pair(step, compared_b[0], tolerance) for step in compared_a[1:]] if len(a.steps) > 1 else [],
+        [compare_pair(compared_a[0], step, tolerance) for step in compared_b[1:]] if len(b.steps) > 1 else [],
     )
-    pair = _add_deviations(compare_pair(compared_a[0], compared_b[0]), single_step_pairs, sides)
+    pair = _add_deviations(compare_pair(compared_a[0], compared_b[0], tolerance), single_step_pairs, sides)
     deviations_ns, end_deviations_ns = (
         _deviations(sides, (first, second), step_lists, pair.matched, column)
         for column in ("duration_ns", "end_ns")
     )
     changed, within_noise = rank_changes(first, second, pair.matched, deviations_ns)
-    blamed = culprits(pair.blame, pair.links, tolerance) + spikes(
-        first, second, pair.matched, tolerance, deviations_ns
-    )
+    found = [
+        *candidates(
+            pair.blame,
+            clock_uncertainty_ns(sides, steps),
+            pair.links,
+            tolerance,
+            [single.blame for single in single_step_pairs[1]] if b.pools else (),
+        ),
+        *spikes(first, second, pair.matched, tolerance, deviations_ns),
+        *(late_hosts(first, second, pair.matched, tolerance) if a.measured or b.measured else ()),
+    ]
+    causes, remarks = rank_causes(found, pair.step_ns.change.value, _effect_of(compared_b[0]) if found else None)
     metrics = compared_a[0].metrics, compared_b[0].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
@@ -505,12 +520,34 @@ def diff(
         divergence=first_divergence(
             first, second, pair.matched, compared_b[0].releases, tolerance, end_deviations_ns
         ),
-        culprits=tuple(sorted(blamed, key=lambda culprit: (-abs(culprit.total_ns), culprit.kind, culprit.what))),
+        culprits=causes, remarks=remarks,
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
         partial=partial_data(sides),
         one_sided=a.missing_ranks != b.missing_ranks or (partial and a.actions_of_ranks != b.actions_of_ranks),
     )  # fmt: skip
+
+
+def _effect_of(compared: ComparedStep) -> Callable[[Candidate, Sequence[Candidate]], float] | None:
+    """Return a function from a candidate and those taken before it to its effect; None without replays."""
+    if compared.partial:
+        return None
+    step, replay, simulation = compared.step, compared.replay, compared.simulation
+
+    def effect_ns(candidate: Candidate, taken: Sequence[Candidate]) -> float:
+        before = step
+        for other in taken:
+            before = other.without(before)
+        after = candidate.without(before)
+        if simulation is not None and not candidate.only_replayed:
+            return simulation.span_ns(before.times()) - simulation.span_ns(after.times())
+        return replay.span_ns(before.times(with_late=True)) - replay.span_ns(after.times(with_late=True))
+
+    try:
+        replay.span_ns(step.times(with_late=True))
+    except ScheduleError:
+        return None
+    return effect_ns
 
 
 def _add_deviations(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:

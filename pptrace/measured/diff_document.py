@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +195,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "actions_within_noise": findings.within_noise,
         "divergence": findings.divergence,
         "culprits": findings.culprits,
+        "remarks": findings.remarks,
         "orders": findings.orders,
         "messages": tuple(findings.links.values()),
         "critical_path_ns": findings.paths_ns,
@@ -423,15 +424,17 @@ def _bounded_table(
 
 
 def blame(findings: StepDiff) -> str:
-    """Return the culprit with the largest slowdown in a sentence; empty without slowdowns."""
-    slow = [culprit for culprit in findings.culprits if culprit.total_ns > 0]
-    if not slow:
+    """Return the first cause in a sentence; empty where none contributes in the direction of the change."""
+    longer = findings.step_ns.change.value > 0
+    cause = next(iter(findings.culprits), None)
+    known = cause is not None and cause.effect_ns.known
+    if cause is None or ((cause.effect_ns.value if known else cause.total_ns) > 0) != longer:
         return ""
-    culprit = slow[0]
-    lead = "Largest slowdown of times" if findings.order_share else "Largest slowdown"
-    times = f"its times are {share(culprit.share, sign=True)}, " if culprit.share.value else ""
-    kind = culprit.kind if culprit.kind == "spikes" else f"a {culprit.kind}"
-    return f"{lead}, {kind}: {culprit.what}; {times}{ms(culprit.total_ns, sign=True)} in total."
+    lead = f"Largest {'slowdown' if longer else 'speed-up'}{' of times' if findings.order_share else ''}"
+    times = f"its times are {share(cause.share, sign=True)}, " if cause.share.value else ""
+    kind = cause.kind if cause.kind == "spikes" else f"a {cause.kind}"
+    effect = f"; {ms(cause.effect_ns, sign=True)} of the step" if known else ""
+    return f"{lead}, {kind}: {cause.what}; {times}{ms(cause.total_ns, sign=True)} in total{effect}."
 
 
 def order_share(findings: StepDiff) -> tuple[Block, ...]:
@@ -456,19 +459,24 @@ def order_share(findings: StepDiff) -> tuple[Block, ...]:
 
 
 def culprits(findings: StepDiff) -> tuple[Block, ...]:
-    """Return the culprits."""
-    if not findings.culprits:
-        return ()
+    """Return the causes, and remarks on changes with little effect on the step."""
     rows = tuple(
         (
             culprit.kind,
             culprit.what,
             share(culprit.share, sign=True) if culprit.share.value else "",
             ms(culprit.total_ns, sign=True),
+            *([ms(culprit.effect_ns, sign=True)] if culprit.effect_ns.known else []),
         )
         for culprit in findings.culprits
     )
-    return (Table(head=("", "", "its times", "in total"), rows=rows, words=2),)
+    head = ("", "", "its times", "in total", "of the step")
+    table = Table(head=head[: len(rows[0])] if rows else (), rows=rows, words=2)
+    remarks = [
+        f"{remark.kind} {remark.what} {ms(remark.total_ns, sign=True)}" for remark in findings.remarks[:_MOST]
+    ]
+    remark = Line(text=f"little effect on the step: {', '.join(remarks)}", tone="soft")
+    return (*([table] if rows else []), *([remark] if remarks else []))
 
 
 @dataclass(frozen=True, repr=False)
@@ -530,10 +538,10 @@ def compare_steps(
         PptraceError: a step cannot be read or simulated.
     """
     equal = parse_share(tolerance, "tolerance")
-    a, b = (
-        read_side(source, which, registry, request)
-        for source, which in zip((first, second), split_step_option(step), strict=True)
-    )
+    steps = split_step_option(step)
+    a = read_side(first, steps[0], registry, request)
+    # The clocks of a machine are the same in two runs; fitted again, a link that became slow would move them.
+    b = read_side(second, steps[1], registry, replace(request, clocks=a.clock_offsets_ns))
     a, b = on_common_ranks(a, b)
     simulated = not a.measured and not b.measured
     simulations = (simulation_of(a, registry), simulation_of(b, registry)) if simulated else (None, None)

@@ -1,4 +1,4 @@
-"""Findings of a diff: changes per stage and action, culprits and the first divergence."""
+"""Findings of a diff: changes per stage, action and link, orders, and the first divergence."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from pptrace.report.numbers import SIGMAS, Figure, Sides
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     from pptrace.measured.computations import Computations
     from pptrace.measured.dependencies import Releases
@@ -198,161 +196,6 @@ def links(a: Computations, b: Computations) -> dict[tuple[int, int], Link]:
 
 def _rate(size_bytes: int, count: int, median_ns: Figure) -> float | None:
     return size_bytes / count / median_ns.value * 1e9 or None if median_ns.value > 0 and count else None
-
-
-_FEWEST = 3
-_OUTLIER_FACTOR = 5
-"""Median deviations above the median from which a single action is a spike."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
-    """A slow or fast rank, stage or link, or outliers of a rank."""
-
-    kind: str = field(metadata={"json": "sort"})
-    """``drift`` (everything), ``slow rank``, ``slow stage``, ``slow network`` (all links), ``slow link``;
-    the same with ``fast``; ``spikes``."""
-    what: str
-    """The name of the rank, stage or link."""
-    share: Figure
-    """The relative change of its times; 0 for spikes."""
-    total_ns: int
-    """The total change of its times."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
-    """Relative slowdowns: medians over actions, divided by the common slowdown."""
-
-    common: Figure
-    """The common slowdown of ranks: the median; of two middle values, the value nearer to 0."""
-    ranks: Mapping[int, Figure]
-    """The slowdown of each rank beyond the common slowdown."""
-    stages: Mapping[tuple[int, int], Figure]
-    """The slowdown of each stage of a rank beyond the common slowdown."""
-    links: Mapping[tuple[int, int], Figure]
-    """The slowdown of links with enough observed messages beyond ``network``, by sender and receiver."""
-    network: Figure
-    """The common slowdown of links."""
-    before_ns: Mapping[tuple[int, int], float]
-    """The time of each rank and stage in the first step."""
-
-
-def attribute_slowdown(
-    a: Computations, b: Computations, matched: MatchedActions, links: Mapping[tuple[int, int], Link]
-) -> Blame:
-    """Return the slowdowns of ranks, stages and links."""
-    network, link_slowdowns = _network(links)
-    nonzero = a.duration_ns[matched.first] > 0
-    i, j = matched.first[nonzero], matched.second[nonzero]
-    if i.size < _FEWEST:
-        return Blame(common=Figure(0.0), ranks={}, stages={}, links=link_slowdowns, network=network, before_ns={})
-    before = a.duration_ns[i].astype(np.float64)
-    ratio = b.duration_ns[j] / before
-    ranks, by_rank = np.unique(b.rank[j], return_inverse=True)
-    cells, by_cell = np.unique(b.rank[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)
-    pairs = [divmod(cell, b.placement.stages) for cell in cells.tolist()]
-    (rank_ratios,), (cell_ratios,) = group_quantiles(ratio, by_rank), group_quantiles(ratio, by_cell)
-    ordered = sorted(rank_ratios.tolist())
-    middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    common = min(middle, key=_distance_from_equal)
-    return Blame(
-        common=Figure(common - 1),
-        ranks=dict(zip(ranks.tolist(), _relative_slowdowns(rank_ratios, common), strict=True)),
-        stages=dict(zip(pairs, _relative_slowdowns(cell_ratios, common), strict=True)),
-        links=link_slowdowns, network=network,
-        before_ns=dict(zip(pairs, np.bincount(by_cell, before).tolist(), strict=True)),
-    )  # fmt: skip
-
-
-def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: float) -> list[Culprit]:
-    """Return ranks, stages and links whose slowdown exceeds the tolerance and the noise.
-
-    A rank is reported if all its stages are slow; otherwise each slow stage is reported.
-    """
-
-    def exceeds(share: Figure) -> bool:
-        return abs(share.value) > tolerance
-
-    before = blame.before_ns
-    blamed = []
-    if exceeds(blame.common):
-        blamed.append(_culprit("drift", "all ranks", blame.common, blame.common.value * sum(before.values())))
-    for rank, share in blame.ranks.items():
-        stages = [pair for pair in before if pair[0] == rank]
-        slow = [pair for pair in stages if exceeds(blame.stages[pair])]
-        if slow == stages:
-            stage_note = "" if len(stages) > 1 else f" (its one stage, {stages[0][1]})"
-            before_ns = sum(before[pair] for pair in stages)
-            blamed.append(_culprit("rank", f"rank {rank}{stage_note}", share, share.value * before_ns))
-        else:
-            blamed += [
-                _culprit("stage", f"stage {pair[1]} on rank {rank}", share, share.value * before[pair])
-                for pair, share in ((pair, blame.stages[pair]) for pair in slow)
-            ]
-    if exceeds(blame.network):
-        what = f"all {len(blame.links)} links between ranks"
-        before_ns = sum(links[ends].median_ns.first.value * links[ends].count[1] for ends in blame.links)
-        blamed.append(_culprit("network", what, blame.network, blame.network.value * before_ns))
-    for (source, target), share in blame.links.items():
-        if exceeds(share):
-            link = links[source, target]
-            longer_ns = link.median_ns.second.value - link.median_ns.first.value * (1 + blame.network.value)
-            what = f"rank {source} to rank {target}"
-            blamed.append(_culprit("link", what, share, int(longer_ns) * link.count[1]))
-    return [culprit for culprit in blamed if not culprit.share.is_noise]
-
-
-def _culprit(kind: str, what: str, share: Figure, total_ns: float) -> Culprit:
-    speed = "" if kind == "drift" else "slow " if share.value > 0 else "fast "
-    return Culprit(kind=f"{speed}{kind}", what=what, share=share, total_ns=int(total_ns))
-
-
-def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[int, int], Figure]]:
-    """Return the common slowdown of links, and the additional slowdown of each link."""
-    ratio = {
-        ends: link.median_ns.second.value / link.median_ns.first.value
-        for ends, link in links.items()
-        if min(link.seen) >= _FEWEST and link.median_ns.first.value > 0
-    }
-    common = 1.0
-    if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
-        common = min(ratio.values(), key=_distance_from_equal)
-    slowdowns = _relative_slowdowns(np.array(list(ratio.values()), dtype=np.float64), common)
-    return Figure(common - 1), dict(zip(ratio, slowdowns, strict=True))
-
-
-def spikes(
-    a: Computations, b: Computations, matched: MatchedActions, tolerance: float, deviations_ns: Int64s
-) -> list[Culprit]:
-    """Return ranks with outliers among actions of one kind and stage, beyond the tolerance and the noise."""
-    i, j = matched.first, matched.second
-    if i.size < _FEWEST:
-        return []
-    change_ns = (b.duration_ns[j] - a.duration_ns[i]).astype(np.float64)
-    cells = np.unique(b.kind[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)[1]
-    deviation_ns = change_ns - group_quantiles(change_ns, cells)[0][cells]
-    median_deviation_ns = group_quantiles(np.abs(deviation_ns), cells)[0][cells]
-    allowed_ns = np.maximum(tolerance * a.duration_ns[i], SIGMAS * deviations_ns)
-    is_spike = deviation_ns > np.maximum(_OUTLIER_FACTOR * np.maximum(median_deviation_ns, 1000), allowed_ns)
-    counts = np.bincount(b.rank[j][is_spike])
-    total_ns = np.bincount(b.rank[j][is_spike], deviation_ns[is_spike])
-    return [
-        Culprit(
-            kind="spikes", what=f"{counts[rank]} action{'s' if counts[rank] > 1 else ''} of rank {rank}",
-            share=Figure(0.0), total_ns=int(total_ns[rank]),
-        )
-        for rank in np.flatnonzero(counts).tolist()
-    ]  # fmt: skip
-
-
-def _distance_from_equal(ratio: float) -> float:
-    return abs(ratio - 1)
-
-
-def _relative_slowdowns(ratios: NDArray[np.float64], common: float) -> list[Figure]:
-    """Return the slowdowns beyond a common slowdown."""
-    return [Figure(share) for share in (ratios / common - 1 if common else np.zeros_like(ratios)).tolist()]
 
 
 _LONGEST = 6

@@ -136,6 +136,12 @@ class Side:
         return self.numbers or tuple(range(self.timeline.ranks))
 
     @property
+    def clock_offsets_ns(self) -> dict[int, int]:
+        """What was added to the clock of each rank, in nanoseconds; empty for a simulation."""
+        clocks = () if self.measurement is None else self.measurement.clocks
+        return {clock.rank: clock.offset_ns for clock in clocks}
+
+    @property
     def all_ranks(self) -> int:
         """The number of ranks of the pipeline."""
         return self.ranks or self.timeline.ranks
@@ -234,6 +240,43 @@ def partial_data(sides: Sequence[Side]) -> str:
         if side.computations.partial and (fewer or not side.numbers):
             lacks.append(f"{side.name} has {', '.join(fewer) or 'actions whose inputs are not recorded'}")
     return "; ".join([*lacks, *compared])
+
+
+def clock_uncertainty_ns(sides: Sequence[Side], steps: Sequence[Computations]) -> dict[tuple[int, int], float]:
+    """Return by sender and receiver how much the difference of their clocks may have changed between two sides.
+
+    Clocks with equal offsets on both sides have not changed. Otherwise the errors of both sides count: those of
+    the offsets, and at most half of the shortest messages there and back.
+    """
+    offsets = [side.clock_offsets_ns for side in sides]
+    errors = [_clock_errors_ns(side, step) for side, step in zip(sides, steps, strict=True)]
+    uncertain = {}
+    for ends in {**errors[0], **errors[1]}:
+        apart = [known.get(ends[1], 0) - known.get(ends[0], 0) for known in offsets]
+        if apart[0] != apart[1] or not all(offsets):
+            uncertain[ends] = sum(known.get(ends, 0.0) for known in errors)
+    return uncertain
+
+
+def _clock_errors_ns(side: Side, step: Computations) -> dict[tuple[int, int], float]:
+    """Return the error of the difference of clocks of each pair of ranks that exchange messages."""
+    bounds = {clock.rank: clock.bound_ns for clock in side.measurement.clocks} if side.measurement else {}
+    sent = step.transfers
+    shortest: dict[tuple[int, int], float] = {}
+    columns = (
+        sent.source,
+        sent.target,
+        np.where(sent.observed, sent.duration_ns + sent.late_ns, np.iinfo(np.int64).max),
+    )
+    for source, target, duration_ns in zip(*(column.tolist() for column in columns), strict=True):
+        shortest[source, target] = min(duration_ns, shortest.get((source, target), math.inf))
+    return {
+        (source, target): min(
+            bounds.get(source, 0) + bounds.get(target, 0),
+            (there + shortest.get((target, source), math.inf)) / 2,
+        )
+        for (source, target), there in shortest.items()
+    }  # fmt: skip
 
 
 def no_actions(measurement: Measurement) -> str:
@@ -409,11 +452,12 @@ def median_step(step: Computations, others: Sequence[Computations]) -> Computati
     """Return a step with the medians over several steps as durations, gaps and transfer times."""
     if not others:
         return step
-    durations, gaps = (
+    durations, gaps, late = (
         np.nanmedian(values_over_steps(step, others, name), axis=0).astype(np.int64)
-        for name in ("duration_ns", "gap_ns")
+        for name in ("duration_ns", "gap_ns", "late_ns")
     )
-    return replace(step, duration_ns=durations, gap_ns=gaps, transfers=_transfers(step.transfers, others))
+    transfers = _transfers(step.transfers, others)
+    return replace(step, duration_ns=durations, gap_ns=gaps, late_ns=late, transfers=transfers)
 
 
 def values_over_steps(step: Computations, others: Sequence[Computations], name: str) -> NDArray[np.float64]:

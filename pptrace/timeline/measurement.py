@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pptrace.steps.columns import Columns, Int64s
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pptrace.timeline.timeline import Timeline
@@ -27,6 +29,8 @@ class ImportRequest:
     """The folder to read of several ``iteration_N``; default: the last complete one."""
     every_replica: bool = False
     """Whether to read all pipelines in addition."""
+    clocks: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Offsets of clocks in an earlier run by rank, in nanoseconds; kept where messages allow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ def test_a_step_does_not_differ_from_itself() -> None:
     assert difference.change == 0
     assert difference.changes == difference.orders == difference.culprits == ()
     assert difference.divergence is None
-    assert [rung.change_ns.value for rung in difference.ladder] == [0] * 7
+    assert [rung.change_ns.value for rung in difference.ladder] == [0] * 8
 
 
 def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() -> None:

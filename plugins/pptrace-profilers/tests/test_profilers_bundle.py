@@ -117,7 +117,11 @@ def test_the_simulation_starts_when_the_measured_step_does(plan: Path, tmp_path:
 def test_a_rank_whose_clock_is_off_is_put_back(plan: Path, tmp_path: Path, *, by_base: bool) -> None:
     """A clock may be off in a file's times, or in what they count from, which trace processors do not read."""
 
+    def on_own_host(rank: int, trace: dict[str, Any]) -> None:
+        trace["host_name"] = f"host{rank}"
+
     def off(rank: int, trace: dict[str, Any]) -> None:
+        on_own_host(rank, trace)
         if rank == 2 and by_base:
             trace["baseTimeNanoseconds"] += 50 * NS_PER_MS
         elif rank == 2:
@@ -125,7 +129,7 @@ def test_a_rank_whose_clock_is_off_is_put_back(plan: Path, tmp_path: Path, *, by
                 if "ts" in event:
                     event["ts"] += 50_000
 
-    before = held(tmp_path / "before.tar", plan, copied(tmp_path / "before", lambda *_: None))
+    before = held(tmp_path / "before.tar", plan, copied(tmp_path / "before", on_own_host))
     after = held(tmp_path / "after.tar", plan, copied(tmp_path / "after", off))
 
     for rank, name in ((0, "PP:0F0"), (1, "PP:1F3"), (2, "PP:2B4"), (3, "PP:3B7")):

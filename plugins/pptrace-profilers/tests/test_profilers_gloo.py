@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,10 +108,18 @@ def test_the_first_stages_empty_input_gradients_are_folded_and_said() -> None:
     assert int(((timeline.stage == 0) & (timeline.kind == Kind.B)).sum()) == 8
 
 
-def test_clocks_are_bounded_by_messages_both_ways() -> None:
-    clocks = recorded("1f1b").clocks
+def test_clocks_of_hosts_are_bounded_by_messages_both_ways(tmp_path: Path) -> None:
+    for rank in range(4):
+        trace = json.loads(gzip.decompress((FIXTURES / "sleep-1f1b" / f"rank{rank}.json.gz").read_bytes()))
+        trace["host_name"] = f"host{rank}"
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace), encoding="utf-8")
+    clocks = measure_kineto(sorted(tmp_path.iterdir()), ImportRequest()).clocks
 
     assert [clock.rank for clock in clocks] == [0, 1, 2, 3]
     assert all(0 < clock.bound_ns < 2_000_000 for clock in clocks[1:])
     # One machine, one clock: true offsets are zero, and so lie within the stated bounds.
     assert all(abs(clock.offset_ns) <= clock.bound_ns for clock in clocks)
+
+
+def test_ranks_of_one_host_have_its_clock() -> None:
+    assert {(clock.offset_ns, clock.bound_ns, clock.pairs) for clock in recorded("1f1b").clocks} == {(0, 0, 0)}

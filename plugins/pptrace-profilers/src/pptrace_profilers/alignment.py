@@ -3,6 +3,10 @@
 A message from a to b gives a lower bound of the offset of b's clock. A message from b to a gives an upper bound.
 All bounds together leave an interval for the offset of each rank from rank 0. The offset is the middle of the
 interval, and its error bound is half of the interval's length. The result does not depend on the initial clocks.
+
+Two kinds of knowledge take precedence where messages do not contradict them: ranks of one host share its clock,
+and clocks of an earlier run of the same job have not changed. Messages that became slow in one direction move the
+middle of an interval, and would seem slow in both directions.
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ _UNBOUND = np.int64(2**62 - 1)
 """Larger than times since 1970; sums of two do not overflow."""
 
 
-def align(ranks: int, transfers: Transfers) -> list[Clock]:
+def align(ranks: int, transfers: Transfers, hosts: Sequence[str] = (), earlier: Sequence[int] = ()) -> list[Clock]:
     """Return each rank's clock.
 
     Args:
         ranks: number of ranks.
         transfers: sender, receiver, post time and arrival time of each message, by the clocks of these ranks.
+        hosts: the host of each rank, which have a clock each; empty where a host is unknown.
+        earlier: each rank's offset in an earlier run, in nanoseconds; empty for none.
 
     A rank without messages to and from rank 0, directly or indirectly, keeps its clock (0 pairs).
     """
@@ -46,9 +52,36 @@ def align(ranks: int, transfers: Transfers) -> list[Clock]:
     # With any offsets, a message arrives no earlier than it was posted.
     np.minimum.at(slack, (target, source), arrived_ns - posted_ns)
     pairs = np.bincount(np.concatenate([source, target]), minlength=ranks)
-    for middle in range(ranks):
+    slack = _closed(slack)
+    shared = _sharing_a_clock(slack, hosts)
+    if shared.any():
+        slack = _closed(np.where(shared, 0, slack))
+    clocks = [_clock(rank, slack, int(pairs[rank])) for rank in range(ranks)]
+    known = [replace(clock, offset_ns=offset) for clock, offset in zip(clocks, earlier, strict=False)]
+    offset_ns = np.array([clock.offset_ns for clock in known], dtype=np.int64)
+    is_kept = known and np.all(offset_ns - offset_ns[:, None] <= slack)
+    return [
+        replace(clock, pairs=0) if shared[0, clock.rank] else clock for clock in (known if is_kept else clocks)
+    ]
+
+
+def _closed(slack: Int64s) -> Int64s:
+    """Return the least upper bounds that follow from bounds of pairs of ranks, shape (ranks, ranks)."""
+    for middle in range(len(slack)):
         slack = np.minimum(slack, np.minimum(slack[:, [middle]] + slack[[middle], :], _UNBOUND))
-    return [_clock(rank, slack, int(pairs[rank])) for rank in range(ranks)]
+    return slack
+
+
+_READING_NS = 50_000
+"""The error of a time that is read from a clock: a larger contradiction shows that clocks differ."""
+
+
+def _sharing_a_clock(slack: Int64s, hosts: Sequence[str]) -> Bools:
+    """Return the pairs of different ranks of one host whose messages allow equal clocks, shape (ranks, ranks)."""
+    names = np.array(hosts or [""] * len(slack))
+    same = (names == names[:, None]) & (names != "") & ~np.eye(len(slack), dtype=bool)
+    shared: Bools = same & (slack >= -_READING_NS) & (slack.T >= -_READING_NS)
+    return shared
 
 
 def _clock(rank: int, slack: Int64s, pairs: int) -> Clock:

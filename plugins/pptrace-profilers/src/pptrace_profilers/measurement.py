@@ -19,7 +19,7 @@ from pptrace_profilers.timeline_assembly import assemble
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.plugin import ImportRequest
+    from pptrace.plugin import Clock, ImportRequest
     from pptrace_profilers.alignment import Transfers
     from pptrace_profilers.recording import Operations, Recording
 
@@ -43,7 +43,7 @@ def measure_recordings(
         has_actions = any(len(recording.executions) for recording in pipeline)
     numbers, ranks = numbers_of(pipeline, recordings, request.layout)
     try:
-        measurement = assemble(pipeline, numbers) if has_actions else without_actions(pipeline)
+        measurement = assemble(pipeline, numbers, request.clocks) if has_actions else without_actions(pipeline)
     except TraceError as error:
         if error.file:
             raise
@@ -139,10 +139,7 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
     return Measurement(
         steps=(),
-        clocks=tuple(
-            replace(clock, rank=rank)
-            for rank, clock in zip(ranks, align(len(recordings), _transfers(recordings)), strict=True)
-        ),
+        clocks=tuple(replace(clock, rank=rank) for rank, clock in zip(ranks, _clocks(recordings), strict=True)),
         summaries=tuple(summaries),
         occupied=tuple(
             _occupied(rank, recording.operations)
@@ -151,6 +148,11 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
         ),
         notes=(*notes, "no action of a pipeline was found: communication and computation are summed by name"),
     )
+
+
+def _clocks(recordings: Sequence[Recording]) -> list[Clock]:
+    """Return the clocks of recordings without actions."""
+    return align(len(recordings), _transfers(recordings), [recording.host for recording in recordings])
 
 
 def _transfers(recordings: Sequence[Recording]) -> Transfers:

@@ -77,7 +77,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     executions, annotations = _annotated_actions(events, rules)
     recording = add_gpu_spans(Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
-        windows=_windows(events),
+        host=str(events.top.get("host_name") or ""), windows=_windows(events),
         executions=executions, ends=posted_ends(events, executions, members),
         operations=gpu_operations(events, rules, executions, annotations, members),
         notes=tuple(_notes(events, executions)),

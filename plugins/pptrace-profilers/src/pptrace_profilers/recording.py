@@ -231,6 +231,8 @@ class Recording:
     """Global rank; -1 if neither the file nor its name has it."""
     world: int
     """Processes of the job; 0 if not recorded."""
+    host: str = ""
+    """Name of the machine, whose processes have one clock; empty if not recorded."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Global ranks of each process group that has a description."""
     windows: tuple[tuple[str, int, int], ...] = ()

@@ -41,7 +41,7 @@ from pptrace_profilers.alignment import (
 from pptrace_profilers.recording import NO_ROWS, NO_STAGE, NOTHING, UNKNOWN, Rows, manifest_beside, members_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pptrace.plugin import Clock, Int64s, Placement
     from pptrace_profilers.alignment import Messages, Transfers
@@ -56,12 +56,15 @@ _CONTRADICTED_NS = 50_000
 """Minimum contradiction of clocks for a note."""
 
 
-def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Measurement:
+def assemble(
+    recordings: Sequence[Recording], numbers: Sequence[int] = (), earlier: Mapping[int, int] | None = None
+) -> Measurement:
     """Return the measurement of a pipeline's recordings, one per pipeline rank in their order.
 
     Args:
         recordings: one per recorded rank.
         numbers: the pipeline ranks of the recordings if ranks are missing; by default, 0, 1 and so on.
+        earlier: the clock offset in an earlier run by pipeline rank; kept where the messages allow that.
 
     Raises:
         TraceError: no step has an action of a pipeline, or two ranks have the same stage and microbatch.
@@ -71,14 +74,18 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         replace(work, rank=rank) for rank, recording in enumerate(recordings) for work in recording.unattributed
     ]
     matched = [match_ends(step, unattributed) for step in rank_steps]
-    clocks = align(len(recordings), _transfers(matched))
+    places = numbers or range(len(recordings))
+    known_ns = [offset for place in places if (offset := (earlier or {}).get(place)) is not None]
+    clocks = align(
+        len(recordings), _transfers(matched), [recording.host for recording in recordings],
+        known_ns if len(known_ns) == len(recordings) else (),
+    )  # fmt: skip
     notes = [*(note for recording in recordings for note in recording.notes), *left_out, *_contradictions(clocks)]
     aligned_steps = []
     for label, ranks, step_messages in zip(labels, rank_steps, matched, strict=True):
         if all(kinds.COMMUNICATION.mask(rank.executions.kind).all() for rank in ranks):
             notes.append(f"{label} holds no action: left out")
             continue
-        places = numbers or range(len(ranks))
         parts = [
             _align_recording(rank, clock, place) for rank, clock, place in zip(ranks, clocks, places, strict=True)
         ]

@@ -1,0 +1,573 @@
+"""Causes of the difference of two steps: slow or fast kinds, ranks, stages and links, and outliers.
+
+Ratios of durations have three factors: common to all ranks, of a kind on all ranks, and of a rank or a part of it.
+Each factor is a median over actions, relative to the factors before it. A link is compared by the messages that
+both steps observed, because other messages are observed where ranks wait elsewhere.
+
+The effect of a cause is a replay: how much shorter the second step is without it, and without the causes that were
+found before. So a cause that only repeats another one has no effect. Small effects are remarks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import comb, hypot, nan
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pptrace.measured.computations import group_quantiles
+from pptrace.measured.matching import has_same_stages
+from pptrace.report.numbers import SIGMAS, Figure, ms
+from pptrace.steps.kinds import TOWARDS_NEXT, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.measured.computations import Computations
+    from pptrace.measured.findings import Link
+    from pptrace.measured.matching import MatchedActions
+    from pptrace.steps.columns import Int64s
+
+_FEWEST = 3
+_OUTLIER_FACTOR = 5
+"""Median deviations above the median from which a single action is a spike."""
+_MEDIAN_ERROR = 1.858
+"""Standard error of a median of n values, as a multiple of their median deviation over the root of n."""
+_LEAST_OF_DIFFERENCE = 0.05
+"""The effect of a cause is at least this share of the difference of the steps."""
+_LEAST_OF_LARGEST = 0.1
+"""The effect of a cause is at least this share of the largest effect."""
+_NEARLY = 0.1
+"""The share by which times may differ that are about the same."""
+_MOST_STAGES = 2**20
+_MOST_REPLAYED = 24
+"""The most candidates whose effect is replayed: those with the largest total change."""
+
+Cell = tuple[int, int, int]
+"""Rank, stage and kind."""
+Ends = tuple[int, int]
+"""Sender and receiver of a link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """A slow or fast kind, rank, stage or link, or outliers of a rank."""
+
+    kind: str = field(metadata={"json": "sort"})
+    """``drift`` (everything), ``slow kind``, ``slow rank``, ``slow stage``, ``slow network`` (all links), ``slow
+    link``; the same with ``fast``; ``host gaps``; ``spikes``."""
+    what: str
+    """The name of the kind, rank, stage or link."""
+    share: Figure
+    """The relative change of its times; 0 for spikes."""
+    total_ns: int
+    """The total change of its times."""
+    effect_ns: Figure = field(default_factory=lambda: Figure(nan))
+    """Its effect on the length of the second step, without the causes before it; unknown without replays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A possible cause."""
+
+    culprit: Culprit
+    """The cause, without its effect."""
+    without: Callable[[Computations], Computations]
+    """Returns a step without it."""
+    rank: int | None = None
+    """The slow rank; None for another cause."""
+    only_replayed: bool = False
+    """Whether it changes times of messages or host gaps, which a simulation does not take over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChange:
+    """The change of the messages of a link."""
+
+    share: Figure
+    """The relative change beyond the common change of links."""
+    first_ns: float
+    """The median in the first step."""
+    common_ns: float
+    """The part of its change that all links have in common."""
+    own_ns: float
+    """The median change beyond that part."""
+    error_ns: float
+    """The standard error of the median change from message to message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Relative slowdowns: medians over actions, divided by the slowdowns that they have in common."""
+
+    common: Figure
+    """The common slowdown of ranks: the median; of two middle values, the value nearer to 0."""
+    kinds: Mapping[int, Figure]
+    """The slowdown of each kind on all ranks beyond the common slowdown; 0 where kinds differ by chance only."""
+    ranks: Mapping[int, Figure]
+    """The slowdown of each rank beyond the common slowdown and that of kinds."""
+    stages: Mapping[tuple[int, int], Figure]
+    """The same of each stage of a rank."""
+    cells: Mapping[Cell, Figure]
+    """The same of each kind of a stage with enough actions."""
+    links: Mapping[Ends, LinkChange]
+    """Changes of links with enough observed messages, by sender and receiver."""
+    network: Figure
+    """The common slowdown of links."""
+    before_ns: Mapping[Cell, float]
+    """The time of each rank, stage and kind in the first step."""
+
+
+def attribute_slowdown(
+    a: Computations, b: Computations, matched: MatchedActions, links: Mapping[Ends, Link], tolerance: float
+) -> Blame:
+    """Return the slowdowns of kinds, ranks, stages and links; kinds that differ by the tolerance are equal."""
+    network, link_changes = _network(a, b, links)
+    nonzero = a.duration_ns[matched.first] > 0
+    i, j = matched.first[nonzero], matched.second[nonzero]
+    if i.size < _FEWEST:
+        return Blame(
+            common=Figure(0.0), kinds={}, ranks={}, stages={}, cells={}, links=link_changes, network=network,
+            before_ns={},
+        )  # fmt: skip
+    before = a.duration_ns[i].astype(np.float64)
+    ratio = b.duration_ns[j] / before
+    rank, stage, kind = (column.astype(np.int64) for column in (b.rank[j], b.stage[j], b.kind[j]))
+    common, of_kinds = _common_factors(ratio, rank, kind, tolerance)
+    own = ratio / common / np.array([of_kinds[each] for each in kind.tolist()])
+    counts = _grouped(np.bincount, rank, stage, kind)
+    cells = _shares(own, rank, stage, kind)
+    return Blame(
+        common=Figure(common - 1), kinds={each: Figure(factor - 1) for each, factor in of_kinds.items()},
+        ranks={number: share for (number,), share in _shares(own, rank).items()},
+        stages={(number, place): share for (number, place), share in _shares(own, rank, stage).items()},
+        cells={(r, s, k): share for (r, s, k), share in cells.items() if counts[r, s, k] >= _FEWEST},
+        links=link_changes, network=network,
+        before_ns={
+            (r, s, k): time
+            for (r, s, k), time in _grouped(lambda index: np.bincount(index, before), rank, stage, kind).items()
+        },
+    )  # fmt: skip
+
+
+def _common_factors(
+    ratio: NDArray[np.float64], rank: Int64s, kind: Int64s, tolerance: float
+) -> tuple[float, dict[int, float]]:
+    """Return the factor that all ranks have in common, and the factor of each kind beyond it."""
+    common = _middle(_medians(ratio, rank).values())
+    by_kind = _medians(ratio, kind, rank)
+    of_kinds = {
+        each: _middle([median for (of, _), median in by_kind.items() if of == each])
+        for each in np.unique(kind).tolist()
+    }
+    if all(abs(factor / common - 1) <= tolerance for factor in of_kinds.values()):
+        return common, dict.fromkeys(of_kinds, 1.0)
+    common = _shared(list(of_kinds.values()))
+    return common, {each: factor / common for each, factor in of_kinds.items()}
+
+
+def _middle(values: Iterable[float]) -> float:
+    """Return the median; of two middle values, the value nearer to 1."""
+    ordered = sorted(values)
+    return min((ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]), key=_distance_from_equal) or 1.0
+
+
+def _shared(ratios: Sequence[float]) -> float:
+    """Return the ratio nearest to 1 where all are on one side of it, else 1."""
+    if len(ratios) > 1 and (min(ratios) > 1 or 0 < max(ratios) < 1):
+        return min(ratios, key=_distance_from_equal)
+    return 1.0
+
+
+def _distance_from_equal(ratio: float) -> float:
+    return abs(ratio - 1)
+
+
+def _grouped(function: Callable[[Int64s], NDArray[Any]], *columns: Int64s) -> dict[tuple[int, ...], float]:
+    """Return a value per group of rows with equal columns; the function takes the number of each row's group."""
+    groups, index = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    keys = zip(*(column.tolist() for column in groups), strict=True)
+    return dict(zip(keys, function(index.reshape(-1)).tolist(), strict=True))
+
+
+def _medians(values: NDArray[np.float64], *columns: Int64s) -> dict[tuple[int, ...], float]:
+    return _grouped(lambda index: group_quantiles(values, index)[0], *columns)
+
+
+def _shares(values: NDArray[np.float64], *columns: Int64s) -> dict[tuple[int, ...], Figure]:
+    return {group: Figure(median - 1) for group, median in _medians(values, *columns).items()}
+
+
+class _Change(NamedTuple):
+    """The change of the median message of a link, between two bounds."""
+
+    first_ns: float
+    least_ns: float
+    most_ns: float
+    error_ns: float
+
+
+def _network(
+    a: Computations, b: Computations, links: Mapping[Ends, Link]
+) -> tuple[Figure, dict[Ends, LinkChange]]:
+    """Return the common slowdown of links, and the change of each link with enough observed messages."""
+    changes = _paired_changes(a, b)
+    for ends, link in links.items():
+        if ends not in changes and min(link.seen) >= _FEWEST and link.median_ns.first.value > 0:
+            change_ns = link.median_ns.change.value
+            changes[ends] = _Change(link.median_ns.first.value, change_ns, change_ns, 0.0)
+    first_ns, least_ns, most_ns, error_ns = np.array(list(changes.values()), dtype=np.float64).reshape(-1, 4).T
+    common_ns = _common_change_ns(first_ns, least_ns, most_ns)
+    own_ns = np.clip(common_ns, least_ns, most_ns) - common_ns
+    columns = (first_ns, common_ns, own_ns, error_ns)
+    return Figure(float(common_ns.sum() / max(first_ns.sum(), 1))), {
+        ends: LinkChange(
+            share=Figure(own / (first + common)), first_ns=first, common_ns=common, own_ns=own, error_ns=error
+        )
+        for ends, first, common, own, error in zip(changes, *(column.tolist() for column in columns), strict=True)
+    }
+
+
+def _common_change_ns(
+    first_ns: NDArray[np.float64], least_ns: NDArray[np.float64], most_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the part of each link's change that all links have in common, shape (links,).
+
+    That is a factor, as of a lower rate, or a time, as of a longer latency. A change with equal bounds is known.
+    """
+    nearest_ns = np.clip(0, least_ns, most_ns)
+    known = least_ns == most_ns
+    decided = np.flatnonzero(known | (nearest_ns != 0))
+    if decided.size <= 1 or not (np.all(nearest_ns[decided] > 0) or np.all(nearest_ns[decided] < 0)):
+        return np.zeros_like(first_ns)
+    used = np.flatnonzero(known) if known.any() else decided
+    by_factor = first_ns * min((nearest_ns[used] / first_ns[used]).tolist(), key=abs)
+    by_time = np.full_like(first_ns, min(nearest_ns[used].tolist(), key=abs))
+
+    def unexplained_ns(common_ns: NDArray[np.float64]) -> float:
+        return float(np.abs(np.clip(common_ns, least_ns, most_ns) - common_ns).sum())
+
+    return min(by_factor, by_time, key=unexplained_ns)
+
+
+def _paired_changes(a: Computations, b: Computations) -> dict[Ends, _Change]:
+    """Return the changes of links, from messages that both steps observed.
+
+    The time of a message whose receive was posted late is known within bounds; such messages count where others
+    are missing or contradict their bounds. Where the first step observed too few messages, because its ranks did
+    not wait for them, its transfer times are upper bounds; a change to longer times is then known too.
+    """
+    first, second, ranks = a.transfers, b.transfers, max(a.placement.ranks, b.placement.ranks)
+    microbatches = max(a.placement.microbatches, b.placement.microbatches)
+    keys = [
+        (((sent.kind.astype(np.int64) * ranks + sent.source) * ranks + sent.target) * _MOST_STAGES + sent.stage)
+        * microbatches + sent.microbatch
+        for sent in (first, second)
+    ]  # fmt: skip
+    _, i, j = np.intersect1d(keys[0], keys[1], return_indices=True)
+    known = second.observed[j] & (first.duration_ns[i] > 0)
+    i, j = i[known], j[known]
+    if not i.size or not has_same_stages(a, b):
+        return {}
+    ends, link = np.unique(second.source[j].astype(np.int64) * ranks + second.target[j], return_inverse=True)
+    least_ns = second.duration_ns[j] - first.duration_ns[i] - first.late_ns[i]
+    most_ns = second.duration_ns[j] + second.late_ns[j] - first.duration_ns[i]
+    paired = first.observed[i]
+    rows = np.where(np.bincount(link, paired)[link] >= _FEWEST, paired, True)
+    exact = paired & (least_ns == most_ns)
+    rows = np.where(_agrees(exact, link, least_ns, most_ns)[link], exact, rows)
+    link, is_paired = link[rows], np.bincount(link[rows], ~paired[rows]) == 0
+    first_ns, least_ns, most_ns = first.duration_ns[i][rows], least_ns[rows], most_ns[rows]
+    medians = [group_quantiles(values, link)[0] for values in (first_ns, least_ns, most_ns)]
+    deviations_ns = group_quantiles(np.abs(least_ns - medians[1][link]), link)[0]
+    counts = np.bincount(link)
+    # The spread of few messages is unknown: at least that of the changes of all links.
+    all_links_ns = np.median(np.abs(least_ns - np.median(least_ns)))
+    deviations_ns = np.where(counts < _FEWEST, np.maximum(deviations_ns, all_links_ns), deviations_ns)
+    used = is_paired | (medians[1] > 0)
+    columns = np.stack([*medians, _MEDIAN_ERROR * deviations_ns / np.sqrt(counts)])[:, used].T
+    pairs = (divmod(pair, ranks) for pair in ends[used].tolist())
+    return dict(zip(pairs, map(_Change._make, columns.tolist()), strict=True))
+
+
+def _agrees(exact: NDArray[np.bool_], link: Int64s, least_ns: Int64s, most_ns: Int64s) -> NDArray[np.bool_]:
+    """Return by link whether the changes of exactly known messages are within the bounds of most messages."""
+    (median_ns,) = group_quantiles(least_ns[exact], link[exact], int(link.max()) + 1)
+    slack_ns = _NEARLY * np.abs(median_ns)[link]
+    within = (least_ns <= median_ns[link] + slack_ns) & (median_ns[link] - slack_ns <= most_ns)
+    return np.bincount(link, within) * 2 >= np.bincount(link)
+
+
+def candidates(
+    blame: Blame,
+    uncertainty_ns: Mapping[Ends, float],
+    links: Mapping[Ends, Link],
+    tolerance: float,
+    steps: Sequence[Blame] = (),
+) -> list[Candidate]:
+    """Return kinds, ranks, stages and links whose slowdown exceeds the tolerance and the noise.
+
+    Args:
+        blame: the slowdowns.
+        uncertainty_ns: by sender and receiver, how much the difference of their clocks may have changed.
+        links: messages by sender and receiver.
+        tolerance: the relative change that counts as none.
+        steps: the slowdowns of each step of the second side; the slowest rank of most steps is no noise.
+    """
+    found = [*_duration_candidates(blame, tolerance), *_link_candidates(blame, uncertainty_ns, links, tolerance)]
+    slowest, count = _slowest_of_most(steps)
+    kept = []
+    for candidate in found:
+        if candidate.rank is not None and candidate.rank == slowest:
+            what = f"{candidate.culprit.what}, the slowest in {count} of {len(steps)} steps"
+            kept.append(replace(candidate, culprit=replace(candidate.culprit, what=what)))
+        elif not candidate.culprit.share.is_noise:
+            kept.append(candidate)
+    return kept
+
+
+_CHANCE = 0.05
+"""The probability by which chance may make one rank the slowest that often."""
+
+
+def _slowest_of_most(steps: Sequence[Blame]) -> tuple[int | None, int]:
+    """Return the rank that is the slowest in more than half of the steps, and their number; None for no rank.
+
+    It must be the slowest more often than chance makes one of the ranks the slowest.
+    """
+    slowest = [max(step.ranks, key=lambda rank: step.ranks[rank].value) for step in steps if len(step.ranks) > 1]
+    if not slowest:
+        return None, 0
+    rank, count = Counter(slowest).most_common(1)[0]
+    ranks, trials = len(steps[0].ranks), len(slowest)
+    tail = sum(
+        comb(trials, hits) * (ranks - 1) ** (trials - hits) for hits in range(count, trials + 1)
+    ) / ranks ** (trials - 1)
+    return (rank, count) if 2 * count > trials and tail <= _CHANCE else (None, 0)
+
+
+class _Part(NamedTuple):
+    """Actions that may be slow."""
+
+    kind: str
+    what: str
+    share: Figure
+    of: tuple[int | None, int | None, int | None] = (None, None, None)
+    """Rank, stage and kind of the actions; None for all."""
+
+
+def _duration_candidates(blame: Blame, tolerance: float) -> Iterator[Candidate]:
+    for part in _slow_parts(blame, tolerance):
+        if abs(part.share.value) > tolerance:
+            before_ns = sum(
+                time
+                for cell, time in blame.before_ns.items()
+                if all(wanted in {None, own} for wanted, own in zip(part.of, cell, strict=True))
+            )
+            yield Candidate(
+                culprit=_culprit(part.kind, part.what, part.share, part.share.value * before_ns),
+                without=partial(_without_durations, of=part.of, factor=1 + part.share.value),
+                rank=part.of[0] if part.kind == "rank" else None,
+            )
+
+
+def _slow_parts(blame: Blame, tolerance: float) -> Iterator[_Part]:
+    """Yield all ranks, kinds, and of each rank: the rank, or its slow stages and the kinds of its other stages."""
+    yield _Part("drift", "all ranks", blame.common)
+    for kind, share in blame.kinds.items():
+        yield _Part("kind", f"{Kind(kind).word} on all ranks", share, (None, None, kind))
+    for rank, of_rank in blame.ranks.items():
+        stages = [place for number, place in blame.stages if number == rank]
+        slow = [stage for stage in stages if _is_slow_stage(blame, rank, stage, tolerance)]
+        if slow == stages:
+            note = "" if len(stages) > 1 else f" (its one stage, {stages[0]})"
+            yield _Part("rank", f"rank {rank}{note}", of_rank, (rank, None, None))
+            continue
+        for stage in slow:
+            yield _Part("stage", f"stage {stage} on rank {rank}", blame.stages[rank, stage], (rank, stage, None))
+        for cell, of_cell in blame.cells.items():
+            if cell[0] == rank and cell[1] not in slow:
+                yield _Part("stage", f"{Kind(cell[2]).word} of stage {cell[1]} on rank {rank}", of_cell, cell)
+
+
+def _is_slow_stage(blame: Blame, rank: int, stage: int, tolerance: float) -> bool:
+    """Return whether a stage is slow, or fast, in all of its kinds with enough actions."""
+    cells = [share for cell, share in blame.cells.items() if cell[:2] == (rank, stage)]
+    shares = [share.value for share in cells or [blame.stages[rank, stage]]]
+    return min(shares) > tolerance or max(shares) < -tolerance
+
+
+def _without_durations(
+    step: Computations, of: tuple[int | None, int | None, int | None], factor: float
+) -> Computations:
+    """Return a step in which the actions of a rank, stage and kind take their time divided by a factor."""
+    chosen = np.ones(len(step), dtype=np.bool_)
+    for column, wanted in zip((step.rank, step.stage, step.kind), of, strict=True):
+        if wanted is not None:
+            chosen &= column == wanted
+    faster_ns = (step.duration_ns / factor).astype(np.int64)
+    return replace(step, duration_ns=np.where(chosen, faster_ns, step.duration_ns))
+
+
+def _link_candidates(
+    blame: Blame, uncertainty_ns: Mapping[Ends, float], links: Mapping[Ends, Link], tolerance: float
+) -> Iterator[Candidate]:
+    if abs(blame.network.value) > tolerance:
+        common_ns = sum(change.common_ns * links[ends].count[1] for ends, change in blame.links.items())
+        factors = {ends: 1 + change.common_ns / change.first_ns for ends, change in blame.links.items()}
+        yield Candidate(
+            culprit=_culprit("network", f"all {len(blame.links)} links between ranks", blame.network, common_ns),
+            without=partial(_without_messages, factors=factors),
+            only_replayed=True,
+        )
+    for ends in _directions(blame, uncertainty_ns):
+        changes = [blame.links[each] for each in ends]
+        own_ns = sum(change.own_ns for change in changes)
+        deviation = hypot(*(change.share.deviation or 0.0 for change in changes))
+        share = Figure(
+            own_ns / sum(change.first_ns + change.common_ns for change in changes),
+            None if changes[0].share.deviation is None else deviation,
+        )
+        error_ns = hypot(*(change.error_ns for change in changes))
+        if abs(share.value) <= tolerance or abs(own_ns) <= SIGMAS * error_ns:
+            continue
+        what = f"rank {ends[0][0]} to rank {ends[0][1]}"
+        if len(ends) > 1:
+            known = ms(uncertainty_ns[ends[0]])
+            what = f"ranks {ends[0][0]} and {ends[0][1]}, direction unknown: clocks are known to ±{known}"
+        total_ns = sum(change.own_ns * links[each].count[1] for change, each in zip(changes, ends, strict=True))
+        factors = dict.fromkeys(ends, 1 + share.value)
+        yield Candidate(
+            culprit=_culprit("link", what, share, total_ns),
+            without=partial(_without_messages, factors=factors),
+            only_replayed=True,
+        )
+
+
+def _directions(blame: Blame, uncertainty_ns: Mapping[Ends, float]) -> Iterator[list[Ends]]:
+    """Yield each link whose change exceeds the uncertainty of clocks, and both links of other pairs of ranks."""
+    known = {ends for ends, change in blame.links.items() if abs(change.own_ns) > uncertainty_ns.get(ends, 0.0)}
+    for ends in blame.links:
+        opposite = ends[::-1]
+        if ends in known:
+            yield [ends]
+        elif opposite in blame.links and opposite not in known and ends < opposite:
+            yield [ends, opposite]
+
+
+def _without_messages(step: Computations, factors: Mapping[Ends, float]) -> Computations:
+    """Return a step in which the messages of links take their time divided by a factor, late receives too."""
+    sent, microbatches = step.transfers, step.placement.microbatches
+    ends = zip(sent.source.tolist(), sent.target.tolist(), strict=True)
+    factor = np.array([factors.get(each, 1.0) for each in ends], dtype=np.float64)
+    forward = TOWARDS_NEXT.mask(sent.kind)
+    consumer = (sent.stage + np.where(forward, 1, -1)).astype(np.int64) * microbatches + sent.microbatch
+    late_ns = step.late_ns
+    for passes, of_pass in (([Kind.F], forward), ([Kind.B, Kind.I], ~forward)):
+        slow = dict(zip(consumer[of_pass].tolist(), factor[of_pass].tolist(), strict=True))
+        cells = (step.stage.astype(np.int64) * microbatches + step.microbatch).tolist()
+        of_step = np.array([slow.get(cell, 1.0) for cell in cells], dtype=np.float64)
+        late_ns = np.where(np.isin(step.kind, passes), (late_ns / of_step).astype(np.int64), late_ns)
+    transfers = replace(sent, duration_ns=(sent.duration_ns / factor).astype(np.int64))
+    return replace(step, transfers=transfers, late_ns=late_ns)
+
+
+def _culprit(kind: str, what: str, share: Figure, total_ns: float) -> Culprit:
+    speed = "" if kind == "drift" else "slow " if share.value > 0 else "fast "
+    return Culprit(kind=f"{speed}{kind}", what=what, share=share, total_ns=int(total_ns))
+
+
+def spikes(
+    a: Computations, b: Computations, matched: MatchedActions, tolerance: float, deviations_ns: Int64s
+) -> list[Candidate]:
+    """Return ranks with outliers among actions of one kind and stage, beyond the tolerance and the noise."""
+    i, j = matched.first, matched.second
+    if i.size < _FEWEST:
+        return []
+    change_ns = (b.duration_ns[j] - a.duration_ns[i]).astype(np.float64)
+    cells = np.unique(b.kind[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)[1]
+    deviation_ns = change_ns - group_quantiles(change_ns, cells)[0][cells]
+    median_deviation_ns = group_quantiles(np.abs(deviation_ns), cells)[0][cells]
+    allowed_ns = np.maximum(tolerance * a.duration_ns[i], SIGMAS * deviations_ns)
+    is_spike = deviation_ns > np.maximum(_OUTLIER_FACTOR * np.maximum(median_deviation_ns, 1000), allowed_ns)
+    found = []
+    for rank in np.unique(b.rank[j][is_spike]).tolist():
+        chosen = is_spike & (b.rank[j] == rank)
+        excess_ns = np.zeros(len(b), dtype=np.int64)
+        excess_ns[j[chosen]] = deviation_ns[chosen]
+        count, total_ns = int(np.count_nonzero(chosen)), int(deviation_ns[chosen].sum())
+        what = f"{count} action{'s' if count > 1 else ''} of rank {rank}"
+        found.append(Candidate(
+            culprit=Culprit(kind="spikes", what=what, share=Figure(0.0), total_ns=total_ns),
+            without=partial(_without_excess, column="duration_ns", excess_ns=excess_ns),
+        ))  # fmt: skip
+    return found
+
+
+def _without_excess(step: Computations, column: str, excess_ns: Int64s) -> Computations:
+    """Return a step with shorter durations or gaps."""
+    return replace(step, **{column: np.maximum(getattr(step, column) - excess_ns, 0)})
+
+
+def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolerance: float) -> list[Candidate]:
+    """Return ranks whose host gaps changed by more than the tolerance of their computations."""
+    i, j = matched.first, matched.second
+    change_ns = b.host_gap_ns[j] - a.host_gap_ns[i]
+    found = []
+    for rank in np.unique(b.rank[j]).tolist():
+        rows = b.rank[j] == rank
+        total_ns = int(change_ns[rows].sum())
+        if abs(total_ns) <= tolerance * int(a.duration_ns[i[rows]].sum()):
+            continue
+        excess_ns = np.zeros(len(b), dtype=np.int64)
+        excess_ns[j[rows]] = change_ns[rows]
+        found.append(Candidate(
+            culprit=Culprit(kind="host gaps", what=f"rank {rank}", share=Figure(0.0), total_ns=total_ns),
+            without=partial(_without_excess, column="gap_ns", excess_ns=excess_ns),
+            only_replayed=True,
+        ))  # fmt: skip
+    return found
+
+
+def rank_causes(
+    found: Sequence[Candidate],
+    change_ns: float,
+    effect_ns: Callable[[Candidate, Sequence[Candidate]], float] | None,
+) -> tuple[tuple[Culprit, ...], tuple[Culprit, ...]]:
+    """Return the causes, and remarks on changes with little effect; each with the largest first.
+
+    The first cause is the one that contributes most in the direction of the change.
+
+    Args:
+        found: the candidates.
+        change_ns: the difference of the lengths of the steps.
+        effect_ns: returns the effect of a candidate on the length of the second step without other candidates;
+            None where steps cannot be replayed, then total changes are ranked.
+    """
+    left = sorted(found, key=lambda item: (-abs(item.culprit.total_ns), item.culprit.kind, item.culprit.what))
+    if effect_ns is None:
+        least_ns = _LEAST_OF_LARGEST * max((abs(item.culprit.total_ns) for item in left), default=0)
+        causes = [item.culprit for item in left if abs(item.culprit.total_ns) >= least_ns]
+        causes.sort(key=lambda cause: cause.total_ns * change_ns < 0)
+        return tuple(causes), tuple(item.culprit for item in left if item.culprit not in causes)
+    left, unranked = left[:_MOST_REPLAYED], left[_MOST_REPLAYED:]
+    taken: list[Candidate] = []
+    causes, least_ns = [], 0.0
+    while left:
+        effects = [effect_ns(item, taken) for item in left]
+        if not taken:
+            largest_ns = max(map(abs, effects))
+            least_ns = max(_LEAST_OF_DIFFERENCE * abs(change_ns), _LEAST_OF_LARGEST * largest_ns, 1.0)
+        eligible = [at for at, effect in enumerate(effects) if abs(effect) >= least_ns]
+        if not eligible:
+            break
+        best = max(eligible, key=lambda at: (effects[at] * change_ns > 0, abs(effects[at]), -at))
+        causes.append(replace(left[best].culprit, effect_ns=Figure(effects[best])))
+        taken.append(left.pop(best))
+    remarks = [replace(item.culprit, effect_ns=Figure(effect_ns(item, taken))) for item in left]
+    return tuple(causes), (*remarks, *(item.culprit for item in unranked))
