@@ -40,6 +40,7 @@ pptrace simulate llama.yaml -o order.csv"""
     is_flag=True,
     help="Try dozens of configurations of as many GPUs and the same batch, not the likeliest few.",
 )
+@click.option("--full", is_flag=True, help="Print a line for every rank, in more lines than a terminal shows.")
 @json_option("Print everything measured as JSON.")
 @click.option("--explain", is_flag=True, help="Print every resolved value and where it came from.")
 def command(
@@ -49,6 +50,7 @@ def command(
     color: str,
     *,
     advise: bool,
+    full: bool,
     as_json: bool,
     explain: bool,
 ) -> None:
@@ -70,7 +72,7 @@ def command(
     if advise:
         run.advise()
     paths = run.save(*outputs, only=only, color=color) if outputs else []
-    _print(run, paths, as_json=as_json, explain=explain)
+    _print(run, paths, as_json=as_json, explain=explain, full=full)
     if advise and not as_json:
         click.echo("")
         echo_documents(advice_document(run, run.advice), as_json=False)
@@ -79,7 +81,7 @@ def command(
         sys.stderr.write(f"wrote {printable_line(str(path))}{trimmed}\n")
 
 
-def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool) -> None:
+def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool, full: bool) -> None:
     if as_json:
         document = run.to_dict()
         if explain:
@@ -94,4 +96,4 @@ def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool) -> No
 
         rows = tuple((key, str(value), origin) for key, value, origin in run.prepared.resolved.explain())
         echo_documents(Document(title="values", lead=(Table(rows=rows, words=3), "")), as_json=False)
-    click.echo(run.summary(written))
+    click.echo(run.summary(written, full=full))

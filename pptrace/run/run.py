@@ -112,17 +112,22 @@ class Run(SimulatedStep, Printed):
 
         return document(self, self.bottleneck, self.advice)
 
-    def document(self, written: Sequence[Path] = ()) -> Document:
-        """Return the summary that the command line prints; ``written`` are its traces."""
+    def document(self, written: Sequence[Path] = (), *, full: bool = False) -> Document:
+        """Return the summary that the command line prints.
+
+        Args:
+            written: its traces.
+            full: whether every rank has a line; by default as many as a terminal shows at once.
+        """
         from pptrace.run.summary import summary_document
 
-        return summary_document(self, self.bottleneck, self.advice, written)
+        return summary_document(self, self.bottleneck, self.advice, written, full=full)
 
-    def summary(self, written: Sequence[Path] = ()) -> str:
+    def summary(self, written: Sequence[Path] = (), *, full: bool = False) -> str:
         """Return :meth:`document` as plain text of the terminal's width."""
         from pptrace.run.summary import summary_width
 
-        return text_of(self.document(written), summary_width())
+        return text_of(self.document(written, full=full), summary_width())
 
     def __repr__(self) -> str:
         return self.summary()

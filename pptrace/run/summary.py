@@ -32,14 +32,8 @@ WIDTH = 80
 LINES = 25
 """Lines that a terminal shows at once."""
 
-ALL_RANKS = 16
-"""Limit of ranks with a line each; larger jobs have the first, middle, last and worst."""
-
 _SHOWN = 3
 """Limit of named rank pairs per link."""
-
-_BLANK, _COMMUNICATION, _LINKS, _ALWAYS = range(4)
-"""Priorities of lines; the least is dropped first."""
 
 _PATH = "critical path"
 """The longest title of a row."""
@@ -48,20 +42,26 @@ _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
 
 def summary_document(
-    run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()
+    run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = (), *, full: bool = False
 ) -> Document:
     """Return the summary; the last line names the next command for the ``written`` traces.
 
-    Above the limit of lines, blank lines are dropped first, then the data-parallel row, then those of links.
+    If it has more lines than :data:`LINES`, the table of ranks has the first, the last and those that are idle
+    most and least.
+
+    Args:
+        run: the simulated step.
+        bottleneck: its bottleneck.
+        advice: a faster configuration.
+        written: the traces that were written.
+        full: whether every rank has a line.
     """
     head = [*_headline(run), *_notes(run, advice.best), _figures(run)]
-    rows = [(_ALWAYS, _where_time_goes(run)), (_COMMUNICATION, _communication(run)), (_LINKS, _busiest(run))]
-    end: list[Block] = [_ranks(run), *_warning(run), *_last(run, bottleneck, advice.best, written)]
-    for least in range(_ALWAYS + 1):
-        blank = [""] * (least == _BLANK)
-        table = Table(rows=tuple(row for priority, part in rows if priority >= least for row in part), words=2)
-        document = Document(title=job_text(run), lead=[*head, *blank, table, *blank, *end])
-        if text_of(document, summary_width()).count("\n") < LINES:
+    rows = [*_where_time_goes(run), *_communication(run), *_busiest(run)]
+    for ranks in (_ranks(run), _ranks(run, selected=True)):
+        end: list[Block] = ["", ranks, *_warning(run), *_last(run, bottleneck, advice.best, written)]
+        document = Document(title=job_text(run), lead=[*head, "", Table(rows=tuple(rows), words=2), *end])
+        if full or text_of(document, summary_width()).count("\n") < LINES:
             break
     return document
 
@@ -254,12 +254,13 @@ def _hops(use: LinkUse) -> str:
     return f" (ranks {shown}{', …' if len(use.hops) > _SHOWN else ''})"
 
 
-def _ranks(run: SimulatedStep) -> Table:
+def _ranks(run: SimulatedStep, *, selected: bool = False) -> Table:
+    """Return a row per rank, or rows of the first, the last, and those that are idle most and least."""
     metrics, step = run.metrics, run.metrics.step_ns or 1
     shown = list(range(metrics.ranks))
-    if metrics.ranks > ALL_RANKS:
-        worst = int(metrics.idle_ns.sum(axis=1).argmax())
-        shown = sorted({0, metrics.ranks // 2, metrics.ranks - 1, worst})
+    if selected:
+        idle_ns = metrics.idle_ns.sum(axis=1)
+        shown = sorted({0, metrics.ranks - 1, int(idle_ns.argmax()), int(idle_ns.argmin())})
     present = [cause for cause in IdleCause if metrics.idle_ns[:, cause].any()]
     has_memory = bool(metrics.memory.peak_bytes.any())
     head = ("rank", "busy", "idle", *(_COLUMNS[cause] for cause in present), "exposed", *["peak"] * has_memory)
@@ -271,7 +272,7 @@ def _ranks(run: SimulatedStep) -> Table:
         peak = [format_size(int(metrics.memory.peak_bytes[rank]))] * has_memory
         rows.append((str(rank), busy, f"{idle.sum() / step:.1%}", *causes, exposed, *peak))
     if len(shown) < metrics.ranks:
-        rows.append(("", f"(first, middle, last and worst of {metrics.ranks} ranks)"))
+        rows.append(("", f"(first, last, idlest and busiest of {metrics.ranks} ranks; --full has all)"))
     return Table(head=head, rows=tuple(rows), words=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -239,3 +240,22 @@ def test_a_deadlock_under_a_plugins_policy_proposes_no_eager_size() -> None:
 
     with pytest.raises(DeadlockError, match=r"policy torch: .*, or try p2p async$"):
         pptrace.simulate(schedule="interleaved-1f1b", p2p="torch", **sizes)
+
+
+@pytest.mark.needs_plugins
+def test_a_summary_of_many_ranks_has_every_section_and_selected_ranks() -> None:
+    costs = {"name": "table", "forward": "10 us", "backward": "20 us", "boundary": "10 KB", "reduction": "1 ms"}
+    network = {"name": "hockney", "bandwidth": "1 GB/s"}
+    run = pptrace.simulate(schedule="1f1b", pp=32, dp=2, microbatches=64, costs=costs, network=network)
+    sections = ("idle by cause", "critical path", "data parallel", "bottleneck")
+
+    summary, full = run.summary(), run.summary(full=True)
+
+    for text in (summary, full):
+        assert [section for section in sections if f"\n{section}" not in text] == []
+    numbers = [line.split()[0] for line in summary.splitlines() if re.match(r" +\d+ ", line)]
+    assert numbers[0] == "0"
+    assert numbers[-1] == "31"
+    assert 2 <= len(numbers) <= 4
+    assert "of 32 ranks; --full has all" in summary
+    assert len([line for line in full.splitlines() if re.match(r" +\d+ ", line)]) == 32

@@ -58,7 +58,7 @@ def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool =
         + _mlp(model, shard, experts=experts)
         + scores
     )
-    weight_part = 0 if model.frozen else _weight_part(model, shard, experts=experts)
+    weight_part = 0 if model.frozen else min(_weight_part(model, shard, experts=experts), all_bytes)
     kept_bytes = all_bytes - _freed_bytes(model, shard, experts=experts)
     if model.recompute == "full" and again:
         kept_bytes = shard.split_tokens * model.hidden * model.element_bytes
