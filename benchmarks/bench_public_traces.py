@@ -11,6 +11,7 @@ contains it. The files are not part of the project. Their sources, each a reposi
 - AMD-AGI/TraceLens, 171dd74721ca1ec45709e5805b68ae1f65e27811, tests
 - pytorch/kineto, 02522842 and the parent of 949796074d, which removes the folder: tb_plugin/samples
 - NVIDIA/nccl, 5067397c2676d5aed50042fc39e5c8ee96eb0027, examples in the README files of plugins/profiler
+- deepseek-ai/profile-data, 449602428a1b023acb8a505d4f34fef536535db6: train.json
 - pha-Z/nccl, 08e04c6, traces of the example profiler in cursor_nccl_example_profiler_trace_reconstruction.md
 """
 
@@ -97,7 +98,7 @@ def run(name: str, path: Path, scratch: Path) -> Outcome:
     seconds = time.perf_counter() - begin
     if ended.returncode in {0, _DIFFERS}:
         return Outcome(ended.returncode, "", 0, seconds)
-    lines = ended.stderr.strip().splitlines() or ["no message"]
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("note: ")] or ["no message"]
     return Outcome(ended.returncode, lines[-1], len(lines), seconds)
 
 
