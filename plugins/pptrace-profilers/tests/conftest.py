@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from native_perfetto import Slice, write_native
 from torch_stand_in import stand_in
 
 if TYPE_CHECKING:
@@ -239,59 +240,14 @@ class Pipeline:
         return paths
 
     def native_pftrace(self, folder: Path) -> list[Path]:
-        """Write both ranks' Perfetto traces as PyTorch 2.15 does: packed, starts before ends, categories."""
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
-        paths = []
-        for rank in (0, 1):
-            trace = Trace()
-            trace.packet.add(timestamp=EPOCH, trusted_packet_sequence_id=1).clock_snapshot.clocks.add(clock_id=6)
-            thread = trace.packet.add().track_descriptor
-            thread.uuid, thread.thread.pid, thread.thread.tid = 2, 1, 5
-            interned = trace.packet.add(trusted_packet_sequence_id=1, sequence_flags=1).interned_data
-            names, categories = _Interned(interned.event_names), _Interned(interned.event_categories)
-            for iid, name in enumerate(("Kernel", "Memcpy", "Memset", "Annotation"), 1):
-                interned.gpu_specifications.add(iid=iid, name=name)
-            events = list(self._torch_events(rank))
-            for category in ("user_annotation", "cuda_runtime"):
-                group = [event for event in events if event[0] == category]
-                self._native_group(trace, group, names, categories[category])
-            for category, name, _, at, length, args in events:
-                if category == "kernel":
-                    packet = trace.packet.add(timestamp=EPOCH + at, trusted_packet_sequence_id=1, sequence_flags=2)
-                    stage = packet.gpu_render_stage_event
-                    stage.duration, stage.stage_iid, stage.name_iid, stage.hw_queue_iid = (
-                        length,
-                        1,
-                        names[name],
-                        100,
-                    )
-                    for key, value in (("stream id", args["stream"]), ("correlation", args["correlation"])):
-                        stage.extra_data.add(name=key, value=str(value))
-            path = folder / f"rank{rank}.pftrace"
-            path.write_bytes(gzip.compress(trace.SerializeToString(), mtime=0))
-            paths.append(path)
-        return paths
-
-    def _native_group(
-        self,
-        trace: Any,
-        group: list[tuple[str, str, int, int, int, dict[str, Any]]],
-        names: _Interned,
-        category: int,
-    ) -> None:
-        """Add slices of one thread: all starts, then all ends in the same order."""
-        for _, name, _, at, _, args in group:
-            start = trace.packet.add(
-                timestamp=EPOCH + at, trusted_packet_sequence_id=1, sequence_flags=2
-            ).track_event
-            start.type, start.track_uuid, start.name_iid = 1, 2, names[name]
-            start.category_iids.append(category)
-            for key, value in args.items():
-                start.debug_annotations.add(name=key, int_value=value)
-        for _, _, _, at, length, _ in group:
-            end = trace.packet.add(timestamp=EPOCH + at + length, trusted_packet_sequence_id=1).track_event
-            end.type, end.track_uuid = 2, 2
+        """Write both ranks' Perfetto traces as PyTorch 2.15 does."""
+        return [
+            write_native(folder / f"rank{rank}.pftrace", [
+                Slice(category, name, thread, EPOCH + at, length, args)
+                for category, name, thread, at, length, args in self._torch_events(rank)
+            ])
+            for rank in (0, 1)
+        ]  # fmt: skip
 
     def _tracks(self, trace: Any, rank: int) -> None:
         process = trace.packet.add(trusted_packet_sequence_id=1).track_descriptor
@@ -371,19 +327,6 @@ class Pipeline:
             yield "user_annotation", f"PP:{text}", 5, post - 1000, 3000, {}
             yield "cuda_runtime", "cudaLaunchKernel", 5, post, 1000, args
             yield "kernel", kernel, stream, start + 2 * MS, end - start, {"device": 0, "stream": stream, **args}
-
-
-class _Interned(dict[str, int]):
-    """Numbers of texts, each added to a table of interned data at its first use."""
-
-    def __init__(self, table: Any) -> None:
-        super().__init__()
-        self.table = table
-
-    def __missing__(self, text: str) -> int:
-        self[text] = len(self) + 1
-        self.table.add(iid=self[text], name=text)
-        return self[text]
 
 
 def _field(number: int, value: int | bytes) -> bytes:

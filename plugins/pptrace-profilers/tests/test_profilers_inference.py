@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from foreign_traces import rewritten
+from native_perfetto import Slice, write_native
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.plugin import measure_kineto
+from pptrace_profilers.plugin import measure_kineto, measure_pftrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +110,28 @@ def test_forwards_that_are_computed_again_are_part_of_their_backward(tmp_path: P
     (step,), (marked,) = read(folder).steps, read(FIXTURES / name).steps
 
     assert orders(step.timeline) == orders(marked.timeline)
+
+
+@pytest.mark.parametrize("name", ["sleep-1f1b", "sleep-zb_h1_csv", "sleep-interleaved1f1b"])
+def test_perfetto_traces_of_pytorch_are_inferred_as_its_chrome_json(name: str, tmp_path: Path) -> None:
+    expected = without_marks(name, tmp_path)
+    paths = []
+    for path in sorted((tmp_path / name).glob("rank*.json.gz")):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        slices = [
+            Slice(
+                event["cat"], event["name"], event["tid"] if isinstance(event["tid"], int) else 0,
+                trace["baseTimeNanoseconds"] + round(1000 * event["ts"]), round(1000 * event["dur"]),
+                event.get("args", {}),
+            )
+            for event in trace["traceEvents"] if event["ph"] == "X"
+        ]  # fmt: skip
+        paths.append(write_native(tmp_path / path.name.replace("json.gz", "pftrace"), slices))
+
+    found = measure_pftrace(paths, ImportRequest())
+
+    assert [note for note in found.notes if "inferred from autograd's operations" in note]
+    assert [orders(step.timeline) for step in found.steps] == [orders(step.timeline) for step in expected.steps]
 
 
 def early(trace: dict[str, Any]) -> None:

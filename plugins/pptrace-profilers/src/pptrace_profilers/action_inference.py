@@ -122,7 +122,7 @@ def _in_order(rank: _RankRuns) -> _Places:
 
 def _from_autograd(recording: Recording) -> list[Run]:
     try:
-        return autograd_runs(recording.path, recording.ends.host_ns)
+        return autograd_runs(recording.path, recording.ends.host_ns, is_perfetto=recording.has_clock)
     except (TraceError, OSError):
         return []
 

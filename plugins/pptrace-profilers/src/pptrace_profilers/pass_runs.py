@@ -18,6 +18,7 @@ import numpy as np
 from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import compute_stream
 from pptrace_profilers.json_events import Keep, read_events
+from pptrace_profilers.torch_perfetto import read_slices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Operations
 
 _KEEP = Keep(categories=frozenset({"cpu_op"}), details=("",))
+_NUMBERED = frozenset({"Sequence number", "Fwd thread id"})
 _BACKWARD = "autograd::engine::evaluate_function"
 _EXCLUDED = ("autograd::", "torch::autograd::", "c10d::", "record_param_comms")
 _MOST_BYTES = 512 << 20
@@ -65,19 +67,20 @@ class _Passes:
     """Sequence number of each operation; -1 for none."""
 
 
-def autograd_runs(path: Path, posts_ns: Int64s) -> list[Run]:
+def autograd_runs(path: Path, posts_ns: Int64s, *, is_perfetto: bool = False) -> list[Run]:
     """Return the runs of a file by time; none if the file has no operations of autograd, or is too large.
 
     Args:
         path: a file of PyTorch's profiler.
         posts_ns: post times of messages.
+        is_perfetto: whether the file is a Perfetto trace, and not Chrome JSON.
 
     Raises:
         TraceError: the file cannot be read.
     """
     if path.stat().st_size > _MOST_BYTES:
         return []
-    operations = _passes(read_events(path, _KEEP))
+    operations = _passes(read_slices(path, _NUMBERED) if is_perfetto else read_events(path, _KEEP))
     posts = np.searchsorted(np.sort(posts_ns), operations.events.start_ns[operations.row]).tolist()
     runs, of_run = _runs(operations, posts, frozenset())
     begins = _separate_forwards(operations, of_run)

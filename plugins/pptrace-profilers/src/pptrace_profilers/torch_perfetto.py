@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from pptrace_profilers.events import Events
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
 
@@ -40,6 +41,8 @@ _STAGES = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 """Categories of render stages; all other stages are kernels."""
 _NO_WORK = frozenset({"Annotation", "EventRecord", "HostNode"})
 """Render stages without work of the GPU."""
+_DESCRIBED = frozenset({"Collective name", "Concrete Inputs", "Input Dims", "dtype"})
+"""Arguments of messages and collectives."""
 _SYNCHRONIZATION = "cuda_sync_kind"
 """Argument of waits of a stream, which are no work of the GPU."""
 _BEGIN, _END, _INSTANT = 1, 2, 3
@@ -51,10 +54,19 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
     Raises:
         TraceError: the file cannot be read, is no Perfetto trace, or has no slice.
     """
+    return replace(recording_of(read_slices(path, _DESCRIBED), rules), has_clock=True)
+
+
+def read_slices(path: Path, details: frozenset[str]) -> Events:
+    """Read a file's slices; those with one of the arguments ``details`` keep their arguments.
+
+    Raises:
+        TraceError: as :func:`read_pftrace`.
+    """
     from google.protobuf.message import DecodeError
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
-    slices = _Slices(path)
+    slices = _Slices(path, details)
     raw = UnpackedFile.read_whole(path)
     if not raw:
         raise TraceError("is empty", file=path)
@@ -64,7 +76,7 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
             slices.add(TracePacket.FromString(raw[start:stop]))
         except DecodeError:
             raise TraceError(f"is damaged: the packet at byte {start} is none", file=path) from None
-    return slices.recording(rules)
+    return slices.events()
 
 
 def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
@@ -98,8 +110,8 @@ class _Track:
 class _Slices:
     """Slices in packet order; interned strings are local to a packet sequence."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.cut = path, False
+    def __init__(self, path: Path, details: frozenset[str]) -> None:
+        self.path, self.details, self.cut = path, details, False
         self.builder = EventBuilder()
         self.top: dict[str, Any] = {}
         self.parents: dict[int, int] = {}
@@ -120,15 +132,14 @@ class _Slices:
         elif packet.HasField("gpu_render_stage_event"):
             self._add_gpu_stage(packet.timestamp, sequence, packet.gpu_render_stage_event)
 
-    def recording(self, rules: Rules) -> Recording:
-        """Return the recording of the process."""
+    def events(self) -> Events:
+        """Return the slices as events of a process."""
         for uuid, track in self.tracks.items():
             self._close(uuid, track)
         if not len(self.builder):
             raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
         self.top.pop("baseTimeNanoseconds", None)  # packets' times are integers
-        recording = recording_of(self.builder.events(self.path, self.top, cut=self.cut), rules)
-        return replace(recording, has_clock=True)
+        return self.builder.events(self.path, self.top, cut=self.cut)
 
     def _describe(self, track: Any) -> None:
         if track.parent_uuid:
@@ -171,7 +182,7 @@ class _Slices:
             return
         categories = [self.names.get((sequence, "event_categories", iid), "") for iid in event.category_iids]
         track.open += 1
-        track.pending.append((time_ns, _begun(name, fields, [*event.categories, *categories])))
+        track.pending.append((time_ns, _begun(name, fields, [*event.categories, *categories], self.details)))
 
     def _close(self, uuid: int, track: _Track) -> None:
         """Add the slices of a track, and empty it."""
@@ -218,11 +229,13 @@ class _Slices:
         self.builder.add(
             name, _STAGES.get(sort, "kernel"), (-2 - stage.gpu_id, stream), time_ns, time_ns + stage.duration,
             correlation=parse_integer(fields.get("correlation"), -1), stream=stream,
-            arguments=_arguments(_parsed(fields)),
+            arguments=_arguments(_parsed(fields), self.details),
         )  # fmt: skip
 
 
-def _begun(name: str, fields: Mapping[str, Any], categories: Sequence[str]) -> _Begun:
+def _begun(
+    name: str, fields: Mapping[str, Any], categories: Sequence[str], details: frozenset[str]
+) -> _Begun:  # fmt: skip
     """Return a slice that has begun, with its category, which is that of Kineto if the trace has none."""
     correlation = parse_integer(fields.get("correlation", fields.get("correlation_id")), -1)
     stream = parse_integer(fields.get("stream"), -1)
@@ -235,7 +248,7 @@ def _begun(name: str, fields: Mapping[str, Any], categories: Sequence[str]) -> _
     else:
         category = "cuda_runtime" if _CALL.fullmatch(name) and correlation >= 0 else "user_annotation"
     is_annotation = category == "user_annotation"
-    return name, category, correlation, -1 if is_annotation else stream, _arguments(fields)
+    return name, category, correlation, -1 if is_annotation else stream, _arguments(fields, details)
 
 
 def _text(value: str | bytes) -> str:
@@ -265,9 +278,9 @@ def _json(text: str) -> Any:
         return text
 
 
-def _arguments(fields: Mapping[str, Any]) -> Arguments | None:
-    """Return Kineto's arguments from the fields of an event; None if importers need none of them."""
-    if not any(key in fields for key in ("Collective name", "Concrete Inputs", "Input Dims", "dtype")):
+def _arguments(fields: Mapping[str, Any], details: frozenset[str]) -> Arguments | None:
+    """Return Kineto's arguments from the fields of an event; None if it has none of ``details``."""
+    if details.isdisjoint(fields):
         return None
     try:
         return msgspec.json.decode(json.dumps(fields), type=Arguments)
