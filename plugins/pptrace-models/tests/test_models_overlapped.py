@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace_models.layer import Operation, Product, Work
-from pptrace_models.layer_times import GroupTimes, beside_products
+from pptrace_models.layer_times import GroupTimes, HalfTimes, beside_products
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +30,8 @@ OPERATIONS = (operation("attention projections", 2), operation("mlp", 2))
 
 def left(gather: int, reduce: int, devices: int, taken: Callable[[Product], int]) -> tuple[int, int]:
     """Return what is left of both halves' collectives, forward and backward."""
-    whole = 2 * (gather + reduce)
-    group = GroupTimes(forward_ns=whole, backward_ns=whole, halves_ns=((gather, reduce), (gather, reduce)))
+    whole, half = 2 * (gather + reduce), HalfTimes(gather, reduce, gather)
+    group = GroupTimes(forward_ns=whole, backward_ns=whole, halves=(half, half))
     found = beside_products(group, OPERATIONS, devices, taken)
     return found.forward_ns, found.backward_ns
 
@@ -87,6 +87,6 @@ def test_what_is_hidden_is_what_the_forward_is_shorter_by(
 
 
 def test_experts_collectives_are_not_cut() -> None:
-    group = GroupTimes(forward_ns=60, backward_ns=60, halves_ns=((10, 10), (20, 20)))
+    group = GroupTimes(forward_ns=60, backward_ns=60, halves=(HalfTimes(10, 10, 10), HalfTimes(20, 20, 20)))
     found = beside_products(group, [OPERATIONS[0], operation("experts", 2)], 2, even)
     assert found.forward_ns == 40 + 2 * 2  # 0.19 of 10, rounded, twice

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pptrace.plugin import ConfigError, Kind
 from pptrace_models.accelerator import expected_maximum
 from pptrace_models.kernel_times import Shaped, row_tiles, shaped_ns
-from pptrace_models.layer import Core, Product, Work
+from pptrace_models.layer import Cast, Core, Product, Work
 from pptrace_models.plugin import pptrace_devices
 from pptrace_models.stages import partition
 from pptrace_models.transformer import Transformer, checked
@@ -65,12 +65,14 @@ def test_sizes_that_are_not_aligned_take_longer() -> None:
     assert product_ns(4096, 4096, 108) > 1.8 * product_ns(4096, 4096, 112)
 
 
-def test_fp8_casts_what_no_norm_has_cast() -> None:
-    plain = product_ns(4096, 4096, 4096, precision="fp8", on=device(memory_bandwidth=10**12))
-    cast = product_ns(4096, 4096, 4096, precision="fp8", on=device(memory_bandwidth=10**12), cast=True)
+def test_a_product_in_fp8_also_takes_the_time_of_its_cast() -> None:
+    cast, slow = Cast(elements=4096 * 4096), device(memory_bandwidth=10**12)
+    plain = product_ns(4096, 4096, 4096, precision="fp8", on=slow)
 
-    assert cast - plain == pytest.approx(4096 * 4096 * 4 / 1e3, abs=1)
-    assert plain < product_ns(4096, 4096, 4096)
+    assert product_ns(4096, 4096, 4096, precision="fp8", on=slow, cast=cast) - plain == pytest.approx(
+        4096 * 4096 * 4 / 1e3, abs=1
+    )
+    assert plain < product_ns(4096, 4096, 4096) == product_ns(4096, 4096, 4096, cast=cast)
 
 
 @given(m=SIZES, n=SIZES, k=SIZES)

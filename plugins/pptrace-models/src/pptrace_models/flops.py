@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pptrace_models.layer import Core, Linear, Operation, Product, Work, linears
+from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,10 +127,9 @@ def products(
             "copies": matrix.copies, "result_bytes": element,
             "grouped": matrix.group == "experts" and matrix.copies > 1, "uneven": matrix.uneven,
         }  # fmt: skip
-        forward_products.append(
-            Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=not (matrix.normed or matrix.fused), **sizes)
-        )
-        input_products.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=not matrix.fused, **sizes))
+        cast, gradient_cast = _casts(matrix)
+        forward_products.append(Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=cast, **sizes))
+        input_products.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=gradient_cast, **sizes))
         sizes |= {"result_bytes": 2 * gradient_bytes, "uneven": False}
         weight_products.append(Product(m=matrix.inputs, n=matrix.outputs, k=rows, **sizes))
     size = moved + weights * element
@@ -142,6 +141,21 @@ def products(
         input_gradient=Work(flops=flops, size_bytes=size, products=tuple(input_products)),
         weight_gradient=Work(flops=flops, size_bytes=accumulated, products=tuple(weight_products)),
     )
+
+
+def _casts(matrix: Linear) -> tuple[Cast | None, Cast | None]:
+    """Return what a matrix casts of its input and of its output's gradient; nothing if other kernels cast both."""
+    if matrix.fused:
+        return None, None
+    of_input = Cast(elements=matrix.tokens * matrix.inputs, normed=matrix.normed)
+    of_gradient = Cast(elements=matrix.tokens * matrix.outputs)
+    if matrix.split_tokens and matrix.normed:
+        of_input = replace(
+            of_input, elements=matrix.split_tokens * matrix.inputs, gathered=matrix.tokens * matrix.inputs
+        )
+    elif matrix.split_tokens:
+        of_gradient = Cast(elements=matrix.split_tokens * matrix.outputs, gathered=matrix.tokens * matrix.outputs)
+    return of_input, of_gradient
 
 
 def _activations(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Operation, ...]:
@@ -212,8 +226,11 @@ def _routing(model: Transformer, shard: Shard) -> Operation:
 
 def _norms(model: Transformer, shard: Shard) -> Operation:
     element = shard.split_tokens * model.hidden * model.element_bytes
-    # Two norms (1 read and 1 write; 2 and 1 backward) and two residual sums (2 reads and 1 write).
-    return _memory("norms and residuals", 10 * element, 12 * element, kernels=4)
+    # Two norms (1 read and 1 write; 2 and 1 backward) and two residual sums (2 reads and 1 write). Dropout before
+    # a sum writes a mask of a byte per element. Its backward reads the mask, and reads and writes the gradient.
+    mask = shard.split_tokens * model.hidden * model.dropout
+    backward = 12 * element + 2 * (mask + 2 * element * model.dropout)
+    return _memory("norms and residuals", 10 * element + 2 * mask, backward, kernels=4 + 2 * model.dropout)
 
 
 def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, scattered: bool = False) -> Operation:
@@ -270,6 +287,7 @@ def _core(model: Transformer, shard: Shard, window: int) -> Operation:
             keys=reach if model.causal else shard.sequence,
             width=width,
             narrow=model.fp8_attention,
+            dropout=model.dropout,
         )
         forward = Work(flops=flops, size_bytes=queries_bytes + keys_values, core=core)
         backward = Work(

@@ -23,7 +23,8 @@ from pydantic import ConfigDict
 
 from pptrace.plugin import ConfigError
 from pptrace_models.accelerator import Accelerator, expected_maximum
-from pptrace_models.transformer import NARROW, OPERAND_BYTES, checked, kept_precision
+from pptrace_models.casts import Casting, ScalingRecipe
+from pptrace_models.transformer import OPERAND_BYTES, checked, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,10 +131,13 @@ _WIDE = 128
 _NARROW_CORE = (1.36, 1.09)
 """Speed-up of MXFP8 attention, forward and backward: mean of cuDNN's published training benchmarks on GB200 and
 GB300, heads of 128 and of 192 and 128, sequences of 4096."""
+_RANDOM_NS = 0.35
+"""Time in which a multiprocessor draws a random number in flash attention with dropout, in ns. The kernel's other
+work does not hide it (Ma et al., Reducing the Cost of Dropout in Flash-Attention by Hiding RNG with GEMM, 2024).
+Fitted to a step of GPT-3 in BF16 on H100 (dgxc-benchmarking 25.04)."""
 _SCATTERED = 0.66
 """Rate of gathering and scattering rows relative to other memory-bound kernels (SimuMax, B200: 0.51 of 8 TB/s
 forward and backward)."""
-_READ_BYTES = 2
 _SECOND_NS = 1e9
 _REACH = 4.0
 """The largest distance of an expert's tokens from their mean, in standard deviations times the root of two."""
@@ -148,10 +152,16 @@ class Shaped(Accelerator):
     """Measured products; they go first."""
     slowness: float = 1.0
     """How many times as long as on the device that they were measured on."""
+    fp8_recipe: ScalingRecipe = "delayed"
+    """How products in FP8 scale their factors."""
 
     def slowed(self, times: float) -> Self:
         """Return a device with computation times multiplied by a factor."""
         return super().slowed(times).model_copy(update={"slowness": self.slowness * times})
+
+    def casting(self, precision: Precision) -> Casting:
+        """Return how products of a precision cast their factors."""
+        return Casting(precision=precision, recipe=self.fp8_recipe, transposes=self.attainable_mxfp8 is None)
 
 
 def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> int:
@@ -205,10 +215,8 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
         compute /= _UNALIGNED
     factor = OPERAND_BYTES[precision]
     moved = product.moved_bytes(factor)
-    cast = 0.0
-    if precision in NARROW and product.cast:
-        # Read the input, write the cast, and write its transpose.
-        cast = _memory_ns(round(product.copies * m * k * (_READ_BYTES + 2 * factor)), 1, device)
+    cast_bytes, cast_kernels = device.casting(precision).work(product.cast)
+    cast = _memory_ns(cast_bytes, cast_kernels, device)
     loads = moved * _SECOND_NS / _memory_rate(device)
     kernel = max(compute + (_EXPOSED_LOADS * loads if product.grouped else 0), loads)
     return device.launch_latency + kernel + cast
@@ -241,7 +249,9 @@ def _core_ns(core: Core, flops: int, device: Shaped) -> float:
     share *= _NARROW_CORE[core.backward] if core.narrow else 1.0
     # Half of the scores on the diagonal's blocks are computed and masked.
     diagonal = 1 + _BLOCK / core.keys
-    return device.launch_latency + flops * diagonal * _SECOND_NS / (device.peak("bf16") * share)
+    scores = core.heads * core.queries * core.keys / 2
+    random = core.dropout * scores * _RANDOM_NS * device.slowness / device.multiprocessors
+    return device.launch_latency + random + flops * diagonal * _SECOND_NS / (device.peak("bf16") * share)
 
 
 def _memory_ns(size_bytes: float, kernels: int, device: Shaped) -> float:
@@ -336,7 +346,7 @@ def _device(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
         if options.kernel_table:
             raise ConfigError("measured products need kernels: shapes", key="costs.kernel_table")
         return checked(Accelerator, values, "device")
-    device = checked(Shaped, values, "device")
+    device = checked(Shaped, values, "device").model_copy(update={"fp8_recipe": options.fp8_recipe})
     if options.attention == "flash-2" and device.attention_flash_2:
         device = device.model_copy(update={"attention_attainable": device.attention_flash_2})
     if not options.kernel_table:

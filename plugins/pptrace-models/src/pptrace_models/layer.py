@@ -190,7 +190,9 @@ class Linear:
     """Whether every tensor-parallel device has the whole matrix."""
     normed: bool = False
     """Whether a norm directly precedes the matrix."""
-
+    split_tokens: int = 0
+    """With sequence parallelism, this device's tokens before the gather of a normed matrix's input, or of the
+    gradient of another matrix's output; 0 without a gather."""
     uneven: bool = False
     """Whether the number of tokens is a mean over the copies."""
     fused: bool = False
@@ -204,15 +206,15 @@ class Linear:
 
 def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear, ...]:
     """Return a layer's matrices on one device."""
-    h, tokens, up_matrices = model.hidden, shard.tokens, model.matrices - 1
-    attention = _attention(model, shard)
+    h, up_matrices = model.hidden, model.matrices - 1
+    attention, parallel = _attention(model, shard), _parallel(shard)
     if not experts:
-        up = Linear(group="mlp", inputs=h, outputs=up_matrices * shard.ffn, tokens=tokens, normed=True)
-        return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, tokens=tokens))
+        up = Linear(group="mlp", inputs=h, outputs=up_matrices * shard.ffn, normed=True, **parallel)
+        return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, **parallel))
     width, copies, shared = shard.expert_ffn, shard.experts, shard.shared_ffn
     shared_experts = (
-        Linear(group="shared experts", inputs=h, outputs=up_matrices * shared, tokens=tokens, normed=True),
-        Linear(group="shared experts", inputs=shared, outputs=h, tokens=tokens),
+        Linear(group="shared experts", inputs=h, outputs=up_matrices * shared, normed=True, **parallel),
+        Linear(group="shared experts", inputs=shared, outputs=h, **parallel),
     )
     routed: dict[str, Any] = {
         "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.capacity,
@@ -226,21 +228,26 @@ def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear,
     )
 
 
+def _parallel(shard: Shard) -> dict[str, Any]:
+    """Return the tokens of matrices that tensor parallelism splits."""
+    return {"tokens": shard.tokens, "split_tokens": shard.split_tokens if shard.is_split else 0}
+
+
 def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
     """Return attention's matrices; every device has the whole compression matrices of latent attention."""
-    h, tokens = model.hidden, shard.tokens
-    output = Linear(group="attention projections", inputs=shard.output, outputs=h, tokens=tokens)
+    h, parallel = model.hidden, _parallel(shard)
+    output = Linear(group="attention projections", inputs=shard.output, outputs=h, **parallel)
     if not model.kv_rank:
         widths = shard.query + shard.kv + shard.value
         return (
-            Linear(group="attention projections", inputs=h, outputs=widths, tokens=tokens, normed=True), output,
+            Linear(group="attention projections", inputs=h, outputs=widths, normed=True, **parallel), output,
         )  # fmt: skip
     compression: dict[str, Any] = {
         "group": "compression", "inputs": h, "tokens": shard.split_tokens, "whole": True,
     }  # fmt: skip
-    expansion: dict[str, Any] = {"group": "expansion", "tokens": tokens, "normed": True}
+    expansion: dict[str, Any] = {"group": "expansion", "normed": True, **parallel}
     keys = shard.heads * round(model.head_dim)
-    queries = Linear(group="attention projections", inputs=h, outputs=shard.query, tokens=tokens, normed=True)
+    queries = Linear(group="attention projections", inputs=h, outputs=shard.query, normed=True, **parallel)
     if model.query_rank:
         queries = Linear(inputs=model.query_rank, outputs=shard.query, **expansion)
         compression["outputs"] = model.query_rank
@@ -251,6 +258,18 @@ def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
         Linear(inputs=model.kv_rank, outputs=keys + shard.value, **expansion),
         output,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """A cast of the left factor of a product in a narrow format."""
+
+    elements: int
+    """Elements that this device casts."""
+    gathered: int = 0
+    """Elements of the whole factor, if a gather over the tensor-parallel group completes it."""
+    normed: bool = False
+    """Whether the factor is the output of a norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +288,8 @@ class Product:
     """Whether each copy has its weights, as experts do; loads and computation then do not fully overlap."""
     result_bytes: int = 2
     """Bytes moved per element of the result: written, or read and written with accumulation."""
-    cast: bool = False
-    """Whether an fp8 product casts its left factor."""
+    cast: Cast | None = None
+    """What a product in a narrow format casts of its left factor."""
     uneven: bool = False
     """Whether the number of rows is a mean over copies with random numbers of rows."""
 
@@ -301,6 +320,8 @@ class Core:
     """Whether this is the backward kernel."""
     narrow: bool = False
     """Whether the kernel multiplies in FP8."""
+    dropout: bool = False
+    """Whether the kernel drops scores, with a random number per score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

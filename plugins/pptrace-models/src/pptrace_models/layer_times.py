@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace_models import flops
 from pptrace_models.accelerator import Exchange
+from pptrace_models.casts import Casting
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import Work
-from pptrace_models.options import gradient_bytes, layer_host_ns
+from pptrace_models.options import gradient_bytes
 from pptrace_models.transformer import kept_precision
 
 if TYPE_CHECKING:
@@ -40,6 +41,28 @@ _ROW_BYTES = 4
 """A row's maximum, sum and target logit are reduced in fp32."""
 
 
+class HalfTimes(NamedTuple):
+    """Tensor-parallel collectives of a layer's half, in ns."""
+
+    gather_ns: int = 0
+    """All-gather of the input's tokens that sequence parallelism splits; 0 without it."""
+    reduce_ns: int = 0
+    """Sum of the output, and of the input's gradient: an all-reduce, or with sequence parallelism a
+    reduce-scatter."""
+    gradient_gather_ns: int = 0
+    """All-gather of the output's gradient in the backward; 0 without sequence parallelism."""
+
+    @property
+    def forward_ns(self) -> int:
+        """Time in the forward."""
+        return self.gather_ns + self.reduce_ns
+
+    @property
+    def backward_ns(self) -> int:
+        """Time in the backward."""
+        return self.gradient_gather_ns + self.reduce_ns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
     """Collective time of the forward and of the backward; the backward part belongs to I."""
@@ -50,22 +73,18 @@ class GroupTimes:
     """Time in the backward for the input gradient."""
     again_ns: int = 0
     """The part of ``forward_ns`` that belongs to recomputed modules."""
-    halves_ns: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """Per half of a layer, the tensor-parallel gather and sum of one pass."""
+    halves: tuple[HalfTimes, HalfTimes] = (HalfTimes(), HalfTimes())
+    """Tensor-parallel collectives of a layer's halves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCollectives:
     """Time of each collective of a layer, in ns: of attention, of the MLP or experts, and of keys and values."""
 
-    gather_ns: int
-    """All-gather of the tokens that sequence parallelism splits; 0 without it."""
-    reduce_ns: int
-    """Sum over the tensor-parallel group: an all-reduce, or with sequence parallelism a reduce-scatter."""
-    second_gather_ns: int
-    """All-gather for the layer's second half: tokens of the MLP, or of experts and shared experts."""
-    second_reduce_ns: int
-    """Sum after the second half."""
+    first: HalfTimes
+    """Tensor-parallel collectives of attention."""
+    second: HalfTimes
+    """Tensor-parallel collectives of the MLP, or of experts and shared experts."""
     exchange_ns: int
     """All-to-all of tokens to their experts, or back; 0 without experts."""
     keys_ns: int
@@ -77,19 +96,15 @@ class LayerCollectives:
 def layer_collectives(costing: Costing, *, experts: bool) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
     model, shard, groups = costing.model, costing.shard, costing.groups
-    size = _hidden_bytes(model, shard)
-    gather, reduce = _tensor_ns(shard, groups, "tp", size)
-    second_gather, second_reduce = gather, reduce
+    first = second = _half_ns(costing)
     exchange = 0
     if experts:
-        second_gather, second_reduce = _experts_ns(model, shard, groups, (gather, reduce))
+        second = _experts_ns(model, shard, groups, first)
         exchange = groups.exchange_ns(_exchange(model, shard))
     keys_values = shard.cp * shard.tokens * (shard.kv + shard.value) * model.element_bytes
     return LayerCollectives(
-        gather_ns=gather,
-        reduce_ns=reduce,
-        second_gather_ns=second_gather,
-        second_reduce_ns=second_reduce,
+        first=first,
+        second=second,
         keys_ns=groups.ns("cp", keys_values, "all-gather"),
         key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter"),
         exchange_ns=exchange,
@@ -99,17 +114,34 @@ def layer_collectives(costing: Costing, *, experts: bool) -> LayerCollectives:
 def layer_ns(costing: Costing, *, experts: bool) -> GroupTimes:
     """Return the total times of a layer's collectives."""
     times, recomputed_modules = layer_collectives(costing, experts=experts), costing.model.again
-    tensor = times.gather_ns + times.reduce_ns + times.second_gather_ns + times.second_reduce_ns
-    forward = tensor + 2 * times.exchange_ns + times.keys_ns
+    others = 2 * times.exchange_ns + times.keys_ns
     recomputed = times.keys_ns * ("core_attn" in recomputed_modules)
     if experts and "moe" in recomputed_modules:
-        recomputed += times.second_gather_ns + times.second_reduce_ns + 2 * times.exchange_ns
+        recomputed += times.second.forward_ns + 2 * times.exchange_ns
     if not experts and "mlp" in recomputed_modules:
-        recomputed += times.second_gather_ns + times.second_reduce_ns
-    halves = ((times.gather_ns, times.reduce_ns), (times.second_gather_ns, times.second_reduce_ns))
+        recomputed += times.second.forward_ns
     return GroupTimes(
-        forward_ns=forward, backward_ns=forward + times.key_gradients_ns, again_ns=recomputed, halves_ns=halves
+        forward_ns=times.first.forward_ns + times.second.forward_ns + others,
+        backward_ns=times.first.backward_ns + times.second.backward_ns + others + times.key_gradients_ns,
+        again_ns=recomputed,
+        halves=(times.first, times.second),
     )
+
+
+def _half_ns(costing: Costing) -> HalfTimes:
+    """Return the collectives of attention or an MLP. Gathers have the precision of the products that read them."""
+    model, shard, groups = costing.model, costing.shard, costing.groups
+    size = _hidden_bytes(model, shard)
+    if not shard.is_split:
+        return HalfTimes(reduce_ns=groups.ns("tp", size, "all-reduce"))
+    _, reduce = _tensor_ns(shard, groups, "tp", size)
+    casting = Casting(precision=model.precision, recipe=costing.options.fp8_recipe)
+    elements = shard.tokens * model.hidden
+    gather, gradient_gather = (
+        groups.ns("tp", round(elements * casting.gathered_bytes(gradient=gradient)), "all-gather")
+        for gradient in (False, True)
+    )
+    return HalfTimes(gather, reduce, gradient_gather)
 
 
 def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int, int]:
@@ -120,17 +152,16 @@ def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int,
     return 0, groups.ns(axis, size, "all-reduce")
 
 
-def _experts_ns(model: Transformer, shard: Shard, groups: Groups, dense_ns: tuple[int, int]) -> tuple[int, int]:
-    """Return the times of gather and sum around experts, for routed experts and for tokens of shared experts."""
+def _experts_ns(model: Transformer, shard: Shard, groups: Groups, dense: HalfTimes) -> HalfTimes:
+    """Return the collectives around routed experts, in BF16, and of shared experts, as of an MLP."""
     if not shard.is_split:
-        return dense_ns if shard.etp > 1 or shard.shared_ffn else (0, 0)
+        return dense if shard.etp > 1 or shard.shared_ffn else HalfTimes()
     gather = reduce = 0
     if shard.etp > 1:
         size = shard.routed * model.hidden * model.element_bytes
         gather, reduce = _tensor_ns(shard, groups, "tp" if shard.etp == shard.tp else "etp", size)
-    if shard.shared_ffn:
-        gather, reduce = gather + dense_ns[0], reduce + dense_ns[1]
-    return gather, reduce
+    shared = dense if shard.shared_ffn else HalfTimes()
+    return HalfTimes(gather + shared.gather_ns, reduce + shared.reduce_ns, gather + shared.gradient_gather_ns)
 
 
 def _exchange(model: Transformer, shard: Shard) -> Exchange:
@@ -284,6 +315,31 @@ class Costing:
             device.memory_latency + _duration_ns(work.size_bytes, memory_rate),
         )
 
+    def layer_host_ns(self, kind: Layer) -> int:
+        """Return the time of the host to issue a forward of a layer, in ns; 0 with CUDA graphs."""
+        options = self.options
+        if options.cuda_graphs:
+            return 0
+        return options.host if kind.experts else options.host_kernel * self._forward_kernels(kind)
+
+    def stage_host_ns(self, layers: Sequence[Layer]) -> int:
+        """Return the time of the host to issue a forward of a stage with these layers, in ns."""
+        has_action = any(kind.experts for kind in layers) and not self.options.cuda_graphs
+        return sum(map(self.layer_host_ns, layers)) + self.options.host_action * has_action
+
+    def _forward_kernels(self, kind: Layer) -> int:
+        """Return the number of kernels of a layer's forward, with casts and tensor-parallel collectives."""
+        collectives = 2 * (1 + self.shard.is_split) if self.shard.tp > 1 else 0
+        return collectives + sum(self._kernels(operation) for operation in self.layer(kind))
+
+    def _kernels(self, operation: Operation) -> int:
+        work, device = operation.forward, self.device
+        if not isinstance(device, Shaped) or not work.products:
+            return 1 if work.core else work.kernels
+        casting = device.casting(self.model.precision)
+        casts = sum(casting.work(product.cast)[1] for product in work.products)
+        return len(work.products) + casts + (work.kernels if work.beside_bytes else 0)
+
     def cost(self, operations: Iterable[Operation], group: GroupTimes | None = None) -> Cost:
         """Return the time of operations with their collectives."""
         group = group or GroupTimes()
@@ -313,8 +369,7 @@ def layer_cost(costing: Costing, kind: Layer) -> Cost:
     if options.overlap_tp:
         group = beside_products(group, operations, costing.shard.tp, partial(_product_ns, costing))
     cost = costing.cost(operations, group)
-    if kind.experts:
-        cost = cost.at_least(layer_host_ns(options), frozen=model.frozen)
+    cost = cost.at_least(costing.layer_host_ns(kind), frozen=model.frozen)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective) if kind.again else cost
     recomputed_ns = group.again_ns + again_ns(costing, operations, experts=kind.experts)
@@ -401,7 +456,7 @@ def beside_products(
     overlap = _Overlap(devices=devices, taken=taken)
     operations_by_name = {operation.name: operation for operation in operations}
     forward, backward = group.forward_ns, group.backward_ns
-    for (gather, reduce), names in zip(group.halves_ns, _HALVES, strict=True):
+    for (gather, reduce, gradient_gather), names in zip(group.halves, _HALVES, strict=True):
         present = [operations_by_name[name] for name in names if name in operations_by_name]
         if not present:
             continue
@@ -409,13 +464,17 @@ def beside_products(
         input_products, input_summed = _split([operation.input_gradient.products for operation in present])
         weight_products, _ = _split([operation.weight_gradient.products for operation in present])
         forward += overlap.ring(forward_products, gather) + overlap.ring(forward_summed, reduce) - gather - reduce
-        backward += overlap.ring(input_summed, gather) + overlap.bulk(weight_products, reduce) - gather - reduce
+        backward += overlap.ring(input_summed, gradient_gather) - gradient_gather
+        backward += overlap.bulk(weight_products, reduce) - reduce
         if weight_products:
             backward += overlap.bulk(input_products, gather)
     return replace(group, forward_ns=forward, backward_ns=backward)
 
 
 def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[Product]]:
-    """Return the products that follow the gather, and the product before the sum: the first operation's last."""
-    first, *following = products
+    """Return the products that follow the gather, and the product before the sum: the first operation's last.
+
+    Their factors are cast before a gather, and not per piece.
+    """
+    first, *following = [[replace(product, cast=None) for product in operation] for operation in products]
     return [*first[:-1], *chain.from_iterable(following)], list(first[-1:])

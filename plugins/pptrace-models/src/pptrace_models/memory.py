@@ -367,7 +367,9 @@ def _reduce_ns(costing: Costing, held: Held) -> int:
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
         return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
-    gather = [("all-gather", costing.model.element_bytes)] if options.zero < _GRADIENTS else []
+    is_narrow = options.fp8_param_gather and costing.model.precision == "fp8"
+    weight = 1 if is_narrow else costing.model.element_bytes
+    gather = [("all-gather", weight)] if options.zero < _GRADIENTS else []
     return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather])
 
 

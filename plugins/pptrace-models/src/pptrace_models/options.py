@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
+from pptrace_models.casts import ScalingRecipe  # noqa: TC001 - pydantic reads it
 from pptrace_models.transformer import Parameters
-
-if TYPE_CHECKING:
-    from pptrace_models.stages import Stage
-
 
 Moment = Literal["fp32", "fp16", "bf16", "fp8"]
 
@@ -42,9 +39,16 @@ class RooflineOptions(Parameters):
     """Times of kernels: groups of kernels at constant shares of the peaks, or each kernel by its shape."""
     kernel_table: str | None = None
     """A file of measured products, which replace times by shape; none by default."""
+    fp8_recipe: ScalingRecipe = "delayed"
+    """How products with ``model.precision: fp8`` scale their factors (``--fp8-recipe``), which sets the bytes of
+    casts (``kernels: shapes``) and of gathers. ``delayed``: one scale per tensor, from earlier microbatches.
+    ``tensorwise``: one scale per tensor, from its values (current scaling). ``blockwise``: one scale per block."""
     attention: Literal["fused", "flash-2"] = "fused"
     """Kernel of flash attention (``kernels: shapes``): ``fused`` attains the device's ``attention_attainable``,
     ``flash-2`` its ``attention_flash_2``."""
+    fp8_param_gather: bool = False
+    """Whether replicas gather weights in FP8 after the optimizer's step, with ``model.precision: fp8`` and ZeRO 1
+    (``--fp8-param-gather``). Megatron-Core gathers weights of MXFP8 in BF16."""
     accumulation: Literal["fused", "separate"] = "fused"
     """How weight gradients of microbatches are accumulated. ``fused``: by the matrix product (Megatron-LM).
     ``separate``: by additional kernels, from gradients in the model's precision (DeepSpeed's BF16 optimizer,
@@ -74,12 +78,16 @@ class RooflineOptions(Parameters):
     host: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues the kernels of a forward of a layer with experts; a backward takes twice as
     long. It is a lower bound of the layer's time."""
+    host_kernel: Annotated[Duration, Field(ge=0)] = 0
+    """Time in which the host issues one kernel of a forward of a layer without experts, with the framework's code
+    around it. Casts and tensor-parallel collectives count as well. A backward takes twice as long. It is a lower
+    bound of the layer's time."""
     host_action: Annotated[Duration, Field(ge=0)] = 0
     """Additional host time per forward of a stage with such layers, for messages, buffers and the schedule; a
     backward takes twice as long."""
     cuda_graphs: bool = False
-    """Whether CUDA graphs issue the kernels of layers with experts, so that ``host`` and ``host_action`` do not
-    apply."""
+    """Whether CUDA graphs issue the kernels of layers, so that ``host``, ``host_kernel`` and ``host_action`` do
+    not apply."""
     segments: bool | None = None
     """Whether actions consist of segments, which overlap in overlapped pairs. By default, they do if the schedule
     has such pairs, a group communicates within actions, and ``overlap_tp`` and ``accumulation`` have their
@@ -105,17 +113,6 @@ def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:
     """Return the bytes of optimizer state per parameter: both moments and, with ``master``, the main weight."""
     moments = _BYTES[options.exp_avg or "fp32"] + _BYTES[options.exp_avg_sq or "fp32"]
     return moments + (_BYTES[options.main_params or "fp32"] if master else 0)
-
-
-def stage_host_ns(options: RooflineOptions, stage: Stage) -> int:
-    """Return the time of the host to issue a forward of a stage; 0 if the stage has no layer with experts."""
-    layers = sum(kind.experts for kind in stage.layers)
-    return layers * options.host + options.host_action if layers and not options.cuda_graphs else 0
-
-
-def layer_host_ns(options: RooflineOptions) -> int:
-    """Return the time of the host to issue a forward of a layer with experts."""
-    return 0 if options.cuda_graphs else options.host
 
 
 def gradient_bytes(options: RooflineOptions) -> int:

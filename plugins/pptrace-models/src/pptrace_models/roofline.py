@@ -17,7 +17,7 @@ from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, shard
 from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
-from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
+from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
 from pptrace_models.transformer import Transformer, checked, kept_precision
@@ -186,7 +186,7 @@ class _Job:
 
     def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
         """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
-        host_ns = stage_host_ns(self.options, stage)
+        host_ns = costing.stage_host_ns(stage.layers)
         cost = cost.at_least(host_ns, frozen=self.model.frozen)
         added = memory.accumulation_ns(costing, self.held(stage))
         return {

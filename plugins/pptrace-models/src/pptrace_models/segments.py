@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import layer_times
 from pptrace_models.layer_times import Cost, again_ns
-from pptrace_models.options import gradient_bytes, layer_host_ns, stage_host_ns
+from pptrace_models.options import gradient_bytes
 from pptrace_models.stages import in_front, items_of
 from pptrace_models.transformer import Layer
 
@@ -54,7 +54,7 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
         (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
-    host_ns, frozen = stage_host_ns(options, stage), costing.model.frozen
+    host_ns, frozen = costing.stage_host_ns(stage.layers), costing.model.frozen
     alone = _cost_of(*([part for part in parts if not part.paired] for parts in (forward, backward)))
     computed = _cost_of(
         *([part for part in parts if part.stream is Stream.COMPUTE] for parts in (forward, backward))
@@ -122,7 +122,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     )
     layer = costing.cost(operations)
     whole = costing.cost(operations, layer_times.layer_ns(costing, experts=kind.experts))
-    host_ns = layer_host_ns(options) if kind.experts else 0
+    host_ns = costing.layer_host_ns(kind)
     waits = whole.host_waits(host_ns, frozen=model.frozen)
     if layer.f and layer.i:
         attention += Cost(
@@ -133,9 +133,11 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     second_half = layer + waits - attention
     name = "experts" if kind.experts else "mlp"
     split = costing.shard.is_split
-    gather, reduce = tensor_parallel(collectives.gather_ns, collectives.reduce_ns, split=split)
-    second_gather, second_reduce = tensor_parallel(
-        collectives.second_gather_ns, collectives.second_reduce_ns, split=split
+    first, second = collectives.first, collectives.second
+    gather, reduce = tensor_parallel(first.gather_ns, first.reduce_ns, split=split)
+    second_gather, second_reduce = tensor_parallel(second.gather_ns, second.reduce_ns, split=split)
+    gradient_gather, second_gradient_gather = (
+        gather._replace(ns=half.gradient_gather_ns) for half in (first, second)
     )
     keys = Part("key-value-gather", collectives.keys_ns, Stream.CONTEXT_PARALLEL)
     key_gradients = Part("key-value-scatter", collectives.key_gradients_ns, Stream.CONTEXT_PARALLEL)
@@ -144,7 +146,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     )
     projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
     core = attention - projections
-    second = (dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
+    second_parts = (dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
     in_pairs = layer.host_waits(round(_HOST_IN_PAIRS * host_ns), frozen=model.frozen)
     forward_wait, backward_waits = _waits_in_pairs(in_pairs, waits)
     forward = (
@@ -154,15 +156,15 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
         keys,
         Part("attention", core.f),
         reduce,
-        *second,
+        *second_parts,
     )
-    recomputed = _recomputed_parts(costing, kind, operations, forward, second)
+    recomputed = _recomputed_parts(costing, kind, operations, forward, second_parts)
     weight = Part(f"{name}-weight", second_half.w, for_weights=True)
     backward = (
-        *backward_waits, combine, second_gather, Part(f"{name}-input", second_half.i), second_reduce,
+        *backward_waits, combine, second_gradient_gather, Part(f"{name}-input", second_half.i), second_reduce,
         *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
-        gather, keys, Part("attention-input", core.i), key_gradients, Part("projections-input", projections.i),
-        reduce, Part("attention-weight", attention.w, for_weights=True),
+        gradient_gather, keys, Part("attention-input", core.i), key_gradients,
+        Part("projections-input", projections.i), reduce, Part("attention-weight", attention.w, for_weights=True),
     )  # fmt: skip
     is_first = model.recompute == "full" or bool(model.again & _SECOND_HALF)
     second_end = max(_index_after(backward, f"{name}-weight"), _index_after(backward, "dispatch"))

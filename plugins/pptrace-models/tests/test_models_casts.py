@@ -1,0 +1,144 @@
+"""Casts of each recipe have the bytes and kernels of their closed forms; gathers and hosts follow."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace_models.casts import OPERAND_BYTES, Casting
+from pptrace_models.layer import Cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.plugin import Workload
+
+COUNTS = st.integers(1, 10**9)
+RECIPES: list[dict[str, Any]] = [
+    {"precision": "fp8", "recipe": "delayed"},
+    {"precision": "fp8", "recipe": "tensorwise"},
+    {"precision": "fp8", "recipe": "blockwise"},
+    {"precision": "mxfp8"},
+    {"precision": "nvfp4"},
+]
+SHAPES = {"kernels": "shapes"}
+
+
+def casting(recipe: int, **values: Any) -> Casting:
+    return Casting(**(RECIPES[recipe] | values))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "transposed", "any_layout", "kernels"),
+    [
+        (0, 2 + 1 + 1, 2 + 1, 1),
+        (1, 2 * 2 + 1 + 1, 2 * 2 + 1, 4),
+        (2, 2 + 1 + 1, 2 + 1 + 1, 1),
+        (3, 2 + Fraction(66, 32), 2 + Fraction(66, 32), 1),
+        (4, 3 * 2 + Fraction(18, 16), 3 * 2 + Fraction(18, 16), 3),
+    ],
+)
+@given(count=COUNTS)
+def test_a_cast_reads_bf16_and_writes_a_copy_and_what_the_device_cannot_multiply_transposed(
+    recipe: int, transposed: Fraction, any_layout: Fraction, kernels: int, count: int
+) -> None:
+    cast = Cast(elements=count)
+
+    assert casting(recipe, transposes=True).work(cast) == (pytest.approx(float(transposed * count)), kernels)
+    assert casting(recipe, transposes=False).work(cast) == (pytest.approx(float(any_layout * count)), kernels)
+
+
+@given(count=COUNTS)
+def test_a_norm_casts_with_a_known_scale_and_saves_one_read_of_current_scaling(count: int) -> None:
+    normed = Cast(elements=count, normed=True)
+
+    assert casting(0, transposes=False).work(normed) == (0, 0)
+    assert casting(0, transposes=True).work(normed) == (2 * count, 1)
+    assert casting(1, transposes=False).work(normed) == (3 * count, 2)
+    for recipe in (2, 3, 4):
+        assert casting(recipe).work(normed) == casting(recipe).work(Cast(elements=count))
+
+
+@given(count=COUNTS, devices=st.integers(2, 16))
+def test_a_gathered_factor_is_transposed_whole(count: int, devices: int) -> None:
+    gathered = Cast(elements=count, gathered=devices * count)
+
+    assert casting(0).work(gathered) == ((2 + 1 + 2 * devices) * count, 2)
+    assert casting(1).work(gathered) == ((4 + 1 + 2 * devices) * count, 5)
+    assert casting(3).work(gathered) == casting(3).work(Cast(elements=count))
+
+
+@given(count=COUNTS)
+def test_other_precisions_cast_nothing(count: int) -> None:
+    for precision in ("bf16", "fp16", "fp32"):
+        assert Casting(precision=precision).work(Cast(elements=count)) == (0, 0)
+
+
+def test_devices_gather_one_copy_of_inputs_and_both_of_gradients_that_blocks_scale() -> None:
+    for recipe, copies in enumerate((1, 1, 2, 2, 2)):
+        element = OPERAND_BYTES[casting(recipe).precision]
+        assert casting(recipe).gathered_bytes(gradient=False) == element
+        assert casting(recipe).gathered_bytes(gradient=True) == copies * element
+    assert Casting(precision="bf16").gathered_bytes(gradient=True) == 2
+
+
+def test_tensor_parallel_gathers_in_fp8_move_half_of_the_bytes(costs: Callable[..., Workload]) -> None:
+    bf16, fp8 = (
+        costs({"precision": precision}, tp=2, sequence_parallel=True, options={"zero": 1}).f_collective_ns[1]
+        for precision in ("bf16", "fp8")
+    )
+    sums = costs({"precision": "bf16"}, tp=2, options={"zero": 1}).f_collective_ns[1]
+    gathers = 2 * bf16 - sums  # an all-reduce is a gather and a sum of the same size
+
+    assert 0 < bf16 - fp8 < gathers
+
+
+@pytest.mark.parametrize("recipes", [("delayed", "tensorwise"), ("delayed", "blockwise")])
+def test_recipes_that_read_or_write_more_take_longer(
+    costs: Callable[..., Workload], recipes: tuple[str, str]
+) -> None:
+    fast, slow = (
+        costs({"precision": "fp8"}, options={**SHAPES, "fp8_recipe": recipe}).f_ns[1] for recipe in recipes
+    )
+
+    assert fast < slow
+
+
+def test_weights_gathered_in_fp8_take_half_of_the_time_of_bf16(costs: Callable[..., Workload]) -> None:
+    network = {"rate_kbps": 10**7, "latency_ns": 0}
+
+    def reduce_ns(precision: str, *, gather: bool) -> int:
+        options = {"zero": 1, "gradients": "bf16", "fp8_param_gather": gather}
+        values = {"precision": precision}
+        return int(costs(values, dp=4, data_parallel=network, options=options).reduce_ns[1])
+
+    assert reduce_ns("fp8", gather=True) == pytest.approx(0.75 * reduce_ns("fp8", gather=False), rel=1e-6)
+    assert reduce_ns("bf16", gather=True) == reduce_ns("bf16", gather=False)
+
+
+def test_a_host_that_issues_kernels_bounds_a_dense_layer_by_their_number(costs: Callable[..., Workload]) -> None:
+    model = {"dropout": False, "flash_attention": True, "learned_positions": 1}
+
+    def per_layer(precision: str, **more: Any) -> int:
+        options = {**SHAPES, "host_kernel": 10**9, **more.pop("options", {})}
+        workload = costs(model | {"precision": precision}, options=options, **more)
+        assert int(workload.b_ns[1]) == 2 * int(workload.f_ns[1])
+        return int(workload.f_ns[1]) // 2 // 10**9
+
+    products, core, activation, norms = 4, 1, 1, 4
+    computed = products + core + activation + norms
+    assert per_layer("bf16") == computed
+    assert per_layer("fp8") == computed + 2 + 2  # casts after attention and activation, transposes after norms
+    assert per_layer("bf16", tp=2) == computed + 2
+    assert per_layer("bf16", tp=2, sequence_parallel=True) == computed + 4
+
+
+def test_cuda_graphs_issue_the_kernels_of_dense_layers(costs: Callable[..., Workload]) -> None:
+    free = costs({}, options=SHAPES)
+    captured = costs({}, options={**SHAPES, "host_kernel": 10**9, "cuda_graphs": True})
+
+    assert list(captured.f_ns) == list(free.f_ns)
