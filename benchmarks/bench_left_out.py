@@ -64,10 +64,11 @@ LEFT = (
         gpu="H100*",
         precisions=("bf16", "fp8"),
         rules=(
-            {"where": {"source": "*"}, "set": {"costs.spread": 0}},
+            {"where": {"source": "*"}, "set": {"costs.spread": 0, "costs.host_kernel": "0 ms"}},
             _host("GB200", "3.4 ms"),
         ),
     ),
+    Left(sources="NeMo*", gpu="H100*", precisions=("fp8",)),
     Left(
         sources="Megatron-Bridge*",
         rules=(

@@ -57,6 +57,64 @@ def test_a_schedule_that_no_framework_runs_has_messages_in_order(stack: str) -> 
     assert run.prepared.resolved.experiment.p2p.policy == "ordered"
 
 
+def values_of(stack: str, **changes: Any) -> dict[str, Any]:
+    """Return the settings of a dense step in FP8 on H100 with a stack."""
+    step = {
+        "model": {"preset": "llama3-70b", "precision": "fp8"}, "device": "h100-sxm", "schedule": "1f1b",
+        "parallel": {"pp": 8, "tp": 4, "dp": 2}, "batch": {"microbatches": 8, "sequence": 4096}, "stack": stack,
+    }  # fmt: skip
+    return leaves_by_key(simulate(step | changes).prepared.resolved.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("stack", "recipe", "gathers_in_fp8", "gradients"),
+    [
+        ("megatron-core-0.19", "delayed", False, "fp32"),
+        ("nemo-24.07", "delayed", False, "bf16"),
+        ("nemo-24.12", "delayed", True, "bf16"),
+        ("nemo-25.04", "delayed", True, "bf16"),
+        ("megatron-bridge-25.09", "tensorwise", True, "bf16"),
+        ("megatron-bridge-26.08", "tensorwise", True, "bf16"),
+    ],
+)
+def test_releases_have_their_fp8_recipes(stack: str, recipe: str, *, gathers_in_fp8: bool, gradients: str) -> None:
+    values = values_of(stack)
+
+    assert values["costs.fp8_recipe"] == recipe
+    assert values["costs.fp8_param_gather"] is gathers_in_fp8
+    assert values["costs.gradients"] == gradients
+
+
+def test_recipes_of_fp8_are_not_set_in_other_precisions() -> None:
+    values = values_of("megatron-bridge-26.08", model={"preset": "llama3-70b", "precision": "bf16"})
+
+    assert values["costs.fp8_recipe"] == "delayed"
+    assert values["costs.fp8_param_gather"] is False
+
+
+def test_a_written_recipe_overrides_that_of_the_stack() -> None:
+    values = values_of("megatron-bridge-26.08", costs={"name": "roofline", "fp8_recipe": "blockwise"})
+
+    assert values["costs.fp8_recipe"] == "blockwise"
+    assert values["costs.fp8_param_gather"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "overlaps"),
+    [
+        ({}, True),
+        ({"parallel": {"pp": 8, "dp": 8}}, False),
+        ({"schedule": "combined-1f1b", "parallel": {"pp": 8, "vp": 2, "tp": 4, "dp": 2}}, False),
+        ({"device": "gb200", "model": {"preset": "llama3-70b", "precision": "nvfp4"}}, False),
+        ({"device": "a100-sxm", "model": "llama3-70b"}, False),
+    ],
+)
+def test_tensor_parallel_collectives_of_dense_models_overlap_with_products(
+    changes: dict[str, Any], *, overlaps: bool
+) -> None:
+    assert values_of("megatron-core", **changes)["costs.overlap_tp"] is overlaps
+
+
 def lines_of(stack: StackOffer) -> str:
     inherited = (
         f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""

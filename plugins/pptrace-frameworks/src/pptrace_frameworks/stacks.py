@@ -24,6 +24,10 @@ _X86 = ["a100*", "a800*", "h100*", "h800*", "h200*", "b200"]
 """Devices whose systems have x86 hosts."""
 _GRACE = ["gb200", "gb300"]
 """Devices on boards with a Grace host."""
+_RECENT = ["h100*", "h200*", "h800*", "b200", "b300", "gb200", "gb300"]
+"""Devices with performance recipes of NeMo and Megatron-Bridge."""
+_PAIRED = ["combined-1f1b", "dualpipe*", "stp*"]
+"""Schedules with overlapped pairs, whose tensor-parallel collectives overlap with the other direction."""
 
 
 def _rule(source: str, values: Mapping[str, Any], **conditions: Mapping[str, Any]) -> StackRule:
@@ -59,6 +63,12 @@ _MEGATRON = (
         {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}},
     ),
     _rule(
+        "MC --tp-comm-overlap, which MB v0.2.0 scripts/performance/configs switches on, but in NVFP4",
+        {"costs.overlap_tp": True},
+        when={"parallel.tp": {"min": 2}, "model.num_experts": 0, "device.preset": _RECENT},
+        unless={"schedule.name": _PAIRED, "model.precision": "nvfp4"},
+    ),
+    _rule(
         "MC combined 1F1B (--overlap-moe-expert-parallel-comm): exchanges overlap the other direction's layers",
         {"costs.segments": True}, when={"schedule.name": "combined-1f1b"},
     ),
@@ -79,6 +89,10 @@ _HOSTS = (
     ),
 )  # fmt: skip
 
+_HOST_OF_KERNELS = _rule(
+    "fitted to GPT-3 in FP8 of dgxc-benchmarking 25.04: time to issue a kernel of a dense layer",
+    {"costs.host_kernel": "0.115 ms"},
+)
 _WHOLE_EXPERTS = _rule(
     "MC megatron/core/transformer/moe/README.md --expert-tensor-parallel-size 1, as MB's recipes have it",
     {"parallel.etp": 1}, when=_EXPERTS,
@@ -90,9 +104,14 @@ _FLEX = _rule(
 )
 
 _BRIDGE = (
+    _HOST_OF_KERNELS,
     _rule(
         "MB scripts/performance/configs: grad_reduce_in_fp32 = False; from 0.6 perf_recipes/_common.py",
         {"costs.gradients": "bf16"},
+    ),
+    _rule(
+        "MB docs/performance-summary-archive.md, src/megatron/bridge/training/mixed_precision.py: current scaling",
+        {"costs.fp8_recipe": "tensorwise", "costs.fp8_param_gather": True}, when={"model.precision": "fp8"},
     ),
     _WHOLE_EXPERTS,
     _rule(
@@ -100,9 +119,9 @@ _BRIDGE = (
         {"costs.dispatcher": "deduplicated"}, when=_EXPERTS, unless={"device.preset": "h100*"},
     ),
     _rule(
-        "MB src/megatron/bridge/recipes/llama: tp_comm_overlap=True; not in NVFP4, and fitted: BF16 and FP8 on "
-        "Grace hosts",
-        {"costs.overlap_tp": True}, when={"device.preset": _GRACE, "parallel.tp": {"min": 2}},
+        "MB src/megatron/bridge/recipes/llama: tp_comm_overlap=True; not in NVFP4, and fitted: BF16 and FP8 of "
+        "mixtures on Grace hosts",
+        {"costs.overlap_tp": True}, when={**_EXPERTS, "device.preset": _GRACE, "parallel.tp": {"min": 2}},
         unless={"model.precision": ["mxfp8", "nvfp4"]},
     ),
 )  # fmt: skip
@@ -112,14 +131,23 @@ _CUDNN = _rule(
     "NL 24.12 launcher_scripts/conf/config.yaml: no NVTE_FUSED_ATTN, so that cuDNN's attention is chosen",
     {"costs.attention": "fused"},
 )
+_FP8_GRADIENTS = _rule(
+    "NL 24.07 examples/training/*/h100/*_fp8.sh: grad_sync_dtype=bf16",
+    {"costs.gradients": "bf16"}, when={"model.precision": "fp8"},
+)  # fmt: skip
 _USER_BUFFERS = _rule(
-    "NL 24.07 ub_tp_comm_overlap and NM v2.2.0 tp_comm_overlap=True: collectives beside BF16 products",
-    {"costs.overlap_tp": True}, when={"parallel.tp": {"min": 2}, "model.precision": ["bf16", "fp16"]},
+    "NL 24.07 ub_tp_comm_overlap and NM v2.2.0 tp_comm_overlap=True: collectives of mixtures beside BF16 products",
+    {"costs.overlap_tp": True},
+    when={**_EXPERTS, "parallel.tp": {"min": 2}, "model.precision": ["bf16", "fp16"]},
 )  # fmt: skip
 _NARROW_GRADIENTS = _rule(
     "NM v2.2.0 nemo/collections/llm/recipes, performance mode: grad_reduce_in_fp32 = False",
     {"costs.gradients": "bf16"},
 )
+_FP8_WEIGHTS = _rule(
+    "NM v2.1.0 nemo/collections/llm/recipes/precision/mixed_precision.py: fp8_params, delayed scaling",
+    {"costs.fp8_param_gather": True}, when={"model.precision": "fp8"},
+)  # fmt: skip
 _NEMO = (
     _rule(
         "fitted to dgxc-benchmarking 25.05's mixtures on GB200: Grace hosts without CUDA graphs",
@@ -284,8 +312,8 @@ def _stacks() -> tuple[StackOffer, ...]:
         core("0.14", "", *_MEGATRON, *_HOSTS),
         core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX),
         *(core(f"0.{minor}", f"megatron-core-0.{minor - 1}") for minor in range(16, 20)),
-        nemo("24.07", "", *_MEGATRON, *_HOSTS, _FLASH_2, _USER_BUFFERS),
-        nemo("24.12", "nemo-24.07", _CUDNN),
+        nemo("24.07", "", *_MEGATRON, *_HOSTS, _HOST_OF_KERNELS, _FLASH_2, _USER_BUFFERS, _FP8_GRADIENTS),
+        nemo("24.12", "nemo-24.07", _CUDNN, _FP8_WEIGHTS),
         nemo("25.02", "nemo-24.12", _NARROW_GRADIENTS),
         nemo("25.04", "nemo-25.02", *_NEMO),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
