@@ -67,6 +67,13 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """Lines for a shell, which no output wraps."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A drawing in pages."""
 
@@ -114,7 +121,7 @@ def table_of(columns: Iterable[Column], rows: Iterable[tuple[Mapping[str, Any], 
 PARTIAL_MARK = "*"
 """The mark of tables of partial data."""
 
-Block: TypeAlias = str | Line | Table | Picture
+Block: TypeAlias = str | Line | Code | Table | Picture
 """A part of a section; a string is a sentence without a style."""
 
 
@@ -183,9 +190,7 @@ class Printed:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(self.summary())}</pre>"
+        return render(Path(__file__).parent / "notebook.html", document=self.document())
 
 
 GAP = 2
@@ -215,7 +220,9 @@ def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator
     inner = None if width is None else max(width - indent, 1)
     for block in blocks:
         content = block.instead if isinstance(block, Picture) else block
-        if isinstance(content, str | Line):
+        if isinstance(content, Code):
+            lines = [printable_line(line) for line in content.lines]
+        elif isinstance(content, str | Line):
             text = content if isinstance(content, str) else content.text
             lines = _wrap(printable_line(text), inner, subsequent_indent="  ", break_long_words=False)
         else:

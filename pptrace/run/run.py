@@ -132,6 +132,11 @@ class Run(SimulatedStep, Printed):
     def __repr__(self) -> str:
         return self.summary()
 
+    def _repr_html_(self) -> str:
+        from pptrace.report.step_drawing import chart_of, chart_svg
+
+        return f"{super()._repr_html_()}{chart_svg(chart_of(self.timeline))}"
+
 
 def simulate(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | None = None) -> Run:
     """Prepare and simulate a resolved configuration; ``may_drop_chunks`` is as for ``prepare``.

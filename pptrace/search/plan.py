@@ -19,7 +19,7 @@ from pptrace.errors import OutputError
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
-from pptrace.report.document import NO_BREAK, Document, Printed, Table
+from pptrace.report.document import Code, Document, Printed, Table
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
@@ -397,7 +397,7 @@ class Plan(Printed):
             block for rows in (about_places, _counts(self)) if rows
             for block in ("", Table(rows=tuple(rows), words=2, splits=True))
         ]  # fmt: skip
-        lead = (*_request_lines(self), "", _table(self), *tables, *_commands(self))
+        lead = (*_request_lines(self), "", _table(self), *tables, "", _commands(self))
         return Document(title="plan", lead=lead)
 
 
@@ -688,9 +688,9 @@ def _other_frameworks(plan: Plan) -> list[tuple[str, str]]:
     return [(f"--for {ANY}", text)]
 
 
-def _commands(plan: Plan) -> list[str]:
+def _commands(plan: Plan) -> Code:
     """Return the command that reproduces the first place, and the arguments of frameworks, for a shell."""
-    lines = ["", "# pptrace", *command_lines(plan.command)]
+    lines = ["# pptrace", *command_lines(plan.command)]
     for name, framework in FRAMEWORKS.items():
         if plan.problem.framework not in {"", name}:
             continue
@@ -701,7 +701,7 @@ def _commands(plan: Plan) -> list[str]:
         lines += ["", f"# {framework.title}", *arguments.lines]
         if command := plan.table_command(arguments):
             lines += [f"# {TABLE_FILE} comes from", *command_lines(shlex.split(command))]
-    return [line.replace(" ", NO_BREAK) for line in lines]
+    return Code(lines=tuple(lines))
 
 
 PARTS = {
