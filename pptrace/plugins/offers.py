@@ -208,6 +208,8 @@ class ExporterOffer(AnyOffer):
     """Writes the timeline to a path (a temporary name; the caller renames it)."""
     takes_rank: bool = False
     """Whether ``write`` has an option ``rank`` and writes only that rank; otherwise callers trim the timeline."""
+    file_per_rank: bool = False
+    """Whether a file holds one rank, so that callers write ``step.et`` as ``step.0.et``, ``step.1.et``, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

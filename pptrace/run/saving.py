@@ -29,8 +29,9 @@ def save(
 ) -> list[Path]:
     """Write a timeline in the formats of the targets' suffixes; ``.gz`` compresses.
 
-    ``{rank}`` in a name writes one file per rank, and creates its folder. All files are written before the
-    first replaces an old file, so a failure leaves all old files.
+    ``{rank}`` in a name writes one file per rank, and creates its folder. A format with a file per rank puts the
+    rank before its suffix, and takes a folder. All files are written before the first replaces an old file, so a
+    failure leaves all old files.
 
     Returns:
         The files, target by target and in rank order.
@@ -41,7 +42,7 @@ def save(
     offers = [exporter_for(target, exporters) for target in targets]
     outputs = [
         (Path(target if rank is None else target.replace(RANK, str(rank))), rank, offer)
-        for target, offer in zip(targets, offers, strict=True)
+        for target, offer in zip(map(_with_rank, targets, offers), offers, strict=True)
         for rank in _ranks(timeline, target)
     ]
     paths = [path for path, _, _ in outputs]
@@ -52,6 +53,20 @@ def save(
                 pending.enter_context(make_folders(path))
             _write(timeline, rank, pending.enter_context(replace_file(path)), offer, options)
     return paths
+
+
+def _with_rank(target: str, offer: ExporterOffer) -> str:
+    """Return a target with ``{rank}`` where its format has a file per rank; a folder repeats its name.
+
+    ``step.et`` becomes ``step.{rank}.et``, and the folder ``step.et/`` becomes ``step.et/step.{rank}.et``.
+    """
+    if not offer.file_per_rank or RANK in target:
+        return target
+    path = Path(target)
+    plain = path.name[: -len(_GZ)] if path.name.lower().endswith(_GZ) else path.name
+    stem = Path(plain).stem
+    file = f"{stem}.{RANK}{path.name[len(stem) :]}"
+    return str(path / file if target.endswith("/") or path.is_dir() else path.with_name(file))
 
 
 def _ranks(timeline: Timeline, target: str) -> Sequence[int | None]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StepPart:
     """Content of a file; rows have their numbers in the full step."""
 
     path: Path
@@ -58,7 +58,7 @@ def links_of(step: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]
 _SHARED = ("placement", "segments")
 
 
-def join(parts: Sequence[Part]) -> Timeline:
+def join_parts(parts: Sequence[StepPart]) -> Timeline:
     """Return the timeline of files that were written together; a cause outside the files becomes -1.
 
     Raises:
@@ -73,7 +73,7 @@ def join(parts: Sequence[Part]) -> Timeline:
     return timeline
 
 
-def _check_run(parts: Sequence[Part]) -> None:
+def _check_run(parts: Sequence[StepPart]) -> None:
     """Check that files are of the same run and have disjoint ranks."""
     first = parts[0]
     seen: set[int] = set()
@@ -87,7 +87,7 @@ def _check_run(parts: Sequence[Part]) -> None:
         seen |= ranks
 
 
-def _timeline(parts: Sequence[Part]) -> Timeline:
+def _timeline(parts: Sequence[StepPart]) -> Timeline:
     parts = sorted(parts, key=lambda part: part.columns["row"][:1].tolist())
     first = parts[0]
     columns: dict[str, Any] = {
@@ -123,6 +123,17 @@ def _concatenate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
+def placement_values(placement: Placement) -> dict[str, Any]:
+    """Return a placement as the JSON values from which :func:`join_parts` builds it."""
+    return {
+        "ranks": placement.ranks,
+        "stages": placement.stages,
+        "stage_rank": placement.stage_rank.ravel().tolist(),
+        "microbatch_route": placement.microbatch_route.tolist(),
+        "edges": placement.edges.tolist(),
+    }
+
+
 def _placement(placement: Mapping[str, Any]) -> Placement:
     stage_rank = np.array(placement["stage_rank"], dtype=np.int32)
     return Placement(
@@ -133,7 +144,7 @@ def _placement(placement: Mapping[str, Any]) -> Placement:
     )
 
 
-def _routes(parts: Sequence[Part], row: Int64s) -> Routes | None:
+def _routes(parts: Sequence[StepPart], row: Int64s) -> Routes | None:
     if parts[0].links is None:
         return None
     name, rate_kbps = parts[0].links

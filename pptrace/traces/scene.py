@@ -247,7 +247,7 @@ class Hops:
             lane_ptr=np.concatenate([[0], np.cumsum(np.bincount(lane))]),
             sent=sent,
             message=message[order],
-            peer=_peers(timeline, sent),
+            peer=peers_of(timeline, sent),
         )
 
     def __len__(self) -> int:
@@ -281,8 +281,8 @@ def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int6
     return lane, lanes
 
 
-def _peers(timeline: Timeline, rows: Int32s) -> Int32s:
-    """Return the peer of each row's lane, else the neighbour by the placement."""
+def peers_of(timeline: Timeline, rows: NDArray[np.integer]) -> Int32s:
+    """Return the peer of each row's lane, else the neighbour by the placement; -1 where neither is known."""
     peer = np.repeat(timeline.lane_peer, np.diff(timeline.lane_ptr))[rows]
     carried = CARRIES[timeline.kind[rows]]
     neighbour = np.where(carried, Peers.of(timeline.placement).of_rows(timeline, rows), np.int32(-1))

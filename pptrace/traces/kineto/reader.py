@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.config.limits import UnpackedFile, check_events, gibibytes, memory_key, most_parsed
 from pptrace.errors import TraceError
 from pptrace.timeline.timeline import Counter
-from pptrace.traces.assembly import DAMAGE, Part, join, links_of
+from pptrace.traces.assembly import DAMAGE, StepPart, join_parts, links_of
 from pptrace.traces.kineto.writer import FORMAT, process_of
 from pptrace.traces.scene import NAMES
 
@@ -42,7 +42,7 @@ _FORMAT_1_KEYS = {"pair": "braid"}
 _DEFAULTS = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
 
 
-def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Part:
+def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> StepPart:
     keys = _keys(step["placement"])
     pieces: dict[str, list[NDArray[np.int64]]] = {}
     launches: list[NDArray[np.int64]] = []
@@ -67,7 +67,7 @@ def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any
     if lanes[:, 3].sum() != columns["row"].size:
         raise TraceError("slices are missing; was it cut short or edited?", file=path)
     counters = zip(step["counters"], points.values(), strict=True)
-    part = Part(
+    part = StepPart(
         path=path, step=step, provenance=step["provenance"], lanes=lanes, columns=columns, links=links_of(step),
         counters=tuple(_counter(rank, name, unit, values) for (rank, name, unit), values in counters),
         hops=np.concatenate(hops),
@@ -158,10 +158,10 @@ def read(paths: Sequence[Path]) -> Timeline:
     Raises:
         TraceError: a file cannot be read, was not written by pptrace, or is of another run.
     """
-    return join([_read_part(path) for path in paths])
+    return join_parts([_read_part(path) for path in paths])
 
 
-def _read_part(path: Path) -> Part:
+def _read_part(path: Path) -> StepPart:
     try:
         with UnpackedFile.open(path) as file:
             top, batches = _events(file, path)
@@ -202,7 +202,7 @@ def _rest(file: UnpackedFile, read_bytes: int, path: Path) -> bytes:
             size = gibibytes(limit_bytes)
             message = f"is larger than {size} and not laid out as pptrace writes it: {memory_key()}"
             raise TraceError(message, file=path)
-    return b"".join(parts)
+    return b"".join_parts(parts)
 
 
 def _batches(file: UnpackedFile, path: Path) -> Iterator[list[dict[str, Any]]]:

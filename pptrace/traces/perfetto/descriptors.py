@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.sanitize import printable
 from pptrace.steps.kinds import Stream
+from pptrace.traces.assembly import placement_values
 from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
 from pptrace.traces.scene import NAMES, link_title, links_and_segments, stream_title
 
@@ -175,18 +176,12 @@ def write_slice(head: Trace, track: int, ends_ns: tuple[int, int], name: str, ca
 
 def step_json(scene: Scene, tracks: Tracks, runs: Sequence[Run]) -> str:
     """Return the properties of a step that slices and counters lack, and the layout of the file's runs."""
-    timeline, placement = scene.timeline, scene.timeline.placement
+    timeline = scene.timeline
     return json.dumps(
         {
             "slices": len(timeline),
             "first_row": scene.first_row,
-            "placement": {
-                "ranks": placement.ranks,
-                "stages": placement.stages,
-                "stage_rank": placement.stage_rank.ravel().tolist(),
-                "microbatch_route": placement.microbatch_route.tolist(),
-                "edges": placement.edges.tolist(),
-            },
+            "placement": placement_values(timeline.placement),
             "lanes": [
                 timeline.lane_rank.tolist(),
                 timeline.lane_stream.tolist(),

@@ -12,7 +12,7 @@ import numpy as np
 from pptrace.config.limits import UnpackedFile, check_events, gibibytes, memory_key, most_parsed
 from pptrace.errors import TraceError
 from pptrace.timeline.timeline import Counter
-from pptrace.traces.assembly import Part, join, links_of, named_damage
+from pptrace.traces.assembly import StepPart, join_parts, links_of, named_damage
 from pptrace.traces.perfetto.descriptors import (
     FIELD_NUMBERS,
     FORMAT_KEY,
@@ -245,16 +245,16 @@ def read(paths: Sequence[Path]) -> Timeline:
     Raises:
         TraceError: a file is missing, truncated, not pptrace's or does not belong with the others.
     """
-    return join([_read_part(path) for path in paths])
+    return join_parts([_read_part(path) for path in paths])
 
 
-def _read_part(path: Path) -> Part:
+def _read_part(path: Path) -> StepPart:
     raw = UnpackedFile.read_whole(path)
     with named_damage(path):
         return _part(scan(raw, str(path)), path)
 
 
-def _part(events: Events, path: Path) -> Part:
+def _part(events: Events, path: Path) -> StepPart:
     step = events.step
     tracks = np.array(step["lanes"][3], dtype=np.int64)
     names = ("position", "track", "start", "row", *_FIELDS)
@@ -271,7 +271,7 @@ def _part(events: Events, path: Path) -> Part:
     _fill_defaults(columns)
     columns["row"] = step["first_row"] + np.arange(row.size)
     slices = np.bincount(_lanes(begin["track"][order], tracks), minlength=tracks.size)
-    return Part(
+    return StepPart(
         path=path, step=step, provenance=events.provenance, columns=columns, links=links_of(step),
         lanes=np.stack([*np.array(step["lanes"][:3], dtype=np.int64), slices], axis=1),
         counters=_read_counters(events, str(path)), hops=_hops(events, path),

@@ -1,0 +1,132 @@
+"""Messages of Chakra's schema 1.0.0 in protobuf, and files of them.
+
+Source: ``schema/protobuf/et_def.proto`` of mlcommons/chakra. A file is a GlobalMetadata and Node messages, each after
+its length as a varint. The other types of attribute values are unknown fields here, which a parser skips.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pptrace.plugin import TraceError, check_events, read_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA = "1.0.0"
+"""Version in GlobalMetadata of the files that :mod:`pptrace_chakra.writer` writes."""
+
+
+class NodeType(IntEnum):
+    """Values of ``Node.type``."""
+
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMP = 4
+    COMM_SEND = 5
+    COMM_RECV = 6
+    COMM_COLL = 7
+
+
+class CollectiveType(IntEnum):
+    """Values of the attribute ``comm_type``."""
+
+    ALL_REDUCE = 0
+    ALL_GATHER = 2
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+
+
+_FIELDS: dict[str, dict[str, tuple[int, str]]] = {
+    "Int64List": {"values": (1, "int64*")},
+    "StringList": {"values": (1, "string*")},
+    "AttributeProto": {
+        "name": (1, "string"), "double_val": (3, "double"), "int32_val": (7, "int32"), "int64_val": (9, "int64"),
+        "int64_list": (10, "Int64List"), "uint32_val": (11, "uint32"), "uint64_val": (13, "uint64"),
+        "bool_val": (27, "bool"), "string_val": (29, "string"), "string_list": (30, "StringList"),
+    },
+    "GlobalMetadata": {"version": (1, "string"), "attr": (2, "AttributeProto*")},
+    "IOInfo": {"values": (1, "string"), "shapes": (2, "string"), "types": (3, "string")},
+    "Node": {
+        "id": (1, "uint64"), "name": (2, "string"), "type": (3, "int32"), "ctrl_deps": (4, "uint64*"),
+        "data_deps": (5, "uint64*"), "start_time_micros": (6, "uint64"), "duration_micros": (7, "uint64"),
+        "inputs": (8, "IOInfo"), "outputs": (9, "IOInfo"), "attr": (10, "AttributeProto*"),
+    },
+}  # fmt: skip
+"""Number and type of each field by message; ``*`` is a repeated field. An enum has the wire type of an int32."""
+_PACKAGE = "ChakraProtoMsg"
+_ONEOF = "value"
+
+
+class Messages(NamedTuple):
+    """Classes of messages."""
+
+    metadata: Any
+    """GlobalMetadata."""
+    node: Any
+    """Node."""
+
+
+@cache
+def messages() -> Messages:
+    """Return the classes of messages, in a separate descriptor pool."""
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
+    file = FileDescriptorProto(name="et_def.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, text) in fields.items():
+            kind = text.removesuffix("*")
+            field = message.field.add(name=field_name, number=number)
+            field.label = FieldDescriptorProto.LABEL_REPEATED if kind != text else FieldDescriptorProto.LABEL_OPTIONAL
+            if kind in _FIELDS:
+                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+            else:
+                field.type = getattr(FieldDescriptorProto, f"TYPE_{kind.upper()}")
+            if field_name.endswith(("_val", "_list")):
+                field.oneof_index = 0
+        if name == "AttributeProto":
+            message.oneof_decl.add(name=_ONEOF)
+    pool = DescriptorPool()
+    pool.Add(file)
+    classes = {name: GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _FIELDS}
+    return Messages(metadata=classes["GlobalMetadata"], node=classes["Node"])
+
+
+def value_of(attribute: Any) -> Any:
+    """Return the value of an attribute, a list for lists; None for a type that this module does not have."""
+    name = attribute.WhichOneof(_ONEOF)
+    value = None if name is None else getattr(attribute, name)
+    return list(value.values) if name is not None and name.endswith("_list") else value
+
+
+def attributes_of(message: Any) -> dict[str, Any]:
+    """Return the values of the attributes of a GlobalMetadata or Node by name."""
+    return {attribute.name: value_of(attribute) for attribute in message.attr}
+
+
+def parse(raw: bytes, path: Path) -> Iterator[Any]:
+    """Yield the GlobalMetadata of a file, then its nodes.
+
+    Raises:
+        TraceError: the file is truncated or no Chakra trace, or has more nodes than the limit.
+    """
+    from google.protobuf.message import DecodeError
+
+    message_class, offset, count = messages().metadata, 0, 0
+    while offset < len(raw):
+        size, start = read_varint(raw, offset)
+        if not start or start + size > len(raw):
+            raise TraceError(f"is truncated after {max(count - 1, 0):,} nodes; write it again", file=path)
+        try:
+            yield message_class.FromString(raw[start : start + size])
+        except DecodeError:
+            raise TraceError(f"is no Chakra trace: the message at byte {offset} cannot be decoded", file=path) from None
+        message_class, offset, count = messages().node, start + size, count + 1
+        check_events(count, path)

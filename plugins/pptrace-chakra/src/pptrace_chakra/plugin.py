@@ -1,0 +1,89 @@
+"""The exporter and the importers of Chakra execution traces; light to import."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import ExporterOffer, ImporterOffer, TraceError, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pptrace.plugin import ImportRequest, Measurement, Timeline
+
+__all__ = ["pptrace_exporters", "pptrace_importers"]
+
+_METADATA = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]\n.\d+\.\d+\.\d+", re.DOTALL)
+"""GlobalMetadata: its length, then field 1, the version of the schema."""
+_MARK = b"pptrace.format"
+_WITHIN = 64
+_HOST_TRACE = re.compile(rb'\s*\{[^\[]*"schema"\s*:\s*"\d+\.\d+\.\d+-chakra\.')
+"""A trace of PyTorch's ExecutionTraceObserver, linked or not."""
+
+
+@hookimpl
+def pptrace_exporters() -> Iterable[ExporterOffer]:
+    """Yield the writer of Chakra traces."""
+    yield ExporterOffer(
+        name="chakra",
+        summary="Chakra execution traces for simulators such as ASTRA-sim, a file per rank.",
+        suffixes=(".et",),
+        write=_write,
+        takes_rank=True,
+        file_per_rank=True,
+    )
+
+
+@hookimpl
+def pptrace_importers() -> Iterable[ImporterOffer]:
+    """Yield the readers of pptrace's Chakra traces and of PyTorch's linked traces."""
+    yield ImporterOffer(
+        name="chakra", summary="Chakra traces that pptrace wrote.", recognises=is_step, read=_read_step
+    )
+    yield ImporterOffer(
+        name="chakra-linked",
+        summary="PyTorch's execution traces, linked with Kineto by chakra_trace_link.",
+        recognises=is_linked,
+        read=_read_linked,
+        measure=_measure_linked,
+    )
+
+
+def is_step(path: Path, head: bytes) -> bool:
+    """Return whether a file is a Chakra trace that pptrace wrote."""
+    del path
+    return bool(_METADATA.match(head)) and _MARK in head[:_WITHIN]
+
+
+def is_linked(path: Path, head: bytes) -> bool:
+    """Return whether a file is another Chakra trace: JSON of PyTorch, or protobuf, which :func:`is_step` is not."""
+    return bool(_HOST_TRACE.match(head)) or (bool(_METADATA.match(head)) and not is_step(path, head))
+
+
+def _write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
+    from pptrace_chakra.writer import write
+
+    write(timeline, path, options)
+
+
+def _read_step(paths: Sequence[Path]) -> Timeline:
+    from pptrace_chakra.reader import read
+
+    return read(paths)
+
+
+def _measure_linked(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    from pptrace_chakra.linked import measure_linked
+
+    return measure_linked(paths, request)
+
+
+def _read_linked(paths: Sequence[Path]) -> Timeline:
+    from pptrace.plugin import ImportRequest
+
+    steps = _measure_linked(paths, ImportRequest()).steps
+    if not steps:
+        raise TraceError("holds no action of a pipeline: there is no step to convert", file=paths[0])
+    return steps[0].timeline
