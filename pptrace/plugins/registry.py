@@ -44,7 +44,7 @@ ALL = "all"
 TRACE = "PPTRACE_TRACE_HOOKS"
 """Environment variable: 1 prints every hook call."""
 
-_OTHER_DISTRIBUTIONS = ("pptrace-accuracy", "pptrace-stp")
+_OTHER_DISTRIBUTIONS = ("pptrace-accuracy", "pptrace-chakra", "pptrace-stp")
 """Distributions of this project that are not the ``source`` of an offer kind."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})

@@ -310,7 +310,7 @@ class Peers:
             before=_unique_neighbour(placement.stage_rank, target, source),
         )
 
-    def of_rows(self, timeline: Timeline, rows: slice | Int32s) -> Int32s:
+    def of_rows(self, timeline: Timeline, rows: slice | NDArray[np.integer]) -> Int32s:
         """Return the peer of each row's message, by its stage, microbatch and direction."""
         microbatch, stage = timeline.microbatch[rows], timeline.stage[rows]
         known = (microbatch >= 0) & (microbatch < self.microbatch_route.size) & (stage < self.after.shape[1])

@@ -225,6 +225,26 @@ def test_a_placeholder_writes_a_file_per_rank(
     assert paths[1].read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("a.b.txt", "a.b.0.txt"),
+        ("a.txt.gz", "a.0.txt.gz"),
+        ("new/a.txt/", "new/a.txt/a.0.txt"),
+        ("there.txt", "there.txt/there.0.txt"),
+        ("{rank}/a.txt", "0/a.txt"),
+    ],
+)
+def test_a_format_with_a_file_per_rank_puts_the_rank_before_its_suffix(
+    timeline: Timeline, tmp_path: Path, target: str, expected: str
+) -> None:
+    (tmp_path / "there.txt").mkdir()
+    paths = save(timeline, [f"{tmp_path}/{target}"], _offer(takes_rank=True, file_per_rank=True), {})
+    names = [str(path.relative_to(tmp_path)) for path in paths]
+    assert names == [expected, expected.replace("0", "1")]
+    assert all(path.exists() for path in paths)
+
+
 def test_the_folder_of_a_file_per_rank_is_made(timeline: Timeline, tmp_path: Path) -> None:
     paths = save(timeline, [str(tmp_path / "new" / "of{rank}" / "r.txt")], _offer(), {})
     assert [str(path.relative_to(tmp_path)) for path in paths] == ["new/of0/r.txt", "new/of1/r.txt"]

@@ -202,7 +202,7 @@ def _rest(file: UnpackedFile, read_bytes: int, path: Path) -> bytes:
             size = gibibytes(limit_bytes)
             message = f"is larger than {size} and not laid out as pptrace writes it: {memory_key()}"
             raise TraceError(message, file=path)
-    return b"".join_parts(parts)
+    return b"".join(parts)
 
 
 def _batches(file: UnpackedFile, path: Path) -> Iterator[list[dict[str, Any]]]:

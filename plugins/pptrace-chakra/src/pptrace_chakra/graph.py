@@ -61,7 +61,7 @@ def graph_of(timeline: Timeline, rank: int) -> Graph:
     other_end = ends.transfer[single]
     start_ns = np.append(timeline.start_ns[row], (timeline.end_ns + timeline.lag_ns)[other_end])
     needs = [
-        *_message_needs(ends, rank_of_row == rank, single, row),
+        *_message_needs(ends, rows, single),
         *_result_needs(timeline, row),
         *_stage_needs(timeline, row),
         *_releases(timeline, row),
@@ -108,22 +108,20 @@ def _message_columns(timeline: Timeline, row: Int64s, ends: Messages) -> tuple[I
     return peer, tag
 
 
-def _message_needs(ends: Messages, is_own: NDArray[np.bool_], single: Int64s, row: Int64s) -> _Needs:
+def _message_needs(ends: Messages, rows: slice, single: Int64s) -> _Needs:
     """Return producer and send, and receive and consumer, of all messages of the rank.
 
     Args:
         ends: all messages.
-        is_own: whether each row of the timeline is of the rank.
+        rows: the rows of the rank.
         single: messages whose end at this rank is no slice, in the order of their nodes.
-        row: the rows of the rank.
     """
     needs: _Needs = []
     for end, action, sends in ((ends.send, ends.producer, True), (ends.recv, ends.consumer, False)):
-        node = np.where(end >= 0, end - row[:1].sum(), -1)
-        node[single] = np.where(end[single] < 0, row.size + np.arange(single.size), node[single])
-        known = np.flatnonzero((action >= 0) & (node >= 0))
-        known = known[is_own[action[known]]]
-        pair = (action[known] - row[:1].sum(), node[known])
+        node = np.where(end >= 0, end - rows.start, -1)
+        node[single] = np.where(end[single] < 0, rows.stop - rows.start + np.arange(single.size), node[single])
+        known = np.flatnonzero((action >= rows.start) & (action < rows.stop) & (node >= 0))
+        pair = (action[known] - rows.start, node[known])
         needs += zip(*(side.tolist() for side in (pair if sends else pair[::-1])), strict=True)
     return needs
 
@@ -137,55 +135,50 @@ def _result_needs(timeline: Timeline, row: Int64s) -> _Needs:
     for node, (kind, stage, microbatch, span) in enumerate(np.stack(columns, axis=1).tolist()):
         for result in kinds.KINDS[Kind(kind)].results:
             for each in range(microbatch, microbatch + span):
-                key = (int(result), stage, each)
+                key = int(result), stage, each
                 if key not in last or end_ns[last[key]] < end_ns[node]:
                     last[key] = node
                 if key not in first or start_ns[node] < start_ns[first[key]]:
                     first[key] = node
     needs: _Needs = []
     following = defaultdict(list)
-    for before, after in kinds.ORDER:
-        following[int(before)].append(int(after))
-    onward = defaultdict(list)
+    for result_before, result_after in kinds.ORDER:
+        following[int(result_before)].append(int(result_after))
+    onward = defaultdict(list)  # between stages of the rank
     activation, gradient = int(kinds.Result.ACTIVATION), int(kinds.Result.GRADIENT)
     for source, target in timeline.placement.edges.tolist():
         onward[activation, source].append((activation, target))
         onward[gradient, target].append((gradient, source))
-    for (result, stage, microbatch), node in last.items():
-        keys = [(after, stage) for after in following[result]] + onward[result, stage]
+    for (produced, stage, microbatch), node in last.items():
+        keys = [(after, stage) for after in following[produced]] + onward[produced, stage]
         consumers = (first.get((after, at, microbatch), node) for after, at in keys)
         needs += [(node, consumer) for consumer in consumers if consumer != node]
     return needs
 
 
 def _stage_needs(timeline: Timeline, row: Int64s) -> _Needs:
-    """Return the needs of collectives of a stage, and of actions that wait for them: the latest before each start."""
-    kind, stage, start_ns, end_ns = (
-        getattr(timeline, name)[row].tolist() for name in ("kind", "stage", "start_ns", "end_ns")
-    )
-    ended: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    computed = -1
-    for node in range(len(kind)):
-        traits = kinds.KINDS[Kind(kind[node])]
-        if traits.per_stage:
-            ended[kind[node], stage[node]].append((end_ns[node], node))
-        if traits.role is kinds.Role.COMPUTE:
-            for key in ((computed, stage[node]), (computed, -1)):
-                ended[key].append((end_ns[node], node))
+    """Return the needs of collectives of a stage, and of actions that wait for them."""
+    columns = (timeline.kind[row], timeline.stage[row], timeline.start_ns[row], timeline.end_ns[row])
+    slices = [(Kind(kind), *values) for kind, *values in np.stack(columns, axis=1).tolist()]
+    ended: dict[tuple[Kind | None, int], list[tuple[int, int]]] = defaultdict(list)
+    for node, (kind, stage, _, end_ns) in enumerate(slices):
+        if kind in kinds.PER_STAGE:
+            ended[kind, stage].append((end_ns, node))
+        if kind in kinds.COMPUTE:  # of any kind, on the stage or on any
+            ended[None, stage].append((end_ns, node))
+            ended[None, -1].append((end_ns, node))
     for nodes in ended.values():
         nodes.sort()
     needs: _Needs = []
-    for node in range(len(kind)):
-        traits = kinds.KINDS[Kind(kind[node])]
-        keys = [
-            (int(Kind[name]), stage[node]) for name in traits.waits_for if kinds.KINDS[Kind[name]].per_stage
-        ]
-        if traits.role is kinds.Role.COLLECTIVE and kind[node] != Kind.UNSHARD:
-            keys.append((computed, -1 if kind[node] == Kind.SYNC else stage[node]))
+    for node, (kind, stage, start_ns, _) in enumerate(slices):
+        traits = kinds.KINDS[kind]
+        keys: list[tuple[Kind | None, int]] = [(Kind[name], stage) for name in traits.waits_for]
+        if traits.role is kinds.Role.COLLECTIVE and kind is not Kind.UNSHARD:
+            keys.append((None, -1 if kind is Kind.SYNC else stage))
         for key in keys:
-            index = bisect_right(ended[key], (start_ns[node], len(kind))) - 1
-            if index >= 0 and ended[key][index][1] != node:
-                needs.append((ended[key][index][1], node))
+            before = bisect_right(ended[key], (start_ns, len(slices))) - 1
+            if before >= 0 and ended[key][before][1] != node:
+                needs.append((ended[key][before][1], node))
     return needs
 
 

@@ -1,7 +1,7 @@
 """Messages of Chakra's schema 1.0.0 in protobuf, and files of them.
 
-Source: ``schema/protobuf/et_def.proto`` of mlcommons/chakra. A file is a GlobalMetadata and Node messages, each after
-its length as a varint. The other types of attribute values are unknown fields here, which a parser skips.
+Source: ``schema/protobuf/et_def.proto`` of mlcommons/chakra. A file is a GlobalMetadata and Node messages, each
+after its length as a varint. The other types of attribute values are unknown fields here, which a parser skips.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def messages() -> Messages:
         for field_name, (number, text) in fields.items():
             kind = text.removesuffix("*")
             field = message.field.add(name=field_name, number=number)
-            field.label = FieldDescriptorProto.LABEL_REPEATED if kind != text else FieldDescriptorProto.LABEL_OPTIONAL
+            field.label = (
+                FieldDescriptorProto.LABEL_REPEATED if kind != text else FieldDescriptorProto.LABEL_OPTIONAL
+            )
             if kind in _FIELDS:
                 field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
             else:
@@ -102,8 +104,10 @@ def messages() -> Messages:
 def value_of(attribute: Any) -> Any:
     """Return the value of an attribute, a list for lists; None for a type that this module does not have."""
     name = attribute.WhichOneof(_ONEOF)
-    value = None if name is None else getattr(attribute, name)
-    return list(value.values) if name is not None and name.endswith("_list") else value
+    if name is None:
+        return None
+    value = getattr(attribute, name)
+    return list(value.values) if name.endswith("_list") else value
 
 
 def attributes_of(message: Any) -> dict[str, Any]:
@@ -127,6 +131,8 @@ def parse(raw: bytes, path: Path) -> Iterator[Any]:
         try:
             yield message_class.FromString(raw[start : start + size])
         except DecodeError:
-            raise TraceError(f"is no Chakra trace: the message at byte {offset} cannot be decoded", file=path) from None
+            raise TraceError(
+                f"is no Chakra trace: the message at byte {offset} cannot be decoded", file=path
+            ) from None
         message_class, offset, count = messages().node, start + size, count + 1
         check_events(count, path)

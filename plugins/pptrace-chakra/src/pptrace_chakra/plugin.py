@@ -58,7 +58,7 @@ def is_step(path: Path, head: bytes) -> bool:
 
 
 def is_linked(path: Path, head: bytes) -> bool:
-    """Return whether a file is another Chakra trace: JSON of PyTorch, or protobuf, which :func:`is_step` is not."""
+    """Return whether a file is a Chakra trace of another program: JSON of PyTorch, or protobuf."""
     return bool(_HOST_TRACE.match(head)) or (bool(_METADATA.match(head)) and not is_step(path, head))
 
 

@@ -50,8 +50,8 @@ _GROUP_NODE = "## process_group:init ##"
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     """Write the nodes of the option ``rank``; dependencies are those of :func:`~pptrace_chakra.graph.graph_of`.
 
-    ``data_deps`` has all nodes that must end before a node starts, including the previous node of its stream, which
-    is also in ``ctrl_deps``: feeders before version 3 resolve ``data_deps`` only. The attributes
+    ``data_deps`` has all nodes that must end before a node starts, including the previous node of its stream,
+    which is also in ``ctrl_deps``: feeders before version 3 resolve ``data_deps`` only. The attributes
     ``pptrace.*`` have what :func:`~pptrace_chakra.reader.read` needs to build the same timeline.
 
     Raises:
@@ -86,9 +86,7 @@ def _metadata(timeline: Timeline, rank: int) -> Any:
     """Return the GlobalMetadata: the version, and the description of the step for the reader."""
     lanes, _ = timeline.rank_slices(rank)
     counters = [
-        counter
-        for counter in timeline.counters
-        if counter.rank == rank or (counter.rank < 0 and lanes.start == 0)
+        counter for counter in timeline.counters if counter.rank == rank or (counter.rank < 0 and lanes.start == 0)
     ]
     columns = (timeline.lane_rank, timeline.lane_stream, timeline.lane_peer, np.diff(timeline.lane_ptr))
     step = {
