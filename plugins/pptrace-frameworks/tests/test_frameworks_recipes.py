@@ -222,7 +222,7 @@ def test_a_function_is_followed_into_the_files_of_its_repository(tmp_path: Path)
         "data_parallel": {"overlap": True},
         "costs": {"gradients": "bf16", "exp_avg": "bf16", "dispatcher": "deduplicated", "cuda_graphs": True},
     }
-    assert without_network(notes) == ["functions whose code is not here: unseen (deepseek.py:18)"]
+    assert without_network(notes) == ["not evaluated: unseen (deepseek.py:18)"]
 
 
 def test_a_function_that_calls_another_recipe_overlaps_its_exchanges(tmp_path: Path) -> None:
@@ -407,6 +407,67 @@ def test_no_code_of_a_recipe_runs(tmp_path: Path) -> None:
 
     assert recipe.settings["num_gpus"] == 8
     assert not trap.exists()
+
+
+PROGRAM = """\
+    import torch
+    from dataclasses import replace
+    from .beside import STAGES, Shape as Sizes
+
+    PAIRS = {(2, 1): "two", "four": 4}
+
+    def stages(count, *, last=1, **more):
+        if count > 3 and not last:
+            return [count] * 2
+        elif 1 < count <= 3:
+            return PAIRS.get((count, last))
+        raise ValueError(count)
+
+    def of_record(record):
+        record.named = f"{record.size}-{PAIRS['four']}"
+        setattr(record, "set", getattr(record, "missing", 3) - -1)
+        if hasattr(record, "missing") or isinstance(record.size, str):
+            record.never = 1
+        with torch.no_grad():
+            record.inside, record.outside = (1, 2)
+        try:
+            record.tried = "A".lower()
+        except KeyError:
+            record.never = 2
+        for each in STAGES:
+            record.never = each
+        record.size += 1
+        return record
+
+    A_CONFIG = of_record(replace(
+        Sizes(3, depth=max(STAGES)), kind=torch.bfloat16, two=stages(2), four=stages(4, last=0)
+    ))
+    B_CONFIG = Sizes(
+        size=stages(9).unknown or (5 if STAGES is None else 6), chosen=[*STAGES, 4], **{"depth": -2}
+    )
+    """
+
+
+def test_programs_are_evaluated_as_far_as_constants_go(tmp_path: Path) -> None:
+    beside = """\
+        STAGES = [1, 2]
+
+        class Shape:
+            size: int = 1
+            depth: int = field(default=7)
+            width: int = 8
+        """
+    file = write(tmp_path, {"beside.py": beside, "recipe.py": PROGRAM})
+
+    first, second = (read_recipe(file, f"{name}_CONFIG") for name in "AB")
+
+    none = {"moe_flex_dispatcher_backend": "none"}
+    assert first.settings == {
+        "size": 3, "depth": 2, "width": 8, "kind": "bfloat16", "two": "two", "four": [4, 4], "named": "3-4",
+        "set": 4, "inside": 1, "outside": 2, "tried": "a", **none,
+    }  # fmt: skip
+    assert first.notes == ("not evaluated: For (recipe.py:25), AugAssign (recipe.py:27)",)
+    assert second.settings == {"size": 6, "depth": -2, "width": 8, "chosen": [1, 2, 4], **none}
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def _of_program(file: Path, name: str) -> Recipe:
     if gpus:
         settings.setdefault("num_gpus", int(gpus[1]))
     settings.setdefault("moe_flex_dispatcher_backend", "none")
-    notes = (f"functions whose code is not here: {', '.join(left_out)}",) if left_out else ()
+    notes = (f"not evaluated: {', '.join(left_out)}",) if left_out else ()
     return Recipe(file=str(file), name=name, settings=settings, stack=_bridge_release(file), notes=notes)
 
 

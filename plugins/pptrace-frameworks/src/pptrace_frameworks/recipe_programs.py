@@ -522,9 +522,10 @@ def _set_field(holder: Any, name: str, value: Any) -> None:
         holder.values[name] = value
 
 
-def _is_instance(value: Any, _: Any) -> bool:
+def _is_instance(value: Any, kinds: Any) -> bool:
     """Return the result of ``isinstance``, which is false for objects of unknown classes."""
-    return not isinstance(value, Fields)
+    several = kinds if isinstance(kinds, tuple) else (kinds,)
+    return type(value).__name__ in {kind.name for kind in several if isinstance(kind, Unknown)}
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
