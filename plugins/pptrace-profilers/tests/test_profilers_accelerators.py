@@ -115,6 +115,14 @@ def test_xplane_s_streams_give_the_operations_of_each_accelerator(pipeline: Any,
     assert sent == {rank: (True, len(list(pipeline.ends(rank)))) for rank in (0, 1)}
 
 
+def test_ranks_of_several_hosts_are_counted_host_after_host(pipeline: Any, tmp_path: Path) -> None:
+    paths = [pipeline.xplane(tmp_path).rename(tmp_path / f"host{number}.xplane.pb") for number in (0, 1)]
+
+    found = measure_xplane(paths, REQUEST)
+
+    assert [gpu.rank for gpu in found.occupied] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("size", [1, 40, 200, -1])
 def test_a_broken_xplane_file_is_one_line(size: int, pipeline: Any, tmp_path: Path) -> None:
     path = pipeline.xplane(tmp_path)

@@ -220,10 +220,21 @@ def measure_rocprofv3(paths: Sequence[Path], request: ImportRequest) -> Measurem
 
 
 def measure_xplane(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read XPlane files, one per host; raises what :func:`measure_chrome` does."""
+    """Read XPlane files, one per host; raises what :func:`measure_chrome` does.
+
+    Ranks are counted host after host, in the order of the files.
+    """
     from pptrace_profilers.xplane import read_xplane
 
-    return _by_name(paths, request, "XPlane", read_xplane)
+    ranks = 0
+
+    def read(path: Path, rules: Rules) -> list[Recording]:
+        nonlocal ranks
+        recordings = read_xplane(path, rules, ranks)
+        ranks = recordings[-1].rank + 1
+        return recordings
+
+    return _by_name(paths, request, "XPlane", read)
 
 
 def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement:

@@ -38,11 +38,11 @@ _MESSAGES = {
 """Fields that are read: name, number and type; fields of messages are repeated, but for the value of an entry."""
 
 
-def read_xplane(path: Path, rules: Rules) -> list[Recording]:
+def read_xplane(path: Path, rules: Rules, first_rank: int = 0) -> list[Recording]:
     """Read one file.
 
     Returns:
-        One recording per accelerator; its rank is its number on the host.
+        One recording per accelerator by rank, which is its number on the host plus that of the host's first rank.
 
     Raises:
         TraceError: the file cannot be read, or has no operation of an accelerator.
@@ -64,11 +64,12 @@ def read_xplane(path: Path, rules: Rules) -> list[Recording]:
         for number, (line, stream) in enumerate(lines):
             _add_line(builder, line, names, int(stream[1] or number))
         if device is not None and len(builder):
-            events = builder.events(path, {"distributedInfo": {"rank": int(device["number"])}})
+            rank = first_rank + int(device["number"])
+            events = builder.events(path, {"distributedInfo": {"rank": rank}})
             recordings.append(replace(recording_of(events, rules), origin_ns=None))
     if not recordings:
         raise TraceError("holds no operation of an accelerator: record on a GPU or TPU", file=path)
-    return recordings
+    return sorted(recordings, key=lambda recording: recording.rank)
 
 
 def _add_line(builder: EventBuilder, line: Any, names: dict[int, str], stream: int) -> None:
