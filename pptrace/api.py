@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.flags import Settings, SettingsBesideSchedule
     from pptrace.measured.diff_document import Diff
+    from pptrace.measured.operations_diff import OperationsDiff
     from pptrace.search.basis import Basis
     from pptrace.search.compare import Comparison
     from pptrace.search.crossover import Crossover
@@ -228,8 +229,10 @@ def diff(
     rules: str | Path | None = None,
     iteration: int | None = None,
     registry: Registry | None = None,
-) -> Diff:
+) -> Diff | OperationsDiff:
     """Compare two steps, simulated or measured, action by action.
+
+    Two traces without actions of a pipeline are compared by kernel, stream and operator.
 
     Args:
         first: a configuration, a table, a trace, a folder of traces, or a result of :func:`simulate` or importers.

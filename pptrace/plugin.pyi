@@ -96,6 +96,7 @@ from pptrace.steps.workload import Workload as Workload
 from pptrace.timeline.measurement import BySize as BySize
 from pptrace.timeline.measurement import Clock as Clock
 from pptrace.timeline.measurement import ImportRequest as ImportRequest
+from pptrace.timeline.measurement import KernelTotal as KernelTotal
 from pptrace.timeline.measurement import Measurement as Measurement
 from pptrace.timeline.measurement import Occupied as Occupied
 from pptrace.timeline.measurement import Replica as Replica

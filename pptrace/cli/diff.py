@@ -11,7 +11,8 @@ from pptrace.cli.options import Share, complete_files, json_option, measured_opt
 from pptrace.cli.output import echo_documents, report_written
 
 if TYPE_CHECKING:
-    from pptrace.measured.diff import StepDiff
+    from pptrace.measured.diff_document import Diff
+    from pptrace.measured.operations_diff import OperationsDiff
     from pptrace.timeline.measurement import ImportRequest
 
 _EXAMPLES = """\b
@@ -61,16 +62,16 @@ def command(
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())
     echo_documents(difference.document(top), as_json=as_json)
     report_written(difference.save(*outputs, top=top))
-    sys.exit(_exit_code(difference.findings, fail_over))
+    sys.exit(_exit_code(difference, fail_over))
 
 
-def _exit_code(findings: StepDiff, fail_over: float | None) -> int:
+def _exit_code(difference: Diff | OperationsDiff, fail_over: float | None) -> int:
     from pptrace.errors import TraceError
 
-    if fail_over is not None:
-        first, second = findings.ranks
-        if findings.partial or first != second:
-            reason = findings.partial or f"the first has {first}, this one {second}"
-            raise TraceError(f"--fail-over gates whole steps of as many ranks: {reason}", file=findings.names[1])
-        return _DIFFERENT if findings.change > fail_over else _SAME
-    return _SAME if findings.same else _DIFFERENT
+    if fail_over is None:
+        return _SAME if difference.same else _DIFFERENT
+    if difference.no_gate:
+        raise TraceError(
+            f"--fail-over gates whole steps of as many ranks: {difference.no_gate}", file=difference.names[1]
+        )
+    return _DIFFERENT if difference.change > fail_over else _SAME

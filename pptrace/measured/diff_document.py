@@ -13,7 +13,15 @@ from pptrace.files import check_targets, compress, replace_file
 from pptrace.measured.dependencies import BETWEEN
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
-from pptrace.measured.sides import notes_on, on_common_ranks, read_side, simulation_of, split_step_option
+from pptrace.measured.operations_diff import OperationsDiff, compare_operations
+from pptrace.measured.sides import (
+    NoActionsError,
+    notes_on,
+    on_common_ranks,
+    read_side,
+    simulation_of,
+    split_step_option,
+)
 from pptrace.report.document import (
     Cell,
     Document,
@@ -256,7 +264,7 @@ def _ratio_cell(row: KindRow | None, shade_range: float) -> str | Cell:
     )
     ratio = row.ratio
     if ratio is None:
-        return Cell(text="!", title=title)
+        return Cell(text="!", title=title, shade=0.0)
     text = f"{ratio.value:.3f}"
     if ratio.deviation is not None:
         noise = ratio.deviation and Figure(ratio.value - 1, ratio.deviation).is_noise
@@ -500,6 +508,17 @@ class Diff:
         """The relative change of the length of the step."""
         return self.findings.change
 
+    @property
+    def no_gate(self) -> str:
+        """The reason why no gate on the length of a step applies; empty where it applies."""
+        first, second = self.findings.ranks
+        return self.findings.partial or (f"the first has {first}, this one {second}" if first != second else "")
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The sides."""
+        return self.findings.names
+
     def document(self, top: int = 10) -> Document:
         """Return the document, with at most ``top`` actions."""
         return diff_document(self.findings, top, self.notes)
@@ -531,21 +550,47 @@ def compare_steps(
     step: str,
     request: ImportRequest,
     registry: Registry,
-) -> Diff:
+) -> Diff | OperationsDiff:
     """Read or simulate two steps and compare them; see :func:`pptrace.api.diff`.
+
+    Of two traces without actions, operations are compared.
 
     Raises:
         PptraceError: a step cannot be read or simulated.
     """
     equal = parse_share(tolerance, "tolerance")
     steps = split_step_option(step)
-    a = read_side(first, steps[0], registry, request)
+    try:
+        a = read_side(first, steps[0], registry, request)
+    except NoActionsError as error:
+        with_operators = replace(request, operators=True)
+        measurements = (
+            _without_actions(first, error, registry, with_operators),
+            _without_actions(second, error, registry, with_operators),
+        )
+        names = [str(source) if isinstance(source, str | Path) else "a measurement" for source in (first, second)]
+        return compare_operations(measurements, (names[0], names[1]), equal)
     # The clocks of a machine are the same in two runs; fitted again, a link that became slow would move them.
     b = read_side(second, steps[1], registry, replace(request, clocks=a.clock_offsets_ns))
     a, b = on_common_ranks(a, b)
     simulated = not a.measured and not b.measured
     simulations = (simulation_of(a, registry), simulation_of(b, registry)) if simulated else (None, None)
     return Diff(diff(a, b, equal, simulations), (a, b), tuple(notes_on((a, b), step, request)))
+
+
+def _without_actions(
+    source: str | Path | Run | Measurement, of_first: NoActionsError, registry: Registry, request: ImportRequest
+) -> Measurement:
+    """Return the content of a side without actions.
+
+    Raises:
+        NoActionsError: ``of_first``, the error of the first side, where this side has actions.
+    """
+    try:
+        read_side(source, "median", registry, request)
+    except NoActionsError as error:
+        return error.measurement
+    raise of_first
 
 
 DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")

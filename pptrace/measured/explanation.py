@@ -13,11 +13,12 @@ from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
 from pptrace.files import check_targets, replace_file
 from pptrace.measured.dependencies import BETWEEN, follow_chain
+from pptrace.measured.kernel_names import kernel_cells, without_parameters
 from pptrace.measured.replay import Resimulation, nearest_policy
 from pptrace.measured.sides import simulation_of
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
-from pptrace.report.document import Document, Section, Table, write_page
+from pptrace.report.document import Cell, Document, Section, Table, write_page
 from pptrace.report.numbers import Figure, ms, several_steps, share
 from pptrace.run.saving import save
 
@@ -313,21 +314,6 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
     )  # fmt: skip
 
 
-def brief(name: str) -> str:
-    """Return a kernel's name without its parameters.
-
-    >>> brief("void at::native::(anonymous namespace)::fill<int, (kind)2>(int*, long)")
-    'at::native::fill<int, (kind)2>'
-    """
-    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
-    depth = 0
-    for index, letter in enumerate(plain):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and not depth:
-            return plain[:index] or plain
-    return plain
-
-
 def _sum_of(operations: Iterable[Summary]) -> dict[str, int]:
     listed = list(operations)
     names = ("count", "total_ns", "size_bytes", "untimed")
@@ -385,10 +371,13 @@ def _by_name(operations: Sequence[Summary], top: int) -> tuple[Block, ...]:
     """Return a row per name, the longest first, and a row for further names; sizes and rates where known."""
     named: dict[str, list[Summary]] = {}
     for row in operations:
-        named.setdefault(brief(row.what), []).append(row)
+        named.setdefault(without_parameters(row.what), []).append(row)
     sums = {what: _sum_of(members) for what, members in named.items()}
     names = sorted(sums, key=lambda what: (-sums[what]["total_ns"], what))
-    listed = {what: sums[what] for what in names[:top]}
+    cells = kernel_cells(names)
+    listed: dict[str | Cell, dict[str, int]] = {
+        Cell(text=cells[what].text, title=named[what][0].what): sums[what] for what in names[:top]
+    }
     if names[top:]:
         rest = _sum_of(row for what in names[top:] for row in named[what])
         listed[f"{len(names) - top} further names"] = rest
@@ -399,8 +388,8 @@ def _by_name(operations: Sequence[Summary], top: int) -> tuple[Block, ...]:
         timed = count - total["untimed"]
         rate = format_rate(round(size * 1e9 / time_ns)) if size and time_ns and timed == count else ""
         each = ms(time_ns / max(timed, 1)) if timed else ""
-        cells = (name, f"{count:,}", _time(total), each, _size(size), rate)
-        rows.append(cells[:columns])
+        line = (name, f"{count:,}", _time(total), each, _size(size), rate)
+        rows.append(line[:columns])
     head = ("", "how many", "in total", "each", "bytes", "a second")
     return (Table(head=head[:columns], rows=tuple(rows)),) if rows else ()
 

@@ -46,6 +46,15 @@ _NO_ACTIONS = (
 _REPEATED_NOTES = 4
 
 
+class NoActionsError(ConfigError):
+    """A trace has no action of a pipeline."""
+
+    def __init__(self, measurement: Measurement, name: str) -> None:
+        super().__init__(no_actions(measurement), file=name)
+        self.measurement = measurement
+        """The content of the trace."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepAnalysis:
     """A step of a side; each analysis runs once, at its first use."""
@@ -74,16 +83,18 @@ class StepAnalysis:
     def parts_ns(self) -> dict[str, int]:
         """Nanoseconds by part of the step, mean over ranks; the parts sum to the length of the step.
 
-        ``launch`` is time inside an action in which the device waited for the host.
+        ``launch`` is time inside an action in which the device waited for late launches of kernels, ``kernel
+        gaps`` the sum of the gaps between kernels that are too short for that.
         """
         metrics, timeline = self.metrics, self.step.timeline
         ranks = metrics.ranks
         compute = np.isin(timeline.lane_of_row(), np.flatnonzero(timeline.lane_stream == Stream.COMPUTE))
-        launch = int(self.step.gap_ns[compute].sum())
+        gaps = int(self.step.gap_ns[compute].sum())
+        short = int(self.step.short_gap_ns[compute].sum()) if self.step.short_gap_ns.size else 0
         collective = int(metrics.collective_ns.sum())
         totals_ns = {
-            "compute": int(metrics.busy_ns.sum()) - collective - launch,
-            "launch": launch, "own collectives": collective,
+            "compute": int(metrics.busy_ns.sum()) - collective - gaps,
+            "launch": gaps - short, "kernel gaps": short, "own collectives": collective,
             **metrics.idle_by_cause_ns,
         }  # fmt: skip
         sums = accumulate(totals_ns.values(), initial=0)
@@ -160,7 +171,8 @@ class Side:
         steps = []
         for step in self.steps:
             timeline, chosen = select_ranks(step.timeline, local)
-            steps.append(replace(step, timeline=timeline, gap_ns=step.gap_ns[chosen]))
+            short_gap_ns = step.short_gap_ns[chosen] if step.short_gap_ns.size else step.short_gap_ns
+            steps.append(replace(step, timeline=timeline, gap_ns=step.gap_ns[chosen], short_gap_ns=short_gap_ns))
         return replace(self, steps=tuple(steps), numbers=tuple(ranks), ranks=self.all_ranks)
 
     @property
@@ -305,7 +317,7 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         ConfigError: no such step, or no step at all.
     """
     if not measurement.steps:
-        raise ConfigError(no_actions(measurement), file=name)
+        raise NoActionsError(measurement, name)
     extents = [extent(step.timeline) for step in measurement.steps]
     most = max(size.computations for size in extents)
     complete = [number for number, size in enumerate(extents) if size.computations == most]

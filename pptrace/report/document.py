@@ -40,8 +40,8 @@ class Cell:
     """The text."""
     title: str = ""
     """The tooltip."""
-    shade: float = 0.0
-    """From -1, green, over 0 to 1, red."""
+    shade: float | None = None
+    """From -1, green, over 0 to 1, red; None for a cell without a shade."""
 
     def __str__(self) -> str:
         return self.text

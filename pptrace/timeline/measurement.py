@@ -29,6 +29,8 @@ class ImportRequest:
     """The folder to read of several ``iteration_N``; default: the last complete one."""
     every_replica: bool = False
     """Whether to read all pipelines in addition."""
+    operators: bool = False
+    """Whether to read which operators of the host launched operations, for traces without actions."""
     clocks: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """Offsets of clocks in an earlier run by rank, in nanoseconds; kept where messages allow it."""
 
@@ -100,6 +102,24 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTotal:
+    """Totals of a rank's operations on a GPU of the same name, stream and operator."""
+
+    rank: int
+    """The rank."""
+    what: str
+    """The name of the kernel or copy."""
+    stream: int
+    """The stream of the GPU; -1 where unknown."""
+    operator: str
+    """The innermost operator of the host around their launches, such as ``aten::add``; empty where unknown."""
+    count: int
+    """Number of operations."""
+    total_ns: int
+    """Their total time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Occupied:
     """Use of a rank's GPU from its first operation to its last; the parts sum to that time."""
 
@@ -139,6 +159,8 @@ class Step(Columns):
     """All recorded actions."""
     gap_ns: Int64s
     """Shape (slices,): idle time inside an action while its rank's device waits for kernel launches."""
+    short_gap_ns: Int64s = ()  # type: ignore[assignment] # Columns makes an array of it
+    """Shape (slices,): the part of ``gap_ns`` in gaps under 10 us, too short for a late launch; empty for none."""
     covered_ns: int = 0
     """Length of the profiler's range around the step; 0 where there is none."""
     begins_ns: int = 0
@@ -177,6 +199,8 @@ class Measurement:
     """Slices of each microbatch's sequence; with several, the microbatches of :attr:`steps` are slices."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
+    kernels: tuple[KernelTotal, ...] = ()
+    """Operations on GPUs by rank, name, stream and operator; only where there are no steps."""
     occupied: tuple[Occupied, ...] = ()
     """One per rank with a GPU; only where there are no steps."""
     by_size: tuple[BySize, ...] = ()

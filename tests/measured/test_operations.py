@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pptrace.measured.explanation import MARK_ACTIONS_HINT, brief, operations_document
+from pptrace.measured.explanation import MARK_ACTIONS_HINT, operations_document
+from pptrace.measured.kernel_names import kernel_cells, readable, without_parameters
 from pptrace.report.document import plain, text_of
 from pptrace.timeline.measurement import Clock, Measurement, Summary
 
@@ -32,7 +35,7 @@ def test_ranks_and_names_are_summed_and_what_to_do_is_said(measurement: Measurem
 
     assert "rank 0       4.000 ms           2  7.63 MiB    10.000 ms          10" in text
     assert "ncclDevKernel_SendRecv         4  8.000 ms  2.000 ms  15.3 MiB    2 GB/s" in text
-    assert "at::native::add<float, (kind)2>        20  30.000 ms  1.500 ms" in text
+    assert "add<float, 2>        20  30.000 ms  1.500 ms" in text
     assert "clock of rank 1: set by -1.000 (±0.002) ms" in text
     assert text.endswith(MARK_ACTIONS_HINT)
 
@@ -57,7 +60,45 @@ def test_the_sums_of_ranks_are_those_of_their_names(measurement: Measurement) ->
 
 @pytest.mark.parametrize("name", ["a" * 900, "f<(a)1>", "(x)"])
 def test_a_name_without_parameters_stays(name: str) -> None:
-    assert brief(name) == name
+    assert without_parameters(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("a" * 90, "a" * 90),
+        ("(x)", "(x)"),
+        ("f<(a)1>", "f<1>"),
+        ("void at::native::(anonymous namespace)::add<float, (kind)2>(float*, long)", "add<float, 2>"),
+        (
+            "void at::elementwise<2, at::gpu<at::add(at::Iterator&)::{lambda()#2}::operator()() const>(int)>()",
+            "elementwise<2, gpu<add>>",
+        ),
+    ],
+)
+def test_names_of_kernels_are_readable(name: str, short: str) -> None:
+    assert readable(name) == short
+
+
+def test_short_names_are_unique_and_the_whole_name_is_the_tooltip() -> None:
+    names = [
+        f"void ns::a_kernel_with_a_rather_long_name_for_{part}<int, {'x' * 60}>(int)"
+        for part in ("rows", "columns")
+    ]
+    cells = kernel_cells([*names, "gemm"])
+
+    assert [cells[name].text for name in names] == [
+        "a_kernel_with_a_rather_long_name_for_rows", "a_kernel_with_a_rather_long_name_for_columns",
+    ]  # fmt: skip
+    assert [cells[name].title for name in names] == names
+    assert cells["gemm"].text == "gemm"
+
+
+@given(st.lists(st.text("ab:<>(){} ,", min_size=1, max_size=80), max_size=6, unique=True))
+def test_different_kernels_have_different_names(names: list[str]) -> None:
+    cells = kernel_cells(names)
+
+    assert len({cell.text for cell in cells.values()}) == len(names)
 
 
 def test_names_that_differ_in_parameters_alone_are_summed() -> None:

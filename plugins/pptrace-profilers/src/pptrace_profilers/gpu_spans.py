@@ -18,7 +18,7 @@ from pptrace.plugin import Action, Kind, Unattributed, kinds
 from pptrace_profilers.recording import Executions, MessageEnds, Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _DATA = re.compile(r"(?:^|[_\W])(?:dp|ddp|fsdp|hsdp)(?:$|[_\W])|data", re.IGNORECASE)
 _GATHERS = re.compile(r"gather", re.IGNORECASE)
 _REDUCES = re.compile(r"reduce", re.IGNORECASE)
+LATE_NS = 10_000
+"""The shortest gap between kernels that is a late launch; a GPU takes a few microseconds between two kernels."""
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -106,10 +108,11 @@ class _Work:
         computed, busy = (
             covered_ns(group[rows], begin[rows], end[rows], action.size) for rows in (computing, order)
         )
+        short_gap_ns = short_gaps_ns(group[order], begin[order], end[order], action.size)
         launch = np.minimum.reduceat(np.where(bounds, operations.launch_ns[parts], _LATEST), first)
         return self.executions.updated(
             action, on_gpu=True, gpu_start_ns=low, gpu_end_ns=high, launch_ns=launch, gap_ns=high - low - busy,
-            collective_ns=busy - computed, computes=main,
+            short_gap_ns=short_gap_ns, collective_ns=busy - computed, computes=main,
         )  # fmt: skip
 
     def _bounding(self, parts: Int64s, group: Int64s, groups: int) -> NDArray[np.bool_]:
@@ -233,6 +236,29 @@ def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> 
     covered_until = np.concatenate([begin[:1], latest_end[:-1]])
     np.add.at(total, group, np.maximum(end - np.maximum(begin, covered_until), 0))
     return total
+
+
+def short_gaps_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> Int64s:
+    """Return the sum of each group's gaps that are shorter than a late launch, shape (groups,).
+
+    The arguments are those of :func:`covered_ns`.
+
+    >>> short_gaps_ns(np.array([0, 0, 0, 1]), np.array([0, 5, 90_000, 0]), np.array([3, 9, 90_001, 1]), 2).tolist()
+    [2, 0]
+    """
+    total = np.zeros(groups, dtype=np.int64)
+    for first, rows in _runs(group):
+        latest_ns = np.maximum.accumulate(end_ns[rows])[:-1]
+        gap_ns = start_ns[rows][1:] - latest_ns
+        total[first] = gap_ns[(gap_ns > 0) & (gap_ns < LATE_NS)].sum()
+    return total
+
+
+def _runs(group: Int64s) -> Iterator[tuple[int, slice]]:
+    """Yield each group and its rows."""
+    first = np.flatnonzero(np.diff(group, prepend=-1)).tolist()
+    for begin, end in zip(first, [*first[1:], group.size], strict=True):
+        yield int(group[begin]), slice(begin, end)
 
 
 def union_ns(start_ns: Int64s, end_ns: Int64s) -> int:

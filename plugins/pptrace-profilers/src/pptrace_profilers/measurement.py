@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, Measurement, Occupied, Replica, Summary, TraceError, kinds
+from pptrace.plugin import ConfigError, KernelTotal, Measurement, Occupied, Replica, Summary, TraceError, kinds
 from pptrace_profilers.action_inference import infer
 from pptrace_profilers.alignment import align
 from pptrace_profilers.gpu_spans import totals, union_ns
@@ -141,6 +141,12 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
         steps=(),
         clocks=tuple(replace(clock, rank=rank) for rank, clock in zip(ranks, _clocks(recordings), strict=True)),
         summaries=tuple(summaries),
+        kernels=tuple(
+            total
+            for rank, recording in zip(ranks, recordings, strict=True)
+            if recording.operations is not None
+            for total in _kernel_totals(rank, recording.operations)
+        ),
         occupied=tuple(
             _occupied(rank, recording.operations)
             for rank, recording in zip(ranks, recordings, strict=True)
@@ -195,6 +201,20 @@ def _operation_summaries(rank: int, operations: Operations) -> list[Summary]:
         )
         for key, times, time, size in zip(*(column.tolist() for column in columns), strict=True)
     ]  # fmt: skip
+
+
+def _kernel_totals(rank: int, operations: Operations) -> Iterator[KernelTotal]:
+    """Yield the totals of a rank's operations by name, stream and operator."""
+    operator = np.full(operations.name.size, -1) if operations.operator is None else operations.operator
+    keys, index = np.unique(np.stack([operations.name, operations.stream, operator]), axis=1, return_inverse=True)
+    counts = np.bincount(index.reshape(-1))
+    _, _, total_ns = totals(index.reshape(-1), operations.end_ns - operations.start_ns)
+    columns = (*keys.tolist(), counts.tolist(), total_ns.tolist())
+    for name, stream, of, count, time_ns in zip(*columns, strict=True):
+        yield KernelTotal(
+            rank=rank, what=operations.names[name], stream=stream, count=count, total_ns=time_ns,
+            operator=operations.names[of] if of >= 0 else "",
+        )  # fmt: skip
 
 
 def _occupied(rank: int, operations: Operations) -> Occupied:

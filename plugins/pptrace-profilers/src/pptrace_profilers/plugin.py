@@ -195,7 +195,10 @@ def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement
     """Read the files of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
     from pptrace_profilers.pytorch_process import read_kineto
 
-    return _by_name(paths, request, "PyTorch's profiler", lambda path, rules: [read_kineto(path, rules)])
+    def read(path: Path, rules: Rules) -> Sequence[Recording]:
+        return [read_kineto(path, rules, operators=request.operators)]
+
+    return _by_name(paths, request, "PyTorch's profiler", read)
 
 
 def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measurement:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import Int64s
+    from pptrace.plugin import Int32s, Int64s
     from pptrace_profilers.events import Arguments, Events
     from pptrace_profilers.naming_rules import Rules
 
@@ -370,8 +370,22 @@ def gpu_operations(
         communicates=rules.communicate(events.names)[events.name[rows]], copies=events.of(COPIES)[rows],
         action=action,
         thread=np.where(known, events.thread[launch], -1).astype(np.int32),
+        operator=None if len(executions) else _launching_operators(events, np.where(known, launch, -1)),
     )  # fmt: skip
     return replace(operations, payloads=_payloads(events, rows, operations, executions, members))
+
+
+def _launching_operators(events: Events, launch: Int64s) -> Int32s:
+    """Return the name of the innermost host operator around each launch; -1 for none, or an unknown launch."""
+    rows = np.flatnonzero(events.of(OPERATORS))
+    rows = rows[np.lexsort((rows, -events.end_ns[rows], events.start_ns[rows]))]
+    operators = Annotations(
+        start_ns=events.start_ns[rows], end_ns=events.end_ns[rows], thread=events.thread[rows], row=rows
+    )
+    known = launch >= 0
+    around = np.full(launch.size, -1, dtype=np.int64)
+    around[known] = operators.around(events.start_ns[launch[known]], events.thread[launch[known]], launch[known])
+    return np.where(around >= 0, events.name[rows[around]] if rows.size else -1, -1).astype(np.int32)
 
 
 def _launches(events: Events, rows: Int64s) -> Int64s:
@@ -517,10 +531,15 @@ _KEEP = Keep(
 )
 
 
-def read_kineto(path: Path, rules: Rules) -> Recording:
-    """Read one process's file.
+OPERATORS = frozenset({"cpu_op", "Operator"})
+"""Categories of operators on the host."""
+
+
+def read_kineto(path: Path, rules: Rules, *, operators: bool = False) -> Recording:
+    """Read one process's file; ``operators`` also reads the operators that launched operations of GPUs.
 
     Raises:
         TraceError: the file cannot be read, or has another format.
     """
-    return recording_of(read_events(path, _KEEP), rules)
+    categories = _KEEP.categories | (OPERATORS if operators else frozenset())
+    return recording_of(read_events(path, replace(_KEEP, categories=categories)), rules)

@@ -107,6 +107,8 @@ class Executions(Rows):
     """Launch of the first kernel on the host; -1 if not recorded."""
     gap_ns: Int64s = NOTHING
     """Time from the first to the last kernel without a running kernel of the action."""
+    short_gap_ns: Int64s = NOTHING
+    """The part of ``gap_ns`` in gaps that are too short for a late launch."""
     collective_ns: Int64s = NOTHING
     """Time from the first to the last kernel with collectives of the rank's group alone."""
     computes: Bools = EVERY
@@ -197,6 +199,8 @@ class Operations:
     """Position of the launching action among the annotated actions; -1 for none."""
     thread: Int32s | None = None
     """Number of the launching thread on the host, -1 if not recorded; None if no thread is recorded."""
+    operator: Int32s | None = None
+    """Index in ``names`` of the innermost host operator around the launch, -1 for none; None if not recorded."""
     payloads: Mapping[int, tuple[Payload, ...]] = field(default_factory=dict)
     """Messages and collectives of communication kernels, by position; only those that the trace describes."""
 

@@ -104,11 +104,16 @@ def assemble(
     steps = []
     for label, parts, moves, arrivals in aligned_steps:
         merged = [_merge_first_stage_gradients(part) for part in parts] if skips else parts
-        timeline, gap, begins = timeline_of(merged, moves, arrivals)
+        timeline, columns, begins = timeline_of(merged, moves, arrivals)
         covered = max(
             (end - start for part in parts for name, start, end in part.windows if name == label), default=0
         )
-        steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
+        steps.append(
+            Step(
+                label=label, timeline=timeline, gap_ns=columns.gap_ns, short_gap_ns=columns.short_gap_ns,
+                covered_ns=covered, begins_ns=begins,
+            )
+        )  # fmt: skip
     if not steps:
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
     slices = _sequence_slices(manifest.get("slices"), steps)
@@ -263,14 +268,15 @@ class _Slices(Rows):
     collective_ns: Int64s = NOTHING
     size_bytes: Int64s = NOTHING
     gap_ns: Int64s = NOTHING
+    short_gap_ns: Int64s = NOTHING
     received_ns: Int64s = UNKNOWN
     """End of the receiving kernel of a received message; -1 without one."""
 
 
 def timeline_of(
     ranks: Sequence[Recording], messages: Messages, arrivals: Arrivals
-) -> tuple[Timeline, Int64s, int]:
-    """Return the timeline of a step from its first action, the gaps inside its slices, and its start.
+) -> tuple[Timeline, _Slices, int]:
+    """Return the timeline of a step from its first action, the columns of its slices, and its start.
 
     Raises:
         TraceError: the actions do not form a pipeline.
@@ -298,7 +304,7 @@ def timeline_of(
     if (slices.received_ns >= 0).any():
         received_ns = np.where(slices.received_ns < 0, -1, slices.received_ns - begins_ns)
         timeline = add_causes(timeline, received_ns)
-    return timeline, slices.gap_ns, begins_ns
+    return timeline, slices, begins_ns
 
 
 def arrivals_of(messages: Messages) -> Arrivals:
@@ -334,9 +340,9 @@ def _actions(rank: int, executions: Executions, arrivals: Arrivals, times: Times
     bounds = list(map(times.boundaries, members, (end_ns - begin_ns).tolist()))
     first_ns = begin_ns[row] + np.array([ns for of_action in bounds for ns in of_action[:-1]], dtype=np.int64)
     last_ns = begin_ns[row] + np.array([ns for of_action in bounds for ns in of_action[1:]], dtype=np.int64)
-    gap_ns, collective_ns = (
+    gap_ns, short_gap_ns, collective_ns = (
         (total_ns * (number + 1) // count[row] - total_ns * number // count[row])
-        for total_ns in (executions.gap_ns[row], executions.collective_ns[row])
+        for total_ns in (executions.gap_ns[row], executions.short_gap_ns[row], executions.collective_ns[row])
     )
     computes = ~kinds.COMMUNICATION.mask(executions.kind)[row]
     gap_ns = np.minimum(gap_ns, last_ns - first_ns) * computes
@@ -346,6 +352,7 @@ def _actions(rank: int, executions: Executions, arrivals: Arrivals, times: Times
         microbatch=[a.microbatch for a in single], span=[a.span for a in single],
         pair=np.where(count > 1, np.cumsum(count > 1) - 1, executions.pair)[row],
         start_ns=first_ns, end_ns=last_ns, enter_ns=np.minimum(enter_ns[row], first_ns), gap_ns=gap_ns,
+        short_gap_ns=np.minimum(short_gap_ns, gap_ns),
         collective_ns=np.minimum(collective_ns, last_ns - first_ns - gap_ns) * computes,
     )  # fmt: skip
 
