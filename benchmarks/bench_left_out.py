@@ -45,8 +45,9 @@ def _device(gpu: str, **values: float) -> dict[str, Any]:
     return {"where": {"gpu": gpu}, "set": {f"device.{name}": value for name, value in values.items()}}
 
 
-def _host(gpu: str, layer: str, action: str = "2 ms") -> dict[str, Any]:
-    return {"where": {"gpu": gpu}, "unless": {"ep": ""}, "set": {"costs": {"host": layer, "host_action": action}}}
+def _host(gpu: str, launch: str) -> dict[str, Any]:
+    """Return a rule for mixtures, whose experts are divided."""
+    return {"where": {"gpu": gpu, "ep": "*[2-9]*"}, "set": {"costs.host_launch": launch}}
 
 
 LEFT = (
@@ -63,10 +64,7 @@ LEFT = (
         sources="dgxc*",
         gpu="H100*",
         precisions=("bf16", "fp8"),
-        rules=(
-            {"where": {"source": "*"}, "set": {"costs.spread": 0, "costs.host_kernel": "0 ms"}},
-            _host("GB200", "3.4 ms"),
-        ),
+        rules=({"where": {"source": "*"}, "set": {"costs.spread": 0, "costs.host_kernel": "0 ms"}},),
     ),
     Left(sources="NeMo*", gpu="H100*", precisions=("fp8",)),
     Left(
@@ -82,9 +80,12 @@ LEFT = (
                 "B300", attainable_bf16=0.47, attainable_fp8=0.49, attainable_mxfp8=0.49, attainable_nvfp4=0.4,
                 attention_attainable=0.48, attention_backward=0.85,
             ),
+            # What fits the mixtures of other sources best.
+            *(_host(gpu, "17 us") for gpu in ("H100*", "B200", "B300")),
+            _host("GB?00", "27 us"),
         ),
     ),
-    Left(sources="Megatron MoE*", rules=(_host("H100", "3.4 ms"),)),
+    Left(sources="Megatron MoE*"),
     Left(sources="SimuMax*", gpu="B200", precisions=("bf16", "fp8", "mxfp8")),
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 README = Path(__file__).parents[1] / "README.md"
 KEYS = "| key | default | meaning |"
-DURATIONS = {"memory_latency", "launch_latency", "scale_up_latency", "skew", "host"}
+DURATIONS = {"memory_latency", "launch_latency", "scale_up_latency", "skew", "host", "host_launch"}
 
 
 def table(head: str, rows: Iterable[Iterable[str]]) -> str:

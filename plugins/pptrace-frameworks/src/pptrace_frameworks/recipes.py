@@ -53,8 +53,8 @@ _APART = (
     "timing", "token", "train", "use_checkpoint", "vocab", "wandb", "weight_decay",
 )  # fmt: skip
 """Settings of convergence, files, logs and processes, by the first letters of their names."""
-_GRAPH_PARTS = {"attn", "full_iteration", "full", "moe"}
-"""Scopes of CUDA graphs that contain a layer's kernels, at least those of attention."""
+_GRAPH_PARTS = ("attn", "mlp", "moe", "moe_router", "moe_preprocess")
+"""Scopes of CUDA graphs that are parts of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,16 +327,20 @@ def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, str]:
     return {"dispatcher": "all-to-all"} if kind else {}
 
 
-def _graphs(settings: _Settings) -> bool | None:
-    """Return whether CUDA graphs issue a layer's kernels; None if the recipe does not have it."""
+def _graphs(settings: _Settings) -> bool | list[str] | None:
+    """Return whether CUDA graphs issue layers, or which parts of them; None if the recipe does not have it."""
     impl, scope = settings.read("cuda_graph_impl"), settings.read("cuda_graph_scope") or []
     switches = [settings.read(name) for name in ("cuda_graphs", "enable_cuda_graph", "external_cuda_graph")]
     if any(switch is not None for switch in switches):
         return any(switches)
     if impl is None:
         return None
-    parts = {scope} if isinstance(scope, str) else set(map(str, scope))
-    return impl != "none" and (impl == "full_iteration" or not parts or bool(parts & _GRAPH_PARTS))
+    if impl == "none":
+        return False
+    scopes = {scope} if isinstance(scope, str) else set(map(str, scope))
+    if impl == "full_iteration" or not scopes or scopes & {"full_iteration", "full"}:
+        return True
+    return [part for part in _GRAPH_PARTS if part in scopes] or False
 
 
 def _precision(recipe: Recipe, settings: _Settings) -> str | None:

@@ -20,7 +20,7 @@ _OF_MEGATRON = ("1f1b", "interleaved-1f1b", "combined-1f1b")
 """Schedules that Megatron-LM runs."""
 _OF_TORCH = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb", "zb-v", "dualpipe-v")
 """Schedules that ``torch.distributed.pipelining`` has a class for."""
-_X86 = ["a100*", "a800*", "h100*", "h800*", "h200*", "b200"]
+_X86 = ["a100*", "a800*", "h100*", "h800*", "h200*", "b200", "b300"]
 """Devices whose systems have x86 hosts."""
 _GRACE = ["gb200", "gb300"]
 """Devices on boards with a Grace host."""
@@ -76,17 +76,17 @@ _MEGATRON = (
 
 _HOSTS = (
     _rule(
-        "fitted to Megatron-Bridge's mixtures on x86 hosts: time to issue a layer, and an action",
-        {"costs.host": "3.4 ms", "costs.host_action": "2 ms"}, when={**_EXPERTS, "device.preset": _X86},
+        "fitted to Megatron-Bridge's mixtures on x86 hosts, 25.09 to 26.04: time to issue an operation",
+        {"costs.host_launch": "18 us"}, when={**_EXPERTS, "device.preset": _X86},
     ),
     _rule(
-        "fitted to the MoE ModelZoo's BF16 mixtures on x86 hosts: BF16 has no casts",
-        {"costs.host": "2.6 ms"}, when={**_EXPERTS, "device.preset": _X86, "model.precision": "bf16"},
+        "fitted to Megatron-Bridge's Qwen3 30B on Grace hosts, 25.11 to 26.04: time to issue an operation",
+        {"costs.host_launch": "27 us"}, when={**_EXPERTS, "device.preset": _GRACE},
     ),
-    _rule(
-        "fitted to Megatron-Bridge's mixtures on B300 systems",
-        {"costs.host": "4.6 ms", "costs.host_action": "2 ms"}, when={**_EXPERTS, "device.preset": "b300"},
-    ),
+)  # fmt: skip
+_GRACE_GRAPHS = _rule(
+    "MC 0.15 --cuda-graph-scope, MB v0.2.0 scripts/performance/configs: graphs on GB200 and GB300",
+    {"costs.cuda_graphs": ["attn", "moe_router", "moe_preprocess"]}, when={**_EXPERTS, "device.preset": _GRACE},
 )  # fmt: skip
 
 _HOST_OF_KERNELS = _rule(
@@ -115,10 +115,6 @@ _BRIDGE = (
     ),
     _WHOLE_EXPERTS,
     _rule(
-        "MB scripts/performance/configs: DeepEP or HybridEP",
-        {"costs.dispatcher": "deduplicated"}, when=_EXPERTS, unless={"device.preset": "h100*"},
-    ),
-    _rule(
         "MB src/megatron/bridge/recipes/llama: tp_comm_overlap=True; not in NVFP4, and fitted: BF16 and FP8 of "
         "mixtures on Grace hosts",
         {"costs.overlap_tp": True}, when={**_EXPERTS, "device.preset": _GRACE, "parallel.tp": {"min": 2}},
@@ -126,6 +122,36 @@ _BRIDGE = (
     ),
 )  # fmt: skip
 
+_GRACE_FLEX = _rule(
+    "MB v0.2.0 scripts/performance/configs: HybridEP on NVLink domains of 72 (moe_flex_dispatcher_backend)",
+    {"costs.dispatcher": "deduplicated"}, when={**_EXPERTS, "device.preset": _GRACE},
+)  # fmt: skip
+_X86_FLEX = _rule(
+    "MB v0.3.0 src/megatron/bridge/training/flex_dispatcher_backend.py: HybridEP on x86 hosts, too",
+    {"costs.dispatcher": "deduplicated"}, when=_EXPERTS,
+)  # fmt: skip
+_FULL_ITERATION = (
+    _rule(
+        "MB v0.5.0 scripts/performance/configs: cutedsl_fused_grouped_mlp, cuda_graph_impl full_iteration, "
+        "fp8_dot_product_attention of MXFP8 recipes",
+        {"model.fused_experts": True, "costs.cuda_graphs": True, "model.fp8_attention": True},
+        when={**_EXPERTS, "device.preset": _GRACE, "model.precision": "mxfp8"},
+    ),
+    _rule(
+        "MB v0.5.0 scripts/performance/configs: DeepSeek-V3 has no fp8_dot_product_attention on GB200",
+        {"model.fp8_attention": False}, when={"model.kv_rank": {"min": 1}, "device.preset": "gb200"},
+    ),
+)  # fmt: skip
+
+_GRACE_ITERATION = _rule(
+    "MC 0.18 --cuda-graph-impl full_iteration, with --moe-paged-stash for any number of tokens",
+    {"costs.cuda_graphs": True}, when={**_EXPERTS, "device.preset": _GRACE},
+)  # fmt: skip
+
+_UNFUSED_ROUTING = _rule(
+    "NM v2.2.0, v2.3.0 nemo/collections/llm/recipes: no --moe-router-fusion, which MC has from 0.14 on",
+    {"costs.fused_routing": False}, when=_EXPERTS,
+)  # fmt: skip
 _FLASH_2 = _rule("NL 24.07 launcher_scripts/conf/config.yaml NVTE_FUSED_ATTN: 0", {"costs.attention": "flash-2"})
 _CUDNN = _rule(
     "NL 24.12 launcher_scripts/conf/config.yaml: no NVTE_FUSED_ATTN, so that cuDNN's attention is chosen",
@@ -148,13 +174,6 @@ _FP8_WEIGHTS = _rule(
     "NM v2.1.0 nemo/collections/llm/recipes/precision/mixed_precision.py: fp8_params, delayed scaling",
     {"costs.fp8_param_gather": True}, when={"model.precision": "fp8"},
 )  # fmt: skip
-_NEMO = (
-    _rule(
-        "fitted to dgxc-benchmarking 25.05's mixtures on GB200: Grace hosts without CUDA graphs",
-        {"costs.host": "6 ms", "costs.host_action": "2 ms"}, when={**_EXPERTS, "device.preset": _GRACE},
-    ),
-)  # fmt: skip
-
 _OF_2021 = (
     *_DEVICES,
     *_messages(
@@ -310,17 +329,23 @@ def _stacks() -> tuple[StackOffer, ...]:
             name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
         ),
         core("0.14", "", *_MEGATRON, *_HOSTS),
-        core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX),
-        *(core(f"0.{minor}", f"megatron-core-0.{minor - 1}") for minor in range(16, 20)),
-        nemo("24.07", "", *_MEGATRON, *_HOSTS, _HOST_OF_KERNELS, _FLASH_2, _USER_BUFFERS, _FP8_GRADIENTS),
+        core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX, _GRACE_GRAPHS),
+        core("0.16", "megatron-core-0.15"),
+        core("0.17", "megatron-core-0.16"),
+        core("0.18", "megatron-core-0.17", _GRACE_ITERATION),
+        core("0.19", "megatron-core-0.18"),
+        nemo(
+            "24.07", "", *_MEGATRON, *_HOSTS, _HOST_OF_KERNELS, _UNFUSED_ROUTING, _FLASH_2, _USER_BUFFERS,
+            _FP8_GRADIENTS,
+        ),
         nemo("24.12", "nemo-24.07", _CUDNN, _FP8_WEIGHTS),
         nemo("25.02", "nemo-24.12", _NARROW_GRADIENTS),
-        nemo("25.04", "nemo-25.02", *_NEMO),
+        nemo("25.04", "nemo-25.02"),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
-        bridge("25.11", "megatron-bridge-25.09"),
-        bridge("26.02", "megatron-bridge-25.11"),
+        bridge("25.11", "megatron-bridge-25.09", _GRACE_FLEX, _GRACE_GRAPHS),
+        bridge("26.02", "megatron-bridge-25.11", _X86_FLEX),
         bridge("26.04", "megatron-bridge-26.02"),
-        bridge("26.06", "megatron-bridge-26.04"),
+        bridge("26.06", "megatron-bridge-26.04", *_FULL_ITERATION),
         bridge("26.08", "megatron-bridge-26.06"),
         StackOffer(name="deepspeed-0.19", summary="DeepSpeed 0.19 with its pipeline engine.", rules=_DEEPSPEED),
         StackOffer(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pptrace_models import flops
 from pptrace_models.accelerator import Exchange
 from pptrace_models.casts import Casting
+from pptrace_models.host_times import action_host_ns, layer_host_ns
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import Work
 from pptrace_models.options import gradient_bytes
@@ -318,14 +319,13 @@ class Costing:
     def layer_host_ns(self, kind: Layer) -> int:
         """Return the time of the host to issue a forward of a layer, in ns; 0 with CUDA graphs."""
         options = self.options
-        if options.cuda_graphs:
-            return 0
-        return options.host if kind.experts else options.host_kernel * self._forward_kernels(kind)
+        if kind.experts or options.host_launch:
+            return layer_host_ns(options, self.model, self.shard, self.layer(kind), experts=kind.experts)
+        return 0 if options.cuda_graphs else options.host_kernel * self._forward_kernels(kind)
 
-    def stage_host_ns(self, layers: Sequence[Layer]) -> int:
+    def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
         """Return the time of the host to issue a forward of a stage with these layers, in ns."""
-        has_action = any(kind.experts for kind in layers) and not self.options.cuda_graphs
-        return sum(map(self.layer_host_ns, layers)) + self.options.host_action * has_action
+        return action_host_ns(self.options, [self.layer_host_ns(kind) for kind in layers], paired=paired)
 
     def _forward_kernels(self, kind: Layer) -> int:
         """Return the number of kernels of a layer's forward, with casts and tensor-parallel collectives."""

@@ -68,6 +68,9 @@ class RooflineOptions(Parameters):
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens reach their experts. ``all-to-all``: a token is sent once per expert. ``deduplicated``: it is
     sent once per device and node, which forward it to several of their experts (DeepEP, HybridEP)."""
+    fused_routing: bool = True
+    """Whether router and permutations are fused kernels (``--moe-router-fusion``, ``--moe-permute-fusion``);
+    otherwise the host issues more operations (``host_launch``)."""
     every_nic: bool = False
     """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL, at most at
     the rate of the node's links. Otherwise each ring uses one NIC."""
@@ -75,19 +78,22 @@ class RooflineOptions(Parameters):
     """Whether tensor-parallel collectives of attention and MLP overlap with matrix products
     (``--tp-comm-overlap``). They overlap with dependent products in one piece per device. In the backward, whole
     collectives also overlap with independent products."""
+    host_launch: Annotated[Duration, Field(ge=0)] = 0
+    """Time in which the host issues one operation: a kernel, a cast or a collective. A layer takes at least as
+    long as the host needs for its operations; a backward has twice as many."""
     host: Annotated[Duration, Field(ge=0)] = 0
-    """Time in which the host issues the kernels of a forward of a layer with experts; a backward takes twice as
-    long. It is a lower bound of the layer's time."""
+    """Time in which the host issues the kernels of a forward of a layer with experts, in place of the time that
+    follows from ``host_launch``; a backward takes twice as long."""
     host_kernel: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues one kernel of a forward of a layer without experts, with the framework's code
-    around it. Casts and tensor-parallel collectives count as well. A backward takes twice as long. It is a lower
-    bound of the layer's time."""
+    around it, where ``host_launch`` is 0. Casts and tensor-parallel collectives count as well. A backward takes
+    twice as long. It is a lower bound of the layer's time."""
     host_action: Annotated[Duration, Field(ge=0)] = 0
     """Additional host time per forward of a stage with such layers, for messages, buffers and the schedule; a
-    backward takes twice as long."""
-    cuda_graphs: bool = False
-    """Whether CUDA graphs issue the kernels of layers, so that ``host``, ``host_kernel`` and ``host_action`` do
-    not apply."""
+    backward takes twice as long. By default, it follows from ``host_launch``."""
+    cuda_graphs: bool | tuple[Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"], ...] = False
+    """Which parts of a layer CUDA graphs issue: ``true`` for all layers and actions, or parts with the names of
+    Megatron-LM's ``--cuda-graph-scope``."""
     segments: bool | None = None
     """Whether actions consist of segments, which overlap in overlapped pairs. By default, they do if the schedule
     has such pairs, a group communicates within actions, and ``overlap_tp`` and ``accumulation`` have their

@@ -10,12 +10,13 @@ the gathered keys and values. Parts without duration are left out. Durations sum
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import layer_times
-from pptrace_models.layer_times import Cost, again_ns
+from pptrace_models.layer_times import Cost, again_ns, again_of
 from pptrace_models.options import gradient_bytes
 from pptrace_models.stages import in_front, items_of
 from pptrace_models.transformer import Layer
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
-_HOST_IN_PAIRS = 0.75
-"""Time of the host to issue an action of a pair, relative to the time outside pairs."""
 
 
 def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
@@ -55,15 +54,12 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
     host_ns, frozen = costing.stage_host_ns(stage.layers), costing.model.frozen
-    alone = _cost_of(*([part for part in parts if not part.paired] for parts in (forward, backward)))
-    computed = _cost_of(
-        *([part for part in parts if part.stream is Stream.COMPUTE] for parts in (forward, backward))
-    )
-    waits = alone.host_waits(host_ns, frozen=frozen)
-    forward.insert(0, Part("host", waits.f))
-    backward[:0] = (Part("host", waits.i), Part("host-weight", waits.w, for_weights=True))
-    in_pairs = computed.host_waits(round(_HOST_IN_PAIRS * host_ns), frozen=frozen)
-    forward[1:1], backward[2:2] = _waits_in_pairs(in_pairs, waits)
+    waits = _cost_of(forward, backward).host_waits(host_ns, frozen=frozen)
+    forward = [Part("host", waits.f), *forward]
+    backward = [Part("host", waits.i), Part("host-weight", waits.w, for_weights=True), *backward]
+    pair_host_ns = (2 if frozen else 3) * costing.stage_host_ns(stage.layers, paired=True)
+    in_pairs = max(0, pair_host_ns - _shortest_pair_ns(forward, backward))
+    forward[1:], backward[2:] = _with_waits(order, in_pairs, frozen=frozen)
     segments = {
         Kind.F: _chain(forward),
         Kind.B: _chain(backward, delay_wgrad=options.delay_wgrad),
@@ -147,10 +143,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
     core = attention - projections
     second_parts = (dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
-    in_pairs = layer.host_waits(round(_HOST_IN_PAIRS * host_ns), frozen=model.frozen)
-    forward_wait, backward_waits = _waits_in_pairs(in_pairs, waits)
     forward = (
-        *forward_wait,
         gather,
         Part("projections", projections.f),
         keys,
@@ -158,36 +151,51 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
         reduce,
         *second_parts,
     )
-    recomputed = _recomputed_parts(costing, kind, operations, forward, second_parts)
+    again_first, again_second = _recomputed_parts(costing, kind, operations, forward, second_parts)
     weight = Part(f"{name}-weight", second_half.w, for_weights=True)
     backward = (
-        *backward_waits, combine, second_gradient_gather, Part(f"{name}-input", second_half.i), second_reduce,
+        combine, second_gradient_gather, Part(f"{name}-input", second_half.i), second_reduce,
         *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
         gradient_gather, keys, Part("attention-input", core.i), key_gradients,
         Part("projections-input", projections.i), reduce, Part("attention-weight", attention.w, for_weights=True),
     )  # fmt: skip
-    is_first = model.recompute == "full" or bool(model.again & _SECOND_HALF)
     second_end = max(_index_after(backward, f"{name}-weight"), _index_after(backward, "dispatch"))
-    index = 0 if is_first else second_end
-    return Unit(forward=forward, backward=(*backward[:index], *recomputed, *backward[index:]))
+    return Unit(
+        forward=forward,
+        backward=(*again_second, *backward[:second_end], *again_first, *backward[second_end:]),
+    )
 
 
-def _waits_in_pairs(in_pairs: Cost, alone: Cost) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Return the parts of forward and backward that wait for the host in pairs alone.
+def _shortest_pair_ns(forward: Sequence[Part], backward: Sequence[Part]) -> int:
+    """Return a lower bound of the duration of an overlapped pair in ns.
 
-    Communication overlaps the other member of a pair, whose kernels the same host issues.
+    It is the longest time of a stream, or of one of the two actions.
+    """
+    of_streams = Counter[Stream]()
+    for part in (*forward, *backward):
+        of_streams[part.stream] += part.ns
+    return max(*of_streams.values(), sum(part.ns for part in forward), sum(part.ns for part in backward))
+
+
+def _with_waits(units: Sequence[Unit], in_pairs: int, *, frozen: bool) -> tuple[list[Part], list[Part]]:
+    """Return the parts of forward and backward, in which pairs wait for the host before each unit.
 
     Args:
-        in_pairs: the waits of computation without communication.
-        alone: the waits of an action outside pairs.
+        units: the units of a stage, in order.
+        in_pairs: the time in which a pair waits for the host, in ns.
+        frozen: whether the backward has no weight gradients, so that it waits as long as the forward.
     """
-    forward, backward, weight = (
-        max(0, paired - single) for paired, single in
-        ((in_pairs.f, alone.f), (in_pairs.i, alone.i), (in_pairs.w, alone.w))
-    )  # fmt: skip
-    return (Part("host", forward, paired=True),), (
-        Part("host", backward, paired=True), Part("host-weight", weight, for_weights=True, paired=True)
-    )  # fmt: skip
+    forward_ns = in_pairs // ((2 if frozen else 3) * max(len(units), 1))
+    backward_ns = forward_ns if frozen else 2 * forward_ns
+    before_forward = Part("host", forward_ns, paired=True)
+    before_backward = (
+        Part("host", backward_ns - backward_ns // 2, paired=True),
+        Part("host-weight", backward_ns // 2, for_weights=True, paired=True),
+    )
+    return (
+        [part for unit in units for part in (before_forward, *unit.forward)],
+        [part for unit in reversed(units) for part in (*before_backward, *unit.backward)],
+    )
 
 
 def _cost_of(forward: Iterable[Part], backward: Sequence[Part]) -> Cost:
@@ -202,23 +210,35 @@ def _recomputed_parts(
     operations: Sequence[Operation],
     forward: Sequence[Part],
     second: Sequence[Part],
-) -> tuple[Part, ...]:
-    """Return the recomputed parts of a backward: the whole forward, or modules with their collectives."""
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Return the recomputed parts of a layer's first and second half: modules with their collectives.
+
+    With full recomputation, all of the forward is recomputed before the backward of the second half.
+    """
     model = costing.model
     if model.recompute == "full":
         if not kind.again:
-            return ()
-        return tuple(
+            return (), ()
+        return (), tuple(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward
         )
-    collectives: tuple[Part, ...] = ()
-    if ("moe" if kind.experts else "mlp") in model.again:
-        collectives = tuple(part for part in second if part.stream is not Stream.COMPUTE)
+    keys: tuple[Part, ...] = ()
     if "core_attn" in model.again:
-        collectives = (*(part for part in forward if part.name == "key-value-gather"), *collectives)
+        keys = tuple(part for part in forward if part.name == "key-value-gather")
+    exchanged: tuple[Part, ...] = ()
+    if ("moe" if kind.experts else "mlp") in model.again:
+        exchanged = tuple(part for part in second if part.stream is not Stream.COMPUTE)
+    of_second: list[Operation] = []
+    of_first: list[Operation] = []
+    for operation in operations:
+        is_second = again_of(operation.name, experts=kind.experts) & model.again & _SECOND_HALF
+        (of_second if is_second else of_first).append(operation)
     name = "core" if model.again == {"core_attn"} else "modules"
-    return (*collectives, Part(f"recompute-{name}", again_ns(costing, operations, experts=kind.experts)))
+    first, second_half = (
+        Part(f"recompute-{name}", again_ns(costing, half, experts=kind.experts)) for half in (of_first, of_second)
+    )
+    return (*keys, first), (*exchanged, second_half)
 
 
 def _encoder(costing: Costing, tower: Tower) -> Unit:

@@ -1,0 +1,118 @@
+"""Time of the host to issue the operations of layers: kernels, casts, copies and collectives.
+
+A host issues one operation after another, so a layer takes at least as long on its device. CUDA graphs issue the
+operations that they capture at once. The operations follow from the kernels of a layer. A product of experts is
+one kernel per expert unless a fused kernel has all of them, and products in FP8 or FP4 cast their factors first.
+In addition, each part of a layer has operations that the list of kernels does not have: Python of its modules,
+autograd, views and copies of counts. Their sum is fitted; parts have them by the modules of Megatron-Core.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pptrace_models.transformer import NARROW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pptrace_models.layer import Operation, Shard
+    from pptrace_models.options import RooflineOptions
+    from pptrace_models.transformer import Transformer
+
+
+_BESIDE = {"attn": 30, "mlp": 10, "moe_router": 20, "moe_preprocess": 20, "moe": 30}
+"""Operations of each part of a layer beside its kernels, casts and collectives; 100 of a layer with experts are
+fitted to Megatron-Bridge's mixtures on x86 hosts."""
+_UNFUSED = {"moe_router": 25, "moe": 20}
+"""Additional operations of a router and of permutations without fused kernels, counted in Megatron-Core 0.12
+(``megatron/core/transformer/moe/moe_utils.py``): scores, masks, capacity and loss; selection, sums and sorts."""
+_OF_ACTION, _OF_PAIRED = 110, 300
+"""Operations of an action beside its layers: messages, buffers and the schedule; and those of a member of an
+overlapped pair, whose layers are issued in parts with events between streams. Fitted likewise."""
+_TENSOR_PARALLEL = 2
+"""Collectives of each half of a layer over the tensor-parallel group: a gather and a sum."""
+_RING_STEP = 8
+"""Operations of a step of ring attention: messages, the attention of a block, and the correction of its sums."""
+_EXCHANGES = 4
+"""Exchanges of a forward: tokens and probabilities to the experts, and results back with their sort."""
+_ATTENTION = {
+    "attention projections", "attention core", "rotary embedding", "compression", "expansion",
+    "norms and residuals",
+}  # fmt: skip
+_ROUTER = {"router", "shared experts", "shared activation function"}
+
+
+def issued_operations(
+    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], *, experts: bool
+) -> Counter[str]:
+    """Return the number of operations that the host issues in a layer's forward, by part.
+
+    Parts have the names of Megatron-LM's ``--cuda-graph-scope``: ``attn``, and ``mlp`` or ``moe_router``,
+    ``moe_preprocess`` and ``moe``.
+    """
+    parts = ("attn", "moe_router", "moe_preprocess", "moe") if experts else ("attn", "mlp")
+    counts = Counter({part: _BESIDE[part] for part in parts})
+    for operation in operations:
+        if operation.name in _ATTENTION:
+            part = "attn"
+        elif operation.name in _ROUTER:
+            part = "moe_router"
+        else:
+            part = parts[-1]
+        counts[part] += _kernels(model, operation)
+    if shard.tp > 1:
+        counts["attn"] += _TENSOR_PARALLEL
+        counts[parts[-1]] += _TENSOR_PARALLEL
+    if shard.cp > 1:
+        counts["attn"] += _RING_STEP * shard.cp
+    if experts and shard.ep > 1:
+        counts["moe"] += _EXCHANGES
+    if experts and not options.fused_routing:
+        counts.update(_UNFUSED)
+    return counts
+
+
+def _kernels(model: Transformer, operation: Operation) -> int:
+    """Return the number of kernels and casts of an operation's forward; norms cast their outputs themselves."""
+    work = operation.forward
+    is_narrow = model.precision in NARROW and operation.unit == "linear"
+    count = 0
+    for product in work.products:
+        casts = is_narrow and product.cast is not None and not product.cast.normed
+        count += (product.copies if product.grouped and not model.fused_experts else 1) * (1 + casts)
+    has_others = work.beside_bytes or (work.size_bytes and not work.products and work.core is None)
+    return count + (work.core is not None) + (work.kernels if has_others else 0)
+
+
+def layer_host_ns(
+    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], *, experts: bool
+) -> int:
+    """Return the time of the host to issue a forward of a layer, in ns."""
+    if options.cuda_graphs is True:
+        return 0
+    if options.host:
+        return options.host if experts else 0
+    if not options.host_launch:
+        return 0
+    counts = issued_operations(options, model, shard, operations, experts=experts)
+    captured = set(options.cuda_graphs or ())
+    if "moe" in captured:
+        captured |= {"moe_router", "moe_preprocess"}
+    graphs = bool(captured & counts.keys())
+    return options.host_launch * (graphs + sum(counts[part] for part in counts.keys() - captured))
+
+
+def action_host_ns(options: RooflineOptions, layers: Sequence[int], *, paired: bool = False) -> int:
+    """Return the time of the host to issue a forward of a stage in ns; 0 if the host issues no layer.
+
+    Args:
+        options: options of the cost model.
+        layers: the time of the host for each layer of the stage, in ns.
+        paired: whether the forward is a member of an overlapped pair.
+    """
+    if not any(layers):
+        return 0
+    operations = _OF_PAIRED if paired else _OF_ACTION
+    return sum(layers) + (options.host_action or (0 if options.host else options.host_launch * operations))
