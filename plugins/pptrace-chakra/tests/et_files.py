@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-METADATA, MEM_LOAD, MEM_STORE, COMP, SEND, RECV, COLL = 1, 2, 3, 4, 5, 6, 7
+MEM_LOAD, MEM_STORE, COMP, SEND, RECV, COLL = 2, 3, 4, 5, 6, 7
 SCALARS = {5: "int32", 7: "int32", 9: "int64", 11: "uint32", 13: "uint64", 27: "bool"}
 TEXTS = {29}
 
@@ -26,7 +26,6 @@ class Node:
     data_deps: list[int] = field(default_factory=list)
     start_us: int = 0
     duration_us: int = 0
-    inputs: str = ""
     attr: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -65,8 +64,6 @@ def node(body: bytes) -> Node:
             found.start_us = value
         elif number == 7:
             found.duration_us = value
-        elif number == 8:
-            found.inputs = next(text.decode() for inner, text in fields(value) if inner == 1)
         elif number == 10:
             name, result = attribute(value)
             assert name not in found.attr

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from et_files import COLL, COMP, MEM_LOAD, MEM_STORE, METADATA, RECV, SEND, Node, read, replay
+from et_files import COLL, COMP, MEM_LOAD, MEM_STORE, RECV, SEND, Node, read, replay
 from hypothesis import given
 from simulated_steps import SimulatedStep, simulated_steps
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Timeline
 
+ALL_REDUCE, BROADCAST = 0, 5
 EXPORTERS = {offer.name: offer for offer in pptrace_exporters()}
 
 
@@ -58,6 +58,7 @@ def test_the_laws_hold_for_any_step(simulated: SimulatedStep, tmp_path_factory: 
 
 def check_messages(timeline: Timeline, ranks: dict[int, list[Node]]) -> None:
     """Each send has one receive of the same tag and size on its target, and all messages are there."""
+    assert not any(item.attr["is_cpu_op"] for nodes in ranks.values() for item in nodes)
     sent = [(rank, item) for rank, nodes in ranks.items() for item in nodes if item.type == SEND]
     received = [(rank, item) for rank, nodes in ranks.items() for item in nodes if item.type == RECV]
     assert Counter(item.message for _, item in sent) == Counter(item.message for _, item in received)
@@ -127,44 +128,40 @@ def test_a_node_needs_its_message_its_forward_and_the_previous_node_of_its_strea
     assert named[2]["2SEND_F0"].attr["comm_size"] == 1_000_000
 
 
-def test_collectives_of_a_stage_have_a_type_and_the_group_of_its_holders(tmp_path: Path) -> None:
+def test_a_collective_with_ranks_of_other_pipelines_is_replayed_by_its_duration(tmp_path: Path) -> None:
     costs = {"name": "table", "forward": "1 ms", "backward": "2 ms", "update": "1 ms"}
     costs |= dict.fromkeys(("reduction", "sync", "gather"), "1 ms")
     ranks = nodes_of(step("chimera", pp=2, costs=costs, network={"name": "ideal"}), tmp_path)
-    for rank, nodes in ranks.items():
-        groups = groups_of(nodes)
-        assert set(groups.values()) == {("data parallel", (0, 1))}  # each rank has a copy of both stages
-        for name, comm_type, group_count in (("UNSHARD", 2, 2), ("REDUCE_GRAD", 0, 2), ("SYNC", 0, 0)):
+    for nodes in ranks.values():
+        for name, true_type in (("UNSHARD", "ALL_GATHER"), ("REDUCE_GRAD", "ALL_REDUCE")):
             collectives = [item for item in nodes if item.name.endswith(name)]
-            assert {(item.type, item.attr["comm_type"]) for item in collectives} == {(COLL, comm_type)}, rank
-            assert len({item.attr["pg_name"] for item in collectives if "pg_name" in item.attr}) == group_count
-            assert {item.duration_us for item in collectives} == {1000}
+            assert len(collectives) == 2  # each rank has both stages
+            assert {(item.type, item.duration_us) for item in collectives} == {(COLL, 1000)}
+            assert {item.attr["comm_type"] for item in collectives} == {BROADCAST}
+            assert {item.attr["pptrace.collective"] for item in collectives} == {true_type}
 
 
-def test_a_collective_inside_an_action_has_the_group_of_its_rank(tmp_path: Path) -> None:
+def test_the_synchronisation_of_all_ranks_is_a_collective(tmp_path: Path) -> None:
+    costs = {"name": "table", "forward": "1 ms", "backward": "2 ms", "update": "1 ms", "sync": "1 ms"}
+    for rank, nodes in nodes_of(step(pp=2, costs=costs), tmp_path).items():
+        (collective,) = (item for item in nodes if item.type == COLL)
+        assert collective.name == f"{rank}SYNC"
+        assert (collective.attr["comm_type"], collective.attr["comm_size"]) == (ALL_REDUCE, 4)
+        last = max(item.number for item in nodes if item.name.startswith(f"{rank}B"))
+        assert last in collective.data_deps
+
+
+def test_a_collective_inside_an_action_has_the_type_of_its_segment(tmp_path: Path) -> None:
     segments = [{"name": "attention", "time": "1 ms"}]
     segments += [{"name": "dispatch", "time": "1 ms", "stream": "expert-parallel"}]
     segments += [{"name": "all-reduce", "time": "1 ms", "stream": "tensor-parallel"}]
     costs = {"name": "table", "segments": {"F": segments, "B": segments}}
-    ranks = nodes_of(step("dualpipe-v", pp=2, costs=costs, network={"name": "ideal"}), tmp_path)
-    for rank, nodes in ranks.items():
-        groups = groups_of(nodes)
-        for segment, comm_type, group in (
-            ("dispatch", 6, "expert parallel"),
-            ("all-reduce", 0, "tensor parallel"),
-        ):
+    for nodes in nodes_of(step("dualpipe-v", pp=2, costs=costs, network={"name": "ideal"}), tmp_path).values():
+        for segment, true_type in (("dispatch", "ALL_TO_ALL"), ("all-reduce", "ALL_REDUCE")):
             inside = [item for item in nodes if item.name.endswith(segment)]
-            assert {(item.type, item.attr["comm_type"]) for item in inside} == {(COLL, comm_type)}
-            assert {groups[item.attr["pg_name"]] for item in inside} == {(group, (rank,))}
-        attention = [item for item in nodes if item.name.endswith("attention")]
-        assert {item.type for item in attention} == {COMP}
-
-
-def groups_of(nodes: list[Node]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return description and ranks of each process group by name, read as ASTRA-sim does."""
-    (listed,) = (item for item in nodes if item.type == METADATA)
-    groups = json.loads(listed.inputs[2:-2])
-    return {group["pg_name"]: (group["pg_desc"], tuple(group["ranks"])) for group in groups}
+            assert {(item.type, item.attr["comm_type"]) for item in inside} == {(COLL, BROADCAST)}
+            assert {item.attr["pptrace.collective"] for item in inside} == {true_type}
+        assert {item.type for item in nodes if item.name.endswith("attention")} == {COMP}
 
 
 def test_copies_to_the_host_are_memory_nodes(tmp_path: Path) -> None:

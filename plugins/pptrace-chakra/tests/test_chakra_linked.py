@@ -21,6 +21,7 @@ from pptrace.plugin import ImportRequest, Kind
 from pptrace_chakra.linked import measure_linked
 from pptrace_chakra.messages import messages
 from pptrace_chakra.plugin import is_linked, is_step
+from pptrace_chakra.reader import read
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LINKED = sorted((FIXTURES / "linked").iterdir())
@@ -28,9 +29,10 @@ LINKED = sorted((FIXTURES / "linked").iterdir())
 
 def test_a_linked_run_is_the_run_that_kineto_recorded(tmp_path: Path) -> None:
     for name in ("linked", "kineto"):
-        arguments = [str(FIXTURES / name), str(tmp_path / f"{name}.json")]
+        arguments = [str(FIXTURES / name), str(tmp_path / f"{name}.et")]
         assert CliRunner().invoke(convert, arguments, catch_exceptions=False).exit_code == 0
-    assert (tmp_path / "linked.json").read_bytes() == (tmp_path / "kineto.json").read_bytes()
+    linked, kineto = (read([tmp_path / f"{name}.{rank}.et" for rank in range(2)]) for name in ("linked", "kineto"))
+    assert not linked.difference(kineto)
     (step,) = measure_linked(LINKED, ImportRequest()).steps
     found = [str(step.timeline.action(row)) for row in range(len(step.timeline))]
     assert {"0F0", "0F1", "0B0", "0B1", "1F0", "1F1", "1B0", "1B1", "0SEND_F0", "1RECV_F0", "1SEND_B1"} <= set(

@@ -23,7 +23,6 @@ SCHEMA = "1.0.0"
 class NodeType(IntEnum):
     """Values of ``Node.type``."""
 
-    METADATA = 1
     MEM_LOAD = 2
     MEM_STORE = 3
     COMP = 4
@@ -37,6 +36,7 @@ class CollectiveType(IntEnum):
 
     ALL_REDUCE = 0
     ALL_GATHER = 2
+    BROADCAST = 5
     ALL_TO_ALL = 6
     REDUCE_SCATTER = 7
 

@@ -21,6 +21,7 @@ FORMAT = 1
 """Version of the attributes that pptrace adds; it increases with changes that older readers cannot read."""
 FORMAT_KEY, STEP_KEY, PROVENANCE_KEY = "pptrace.format", "pptrace.step", "pptrace.provenance"
 COUNTER_KEY, SLICE_KEY, LINKS_KEY = "pptrace.counter", "pptrace.slice", "pptrace.links"
+COLLECTIVE_KEY = "pptrace.collective"
 COLUMNS = (
     "row", "kind", "stage", "microbatch", "span", "pair", "enter_ns", "start_ns", "end_ns", "lag_ns",
     "uncontended_ns", "collective_ns", "size_bytes", "cause", "segment", "segment_number",
@@ -43,8 +44,6 @@ _GROUPS = {
     Stream.CONTEXT_PARALLEL: CollectiveType.ALL_TO_ALL,
 }  # fmt: skip
 """Type of all other collectives inside an action, by their stream."""
-_GROUP_NODE = "## process_group:init ##"
-"""Name of the node in which PyTorch's traces list process groups."""
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
@@ -73,13 +72,9 @@ def _varint(value: int) -> bytes:
 
 
 def _messages(timeline: Timeline, rank: int) -> Iterator[Any]:
-    """Yield the metadata, the process groups, and the nodes."""
-    encoder = _Encoder(timeline, rank)
-    nodes = list(encoder.nodes())
+    """Yield the metadata and the nodes."""
     yield _metadata(timeline, rank)
-    if encoder.groups:
-        yield _group_node(encoder.groups)
-    yield from nodes
+    yield from _Encoder(timeline, rank).nodes()
 
 
 def _metadata(timeline: Timeline, rank: int) -> Any:
@@ -107,17 +102,6 @@ def _metadata(timeline: Timeline, rank: int) -> Any:
     return metadata
 
 
-def _group_node(groups: Mapping[int, tuple[str, list[int]]]) -> Any:
-    """Return the node of process groups, in the form of PyTorch's traces, from which ASTRA-sim reads groups."""
-    listed = [
-        {"pg_name": str(number), "pg_desc": description, "ranks": ranks, "group_size": len(ranks)}
-        for number, (description, ranks) in sorted(groups.items())
-    ]
-    node = messages().node(id=0, name=_GROUP_NODE, type=NodeType.METADATA)
-    node.inputs.values, node.inputs.shapes, node.inputs.types = f"['{json.dumps(listed)}']", "[[]]", "['String']"
-    return node
-
-
 class _Encoder:
     """Encoder of the nodes of a rank."""
 
@@ -129,8 +113,6 @@ class _Encoder:
         self._duration_us = _durations(timeline, lanes)
         self._values = _slice_values(timeline, self._rows)
         self._origin_ns = min(int(timeline.start_ns.min(initial=0)), 0)
-        self.groups: dict[int, tuple[str, list[int]]] = {}
-        """Description and ranks of the process groups of the encoded nodes, by number."""
 
     def nodes(self) -> Iterator[Any]:
         """Yield the nodes in topological order; ids start at 1."""
@@ -147,15 +129,13 @@ class _Encoder:
             node.ctrl_deps.append(previous + 1)
             before.append(previous)
         node.data_deps.extend(sorted({each + 1 for each in before}))
-        node.attr.add(name="is_cpu_op", bool_val=False)
-        if graph.has_slice[index]:
-            node.name = str(action)
-            self._add_slice(node, row)
-            self._set_type(node, row, kind)
-        else:
-            node.name = f"{kind.name} of {action}"
+        node.name = str(action) if graph.has_slice[index] else f"{kind.name} of {action}"
         if kind in kinds.COMMUNICATION:
             self._set_message(node, index)
+        else:
+            self._set_type(node, row, kind)
+        if graph.has_slice[index]:
+            self._add_slice(node, row)
         return node
 
     def _add_slice(self, node: Any, row: int) -> None:
@@ -172,20 +152,25 @@ class _Encoder:
                 node.attr.add(name=LINKS_KEY).int64_list.values.extend(links.tolist())
 
     def _set_type(self, node: Any, row: int, kind: Kind) -> None:
-        """Set the type of a slice that is no message, with the attributes of the type."""
+        """Set the type of a slice that is no message, with the attributes of the type.
+
+        A collective of which ranks have no file has no peers to be simulated with, and a simulated step has no
+        size for it. Its type is BROADCAST, whose duration ASTRA-sim replays (``issue_coll_comm`` in its
+        ``Workload.cc``); the attribute :data:`COLLECTIVE_KEY` has the true type.
+        """
         stream, size_bytes = self._streams[self._lane[row - self._rows.start]], int(self._timeline.size_bytes[row])
         traits = kinds.KINDS[kind]
+        node.attr.add(name="is_cpu_op", bool_val=False)
         if kind in _MEMORY:
             node.type = _MEMORY[kind]
             node.attr.add(name="tensor_size", uint64_val=size_bytes)
         elif stream.is_group or (traits.role is kinds.Role.COLLECTIVE and traits.cost):
             node.type = NodeType.COMM_COLL
-            node.attr.add(name="comm_type", int64_val=self._collective(row, kind, stream))
-            if kind is Kind.SYNC:
-                node.attr.add(name="comm_size", int64_val=max(size_bytes, _NORM_BYTES))
-            else:
-                node.attr.add(name="comm_size", int64_val=size_bytes)
-                node.attr.add(name="pg_name", string_val=str(self._group(stream, int(self._timeline.stage[row]))))
+            collective = self._collective(row, kind, stream)
+            is_known = kind is Kind.SYNC
+            node.attr.add(name="comm_type", int64_val=collective if is_known else CollectiveType.BROADCAST)
+            node.attr.add(name="comm_size", int64_val=max(size_bytes, _NORM_BYTES) if is_known else size_bytes)
+            node.attr.add(name=COLLECTIVE_KEY, string_val=collective.name)
         else:
             node.type = NodeType.COMP
 
@@ -197,21 +182,6 @@ class _Encoder:
         letters = "".join(filter(str.isalpha, segment.lower()))
         return next((found for name, found in _SEGMENTS.items() if name in letters), _GROUPS[stream])
 
-    def _group(self, stream: Stream, stage: int) -> int:
-        """Return the number of a collective's group; add the group to :attr:`groups`.
-
-        Groups are numbered from 1, as the number 0 stands for all ranks. A timeline is of one pipeline, so a group
-        has the rank, and the ranks that hold a copy of the stage.
-        """
-        placement = self._timeline.placement
-        if stream.is_group:
-            offset = (stream - Stream.TENSOR_PARALLEL) * placement.ranks + self._rank
-            number, ranks = 1 + placement.stages + offset, {self._rank}
-        else:
-            number, ranks = 1 + stage, {self._rank, *placement.stage_rank[:, stage].tolist()} - {-1}
-        self.groups[number] = (stream.name.lower().replace("_", " "), sorted(ranks))
-        return number
-
     def _set_message(self, node: Any, index: int) -> None:
         graph = self._graph
         sends = int(graph.kind[index]) in kinds.SENDS
@@ -220,6 +190,7 @@ class _Encoder:
         for name, end in zip(("comm_src", "comm_dst"), ends, strict=True):
             if end >= 0:
                 node.attr.add(name=name, int32_val=end)
+        node.attr.add(name="is_cpu_op", bool_val=False)
         node.attr.add(name="comm_tag", int32_val=int(graph.tag[index]))
         node.attr.add(name="comm_size", int64_val=int(self._timeline.size_bytes[graph.row[index]]))
 
