@@ -202,7 +202,7 @@ def test_a_replaced_workload_names_the_keys_without_effect(tmp_path: Path) -> No
 
     assert found["model"]["precision"] == "fp8"
     assert found["schedule"] == {"name": "interleaved-1f1b"}
-    assert found["costs"] == {"dispatcher": "deduplicated", "cuda_graphs": True}
+    assert found["costs"] == {"dispatcher": "deduplicated", "cuda_graphs": True, "fp8_recipe": "tensorwise"}
     assert found["batch"]["global"] == 1024
     assert without_network(notes) == ["without effect: nccl_ub"]
 
@@ -289,6 +289,27 @@ def test_a_configuration_of_nemo_has_its_own_words(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "costs"),
+    [
+        ("--fp8-format hybrid", {}),
+        ("--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather", {
+            "fp8_recipe": "tensorwise", "fp8_param_gather": True,
+        }),
+        ("--fp8-format hybrid --fp8-recipe blockwise", {"fp8_recipe": "blockwise"}),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", {}),
+        ("--bf16", {}),
+    ],
+)  # fmt: skip
+def test_recipes_of_fp8_are_read_by_what_they_say(arguments: str, costs: dict[str, Any]) -> None:
+    line = f"pretrain_gpt.py {JOB} {arguments}"
+
+    found, _ = of_line(line, model="llama3-8b", device="b200", gpus=8)
+
+    read = {key: value for key, value in found["costs"].items() if key.startswith("fp8")}
+    assert read == costs
+
+
 def test_a_script_has_variables_arrays_and_defaults_of_megatron(tmp_path: Path) -> None:
     file = tmp_path / "train_h100.sh"
     file.write_text(SCRIPT, encoding="utf-8")
@@ -302,7 +323,7 @@ def test_a_script_has_variables_arrays_and_defaults_of_megatron(tmp_path: Path) 
         "batch": {"global": 128, "micro": 1, "sequence": 8192},
         "schedule": {"name": "1f1b"},
         "data_parallel": {"overlap": False},
-        "costs": {"zero": 1},
+        "costs": {"zero": 1, "overlap_tp": False},
     }
     assert without_network(notes) == [
         "variables without a value: fancy_kernel $KERNEL", "without effect: fancy_kernel",
@@ -518,7 +539,7 @@ JOBS = st.fixed_dictionaries({
     "states": st.sampled_from([{}, {"exp_avg": "bf16", "exp_avg_sq": "fp8"}, {"main_params": "fp16"}]),
     "dispatcher": st.sampled_from(["all-to-all", "deduplicated"]),
     "p2p": st.sampled_from([{}, {"overlap_p2p_comm": False}, {"overlap_p2p_comm_warmup_flush": True}]),
-    "layout": st.booleans(),
+    "layout": st.booleans(), "overlap_tp": st.booleans(),
 })  # fmt: skip
 
 
@@ -544,7 +565,9 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
         "schedule": {"name": "interleaved-1f1b" if sizes["vp"] > 1 else "1f1b"},
         "p2p": {"policy": "megatron", "options": options},
         "data_parallel": {"overlap": job["overlap"]},
-        "costs": {"zero": job["zero"], "dispatcher": job["dispatcher"], **states},
+        "costs": {
+            "zero": job["zero"], "dispatcher": job["dispatcher"], "overlap_tp": job["overlap_tp"], **states,
+        },
     }  # fmt: skip
     prepared = prepare(load(config), Registry.load())
 
@@ -566,4 +589,6 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
     costs = dict(config["costs"])
     if sizes["ep"] == 1:
         costs.pop("dispatcher")
+    if sizes["tp"] == 1:
+        costs.pop("overlap_tp")
     assert found["costs"] == costs

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _ARGUMENT_DEFAULTS: Mapping[str, Any] = {
     "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
     "expert_model_parallel_size": 1, "sequence_parallel": False, "use_distributed_optimizer": False,
-    "overlap_grad_reduce": False, "moe_token_dispatcher_type": "allgather", "micro_batch_size": 1,
+    "overlap_grad_reduce": False, "tp_comm_overlap": False, "moe_token_dispatcher_type": "allgather",
+    "micro_batch_size": 1,
 }  # fmt: skip
 """Defaults of Megatron-LM's arguments, where a software stack has another value."""
 _MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
@@ -36,6 +37,11 @@ _PRECISIONS = (
     (r"nvfp4|fp4", "nvfp4"), (r"mxfp8|fp8[-_]?mx", "mxfp8"), (r"fp8", "fp8"), (r"bf16", "bf16"), (r"fp16", "fp16"),
 )  # fmt: skip
 """Precisions by the words for them in names, the most special first."""
+_SCALINGS = (
+    (r"fp8[-_]?(cs|current)|tensorwise", "tensorwise"), (r"fp8[-_]?(sc|subchannel)|blockwise", "blockwise"),
+    (r"fp8[-_]?(ds|delayed)|delayed", "delayed"),
+)  # fmt: skip
+"""Recipes of FP8 by the words for them in names and in ``fp8_recipe``."""
 _SHARDS = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO's stages by their names in Megatron-FSDP."""
 _PLACES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -281,8 +287,9 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
         if kind and is_typed:
             costs[name] = _STATE_TYPES.get(str(kind), str(kind))
     overlap = settings.read("tp_comm_overlap")
-    if overlap is False or (overlap and recipe.is_command):  # a stack of Megatron-Bridge has it by device
-        costs["overlap_tp"] = bool(overlap) and parallel["tp"] > 1
+    if parallel["tp"] > 1 and (not overlap or recipe.is_command) and overlap is not None:
+        costs["overlap_tp"] = bool(overlap)  # where it is true, a stack of Megatron-Bridge has it by device
+    costs |= _scaling(recipe, settings)
     if parallel["ep"] > 1:
         costs |= _dispatcher(recipe, settings)
     graphs = _graphs(settings)
@@ -341,6 +348,20 @@ def _graphs(settings: _Settings) -> bool | list[str] | None:
     if impl == "full_iteration" or not scopes or scopes & {"full_iteration", "full"}:
         return True
     return [part for part in _GRAPH_PARTS if part in scopes] or False
+
+
+def _scaling(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
+    """Return the recipe of FP8, and whether replicas gather weights in FP8; nothing in other precisions."""
+    if _precision(recipe, settings) != "fp8":
+        return {}
+    gather = settings.read("fp8_param_gather")
+    costs: dict[str, Any] = {} if gather is None else {"fp8_param_gather": bool(gather)}
+    words = " ".join(str(settings.read(name) or "") for name in ("fp8_recipe", "precision"))
+    for text in (words, recipe.name):
+        for pattern, name in _SCALINGS:
+            if re.search(pattern, text.lower()):
+                return costs | {"fp8_recipe": name}
+    return costs
 
 
 def _precision(recipe: Recipe, settings: _Settings) -> str | None:

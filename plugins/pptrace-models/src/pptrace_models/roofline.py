@@ -463,7 +463,7 @@ def notes_of(
         + (", with causal attention halved." if model.causal else "."),
         f"Times count {'half of the' if skipped else 'the whole'} attention core"
         + (", whose masked half flash attention skips." if skipped else "."),
-        "Tensor-, context- and expert-parallel collectives are exposed, in the forward and the input gradient.",
+        _exposed(options),
         f"Memory holds {options.gradients} gradients, {_adam(options)} (ZeRO {options.zero}), {memory_kept}.",
     ]
     if options.kernels == "shapes":
@@ -479,6 +479,13 @@ def notes_of(
     if model.again == {"core_attn"} and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
     return (*notes, *_network_notes(devices, request))
+
+
+def _exposed(options: RooflineOptions) -> str:
+    """Return the note on collectives within actions."""
+    if options.overlap_tp:
+        return "Tensor-parallel collectives overlap with products; context- and expert-parallel ones are exposed."
+    return "Tensor-, context- and expert-parallel collectives are exposed, in the forward and the input gradient."
 
 
 def _adam(options: RooflineOptions) -> str:
