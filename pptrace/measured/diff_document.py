@@ -584,12 +584,13 @@ def _without_actions(
     """Return the content of a side without actions.
 
     Raises:
-        NoActionsError: ``of_first``, the error of the first side, where this side has actions.
+        NoActionsError: ``of_first``, the error of the first side, where this side has actions or no operation.
     """
     try:
         read_side(source, "median", registry, request)
     except NoActionsError as error:
-        return error.measurement
+        if error.measurement.kernels:
+            return error.measurement
     raise of_first
 
 

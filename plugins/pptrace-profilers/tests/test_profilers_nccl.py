@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from pptrace.errors import TraceError
+from pptrace.cli.diff import command as diff
+from pptrace.errors import ConfigError, TraceError
 from pptrace.measured.explanation import operations_document
 from pptrace.report.document import text_of
 from pptrace.timeline.measurement import ImportRequest
@@ -161,6 +163,15 @@ def test_durations_without_a_time_of_the_gpu_are_unknown(untimed: str, tmp_path:
         == "send 1 unknown"
     )
     assert "0.004 ms and 1 unknown" in text
+
+
+def test_a_diff_of_operations_without_times_is_refused(tmp_path: Path) -> None:
+    path = str(written(tmp_path, message("Send", 0, 1)))
+
+    result = CliRunner().invoke(diff, [path, path])
+
+    assert isinstance(result.exception, ConfigError | TraceError)
+    assert "no recognised action of a pipeline" in str(result.exception)
 
 
 def test_without_kernels_the_proxy_s_operations_end_a_message(tmp_path: Path) -> None:
