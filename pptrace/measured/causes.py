@@ -20,7 +20,7 @@ import numpy as np
 
 from pptrace.measured.computations import group_quantiles
 from pptrace.measured.matching import has_same_stages
-from pptrace.report.numbers import SIGMAS, Figure, ms
+from pptrace.report.numbers import SIGMAS, Figure, Sides, ms
 from pptrace.steps.kinds import TOWARDS_NEXT, Kind
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _MEDIAN_ERROR = 1.858
 """Standard error of a median of n values, as a multiple of their median deviation over the root of n."""
 _LEAST_OF_DIFFERENCE = 0.05
 """The effect of a cause is at least this share of the difference of the steps."""
+_LEAST_OF_STEP = 0.002
+"""The effect of a cause is at least this share of the second step."""
 _LEAST_OF_LARGEST = 0.1
 """The effect of a cause is at least this share of the largest effect."""
 _NEARLY = 0.1
@@ -419,10 +421,10 @@ def _link_candidates(
 ) -> Iterator[Candidate]:
     if abs(blame.network.value) > tolerance:
         common_ns = sum(change.common_ns * links[ends].count[1] for ends, change in blame.links.items())
-        factors = {ends: 1 + change.common_ns / change.first_ns for ends, change in blame.links.items()}
+        changes_ns = {ends: change.common_ns for ends, change in blame.links.items()}
         yield Candidate(
             culprit=_culprit("network", f"all {len(blame.links)} links between ranks", blame.network, common_ns),
-            without=partial(_without_messages, factors=factors),
+            without=partial(_without_change, changes_ns=changes_ns),
             only_replayed=True,
         )
     for ends in _directions(blame, uncertainty_ns):
@@ -441,10 +443,10 @@ def _link_candidates(
             known = ms(uncertainty_ns[ends[0]])
             what = f"ranks {ends[0][0]} and {ends[0][1]}, direction unknown: clocks are known to ±{known}"
         total_ns = sum(change.own_ns * links[each].count[1] for change, each in zip(changes, ends, strict=True))
-        factors = dict.fromkeys(ends, 1 + share.value)
+        changes_ns = {each: blame.links[each].own_ns for each in ends}
         yield Candidate(
             culprit=_culprit("link", what, share, total_ns),
-            without=partial(_without_messages, factors=factors),
+            without=partial(_without_change, changes_ns=changes_ns),
             only_replayed=True,
         )
 
@@ -460,21 +462,21 @@ def _directions(blame: Blame, uncertainty_ns: Mapping[Ends, float]) -> Iterator[
             yield [ends, opposite]
 
 
-def _without_messages(step: Computations, factors: Mapping[Ends, float]) -> Computations:
-    """Return a step in which the messages of links take their time divided by a factor, late receives too."""
+def _without_change(step: Computations, changes_ns: Mapping[Ends, float]) -> Computations:
+    """Return a step in which each message of a link arrives earlier by the change of the link."""
     sent, microbatches = step.transfers, step.placement.microbatches
     ends = zip(sent.source.tolist(), sent.target.tolist(), strict=True)
-    factor = np.array([factors.get(each, 1.0) for each in ends], dtype=np.float64)
+    change_ns = np.array([changes_ns.get(each, 0.0) for each in ends], dtype=np.float64).astype(np.int64)
     forward = TOWARDS_NEXT.mask(sent.kind)
     consumer = (sent.stage + np.where(forward, 1, -1)).astype(np.int64) * microbatches + sent.microbatch
+    cells = (step.stage.astype(np.int64) * microbatches + step.microbatch).tolist()
     late_ns = step.late_ns
     for passes, of_pass in (([Kind.F], forward), ([Kind.B, Kind.I], ~forward)):
-        slow = dict(zip(consumer[of_pass].tolist(), factor[of_pass].tolist(), strict=True))
-        cells = (step.stage.astype(np.int64) * microbatches + step.microbatch).tolist()
-        of_step = np.array([slow.get(cell, 1.0) for cell in cells], dtype=np.float64)
-        late_ns = np.where(np.isin(step.kind, passes), (late_ns / of_step).astype(np.int64), late_ns)
-    transfers = replace(sent, duration_ns=(sent.duration_ns / factor).astype(np.int64))
-    return replace(step, transfers=transfers, late_ns=late_ns)
+        earlier = dict(zip(consumer[of_pass].tolist(), change_ns[of_pass].tolist(), strict=True))
+        earlier_ns = np.array([max(earlier.get(cell, 0), 0) for cell in cells], dtype=np.int64)
+        late_ns = np.where(np.isin(step.kind, passes), np.maximum(late_ns - earlier_ns, 0), late_ns)
+    transfer_ns = np.where(sent.duration_ns >= 0, np.maximum(sent.duration_ns - change_ns, 0), -1)
+    return replace(step, transfers=replace(sent, duration_ns=transfer_ns), late_ns=late_ns)
 
 
 def _culprit(kind: str, what: str, share: Figure, total_ns: float) -> Culprit:
@@ -536,7 +538,7 @@ def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolera
 
 def rank_causes(
     found: Sequence[Candidate],
-    change_ns: float,
+    step_ns: Sides,
     effect_ns: Callable[[Candidate, Sequence[Candidate]], float] | None,
 ) -> tuple[tuple[Culprit, ...], tuple[Culprit, ...]]:
     """Return the causes, and remarks on changes with little effect; each with the largest first.
@@ -545,10 +547,11 @@ def rank_causes(
 
     Args:
         found: the candidates.
-        change_ns: the difference of the lengths of the steps.
+        step_ns: the lengths of the steps.
         effect_ns: returns the effect of a candidate on the length of the second step without other candidates;
             None where steps cannot be replayed, then total changes are ranked.
     """
+    change_ns = step_ns.change.value
     left = sorted(found, key=lambda item: (-abs(item.culprit.total_ns), item.culprit.kind, item.culprit.what))
     if effect_ns is None:
         least_ns = _LEAST_OF_LARGEST * max((abs(item.culprit.total_ns) for item in left), default=0)
@@ -562,7 +565,10 @@ def rank_causes(
         effects = [effect_ns(item, taken) for item in left]
         if not taken:
             largest_ns = max(map(abs, effects))
-            least_ns = max(_LEAST_OF_DIFFERENCE * abs(change_ns), _LEAST_OF_LARGEST * largest_ns, 1.0)
+            least_ns = max(
+                _LEAST_OF_DIFFERENCE * abs(change_ns), _LEAST_OF_STEP * step_ns.second.value,
+                _LEAST_OF_LARGEST * largest_ns, 1.0,
+            )  # fmt: skip
         eligible = [at for at, effect in enumerate(effects) if abs(effect) >= least_ns]
         if not eligible:
             break

@@ -511,7 +511,7 @@ def diff(
         *spikes(first, second, pair.matched, tolerance, deviations_ns),
         *(late_hosts(first, second, pair.matched, tolerance) if a.measured or b.measured else ()),
     ]
-    causes, remarks = rank_causes(found, pair.step_ns.change.value, _effect_of(compared_b[0]) if found else None)
+    causes, remarks = rank_causes(found, pair.step_ns, _effect_of(compared_b[0]) if found else None)
     metrics = compared_a[0].metrics, compared_b[0].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},

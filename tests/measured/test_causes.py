@@ -17,7 +17,7 @@ from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import blame, diff_document
 from pptrace.measured.replay import run_order
 from pptrace.report.document import plain, text_of
-from pptrace.report.numbers import Figure
+from pptrace.report.numbers import Figure, Sides
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def test_causes_that_only_repeat_another_are_remarks() -> None:
     drift, kind = names
     effects = {drift.culprit.what: 10.0, kind.culprit.what: 9.0}
     causes, remarks = rank_causes(
-        names, 10.0, lambda candidate, taken: 0.0 if taken else effects[candidate.culprit.what]
+        names,
+        Sides(Figure(100), Figure(110)),
+        lambda candidate, taken: 0.0 if taken else effects[candidate.culprit.what],
     )
 
     assert [cause.what for cause in causes] == [drift.culprit.what]
@@ -117,7 +119,7 @@ def test_without_replays_total_changes_are_ranked() -> None:
         ),
         {}, {}, 0.02,
     )  # fmt: skip
-    causes, remarks = rank_causes(names, 5.0, None)
+    causes, remarks = rank_causes(names, Sides(Figure(100), Figure(105)), None)
 
     assert [(cause.kind, cause.total_ns) for cause in causes] == [("slow kind", 90), ("drift", -110)]
     assert remarks == ()

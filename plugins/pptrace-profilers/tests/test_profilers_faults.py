@@ -62,7 +62,7 @@ def test_a_fault_is_the_first_cause_and_the_only_one(schedule: str, fault: str, 
     assert all(abs(other.effect_ns.value) <= 0.1 * abs(first.effect_ns.value) for other in others), others
     assert first.effect_ns.value * found.step_ns.change.value > 0
     # Without the fault, the replay has the length of the healthy step.
-    assert first.effect_ns.value == pytest.approx(found.step_ns.change.value, rel=0.35)
+    assert first.effect_ns.value == pytest.approx(found.step_ns.change.value, rel=0.15)
     (rest,) = (rung.change_ns.value for rung in found.ladder if rung.name == "not explained by replays")
     assert abs(rest) <= 0.02 * abs(found.step_ns.change.value)
 
