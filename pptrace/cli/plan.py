@@ -42,6 +42,10 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 @click.option("--exhaustive", is_flag=True, help="Simulate all configurations that can run, without bounds.")
 @click.option("--no-robustness", "robust", is_flag=True, default=True, flag_value=False,
               help="Do not simulate the first places on other machines.")  # fmt: skip
+@click.option(
+    "--measured", type=click.Path(path_type=Path), metavar="FILE",
+    help="Table with columns command and measured_s (seconds): fit the simulation's bias to it, and rank again.",
+)  # fmt: skip
 @experiment_flags()
 @outputs_option(
     "Write the best (.yaml), a script that runs it (.sh), all points (.csv, .parquet) or a picture (.png, .svg, "
@@ -62,6 +66,7 @@ def command(
     framework: str,
     vary: tuple[str, ...],
     top: int,
+    measured: Path | None,
     outputs: tuple[str, ...],
     executor: str,
     workers: int | None,
@@ -84,8 +89,8 @@ def command(
     with report_journal(paths), status("planning") as watch:
         result = plan(
             file, gpus=gpus, memory=memory, objective=objective, vary=vary, top=top, exhaustive=exhaustive,
-            framework=framework, robust=robust, sets=source.sets, outputs=paths, fresh=fresh, executor=executor,
-            workers=workers, progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
+            framework=framework, measured=measured, robust=robust, sets=source.sets, outputs=paths, fresh=fresh,
+            executor=executor, workers=workers, progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
         )  # fmt: skip
     echo_result(result, as_json=as_json)
     report_written(result.files_of(paths))

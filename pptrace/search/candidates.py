@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.run.inputs import Prepared
     from pptrace.search.basis import Entry
+    from pptrace.search.bias import Bias
     from pptrace.search.pricing import Bound, Price
     from pptrace.search.runner import ExecutorChoice
     from pptrace.search.space import Layout, Score, Space
@@ -283,8 +284,8 @@ class CandidateRunner(Runner):
 class CandidateFilter:
     """Creates the candidates of layouts with rough bounds, and bounds candidates by their tables."""
 
-    def __init__(self, space: Space) -> None:
-        self.space, self.problem = space, space.problem
+    def __init__(self, space: Space, bias: Bias) -> None:
+        self.space, self.problem, self.bias = space, space.problem, bias
         self.request = space.request
         self.pricing = Pricing(space.problem, space.entries, space.layers)
         self.prefetch: BoundPrefetch | None = None
@@ -315,7 +316,7 @@ class CandidateFilter:
         candidates: list[Candidate] = []
         for index, entry in enumerate(entries):
             bound = rough_bounds[self.pricing.has_pairs(entry)]
-            score = self.request.score(bound.step_ns, layout)
+            score = self.request.score(self.bias.bound_ns(bound.step_ns), layout)
             for candidate in self._of_entry(group, index, entry):
                 if candidate.is_bounded:
                     self._bound(candidate, bound, score)
@@ -348,7 +349,7 @@ class CandidateFilter:
         elif (first := self.seen.setdefault(price.step_key, candidate)) is not candidate:
             candidate.outcome, candidate.reason = Outcome.EQUAL, first.name
         else:
-            score = self.request.score(price.bound.step_ns, candidate.layout)
+            score = self.request.score(self.bias.bound_ns(price.bound.step_ns), candidate.layout)
             self._bound(candidate, price.bound, score)
 
     def _bound(self, candidate: Candidate, bound: Bound, score: Score) -> None:
@@ -501,11 +502,13 @@ class Search:
     foreign: Candidate | None
     """The fastest candidate that the framework does not run, if it is faster than all that it runs."""
 
-    def __init__(self, space: Space, runner: CandidateRunner, watch: Callable[[str], None] | None = None) -> None:
-        self.space, self.runner = space, runner
+    def __init__(
+        self, space: Space, runner: CandidateRunner, bias: Bias, watch: Callable[[str], None] | None = None
+    ) -> None:
+        self.space, self.runner, self.bias = space, runner, bias
         self.request = space.request
         self.watch = watch or (lambda _: None)
-        self.filter = CandidateFilter(space)
+        self.filter = CandidateFilter(space, bias)
         self.candidates, self.best, self.foreign = [], [], None
         self._places: dict[Any, Candidate] = {}
         self.simulated = self.bounded = 0
@@ -627,11 +630,14 @@ class Search:
                 candidate.outcome, candidate.reason = Outcome.REFUSED, str(row["error"])
                 continue
             candidate.outcome = Outcome.SIMULATED
-            candidate.score = self.request.score(int(row["step_ns"] or 0), candidate.layout)
+            candidate.score = self._score_of(row, candidate)
             self.simulated += 1
             if candidate.fits:
                 self._rank(candidate)
         self._report()
+
+    def _score_of(self, row: Row, candidate: Candidate) -> Score:
+        return self.request.score(self.bias.expected_ns(row, candidate.arguments), candidate.layout)
 
     def _simulate_foreign(self) -> None:
         """Simulate candidates that the framework does not run, in the order of their bounds."""
@@ -643,7 +649,7 @@ class Search:
             for candidate, row in zip(batch, self.runner.rows(batch), strict=True):
                 if row.get("error") or not row.get("fits"):
                     continue
-                score = self.request.score(int(row["step_ns"] or 0), candidate.layout)
+                score = self._score_of(row, candidate)
                 if score < limit:
                     limit, self.foreign = score, candidate
                     candidate.row, candidate.score = row, score

@@ -15,7 +15,7 @@ from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.config.resolution import Config, check_arguments, document_of
 from pptrace.config.schema import is_yaml_file
-from pptrace.errors import OutputError
+from pptrace.errors import ConfigError, OutputError
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
@@ -23,7 +23,8 @@ from pptrace.report.document import Code, Document, Printed, Table
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
-from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, Search
+from pptrace.search.bias import PARTS, Bias, fit_bias, read_runs
+from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, Search, run_candidate
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, command_lines, values_of
 from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
@@ -109,6 +110,7 @@ def assess_robustness(
     request: PlanRequest,
     ranked: Sequence[Candidate],
     runner: CandidateRunner,
+    bias: Bias,
     watch: Callable[[str], None] | None = None,
 ) -> Robustness | None:
     """Re-simulate the first places on every other machine; None if no other score is near the first."""
@@ -122,7 +124,7 @@ def assess_robustness(
             watch(f"trying the first places on another machine, {number} of {len(MACHINES)}: {machine.name}")
         scores: list[Score | None] = []
         for candidate, row in zip(contenders, runner.rows(contenders, machine), strict=True):
-            step = None if row.get("error") or not row.get("fits") else int(row["step_ns"] or 0)
+            step = None if row.get("error") or not row.get("fits") else bias.step_ns(row)
             scores.append(None if step is None else request.score(step, candidate.layout))
         first = scores[0]
         if first is None:  # it fails here, or does not fit
@@ -156,6 +158,8 @@ class Plan(Printed):
     """All candidates of the space."""
     robustness: Robustness | None
     """The first place on other machines; None where no place is near it, or where not requested."""
+    bias: Bias = field(default_factory=Bias)
+    """Factors of the parts of a step, and measured steps."""
     foreign: Candidate | None = None
     """The fastest candidate that the framework does not run, if it is faster than the first place."""
     heading: str = ""
@@ -281,6 +285,7 @@ class Plan(Printed):
                 "place": place, "schedule": candidate.schedule,
                 "settings": candidate.settings, "arguments": candidate.arguments,
                 **{key: value for key, value in candidate.row.items() if key not in _NOT_SHOWN},
+                "expected_ns": self.bias.expected_ns(candidate.row, candidate.arguments),
                 "behind": float(candidate.score[-1] / self.best.score[-1] - 1),
                 "tied": candidate in self.tied,
                 "twins": [
@@ -304,6 +309,7 @@ class Plan(Printed):
                     for verdict in robustness.verdicts
                 ],
             },
+            "fitted": self._fitted(),
             "configuration": self.configuration,
             "arguments": {
                 name: {
@@ -313,6 +319,11 @@ class Plan(Printed):
                 for name, words in self.frameworks.items()
             },
         }  # fmt: skip
+
+    def _fitted(self) -> dict[str, Any] | None:
+        """Return the factors, and the remaining differences of the measured runs."""
+        bias = self.bias
+        return {"factors": {**bias.factors}, "differences": [*bias.differences]} if bias.runs else None
 
     def _faster_on_any(self) -> dict[str, Any] | None:
         """Return the fastest candidate that the framework does not run."""
@@ -390,8 +401,8 @@ class Plan(Printed):
     def document(self) -> Document:
         """Return the tables that the command line prints."""
         about_places = (
-            *_gaps(self), *_ties(self), *_equivalents(self), *_robustness(self), *_other_frameworks(self),
-            *_plausibility(self),
+            *_gaps(self), *_fit(self), *_ties(self), *_equivalents(self), *_robustness(self),
+            *_other_frameworks(self), *_plausibility(self),
         )  # fmt: skip
         tables = [
             block for rows in (about_places, _counts(self)) if rows
@@ -437,6 +448,7 @@ def plan(
     framework: str = "",
     robust: bool = True,
     sets: Sequence[str] = (),
+    measured: str | Path | None = None,
     outputs: Sequence[str | Path] = (),
     fresh: bool = False,
     executor: str | Mapping[str, Any] = "processes",
@@ -460,6 +472,8 @@ def plan(
             for all configurations; by default that of the stack.
         robust: re-simulate the first places on other machines.
         sets: ``key.path=value`` texts, as for ``--set``; sizes among them are fixed.
+        measured: a table with the columns ``command`` and ``measured_s``, seconds, as :func:`read_runs` takes it:
+            the bias of the simulation is fitted to these runs, and places are ranked by expected steps.
         outputs: the best (.yaml), tables of all points and pictures to write; finished simulations are reused
             after an interruption.
         fresh: reuse no finished simulation.
@@ -485,17 +499,33 @@ def plan(
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
     problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
     space = Space(problem, request)
+    bias = _bias(Path(measured), problem) if measured is not None else Bias()
     with CandidateRunner(problem.document, plugins, chosen, paths[0] if paths else None, fresh=fresh) as runner:
-        search = Search(space, runner, progress)
+        search = Search(space, runner, bias, progress)
         search.run()
-        robustness = assess_robustness(request, search.best, runner, progress) if robust else None
+        robustness = assess_robustness(request, search.best, runner, bias, progress) if robust else None
     result = Plan(
         request=request, problem=problem, ranking=tuple(search.best), candidates=tuple(search.candidates),
-        robustness=robustness, foreign=search.foreign, heading=space.heading,
+        robustness=robustness, bias=bias, foreign=search.foreign, heading=space.heading,
     )  # fmt: skip
     result.save(*paths)
     end_journals(paths)
     return result
+
+
+def _bias(path: Path, problem: PlanProblem) -> Bias:
+    """Return the bias of the simulation, fitted to the measured runs of a file.
+
+    Raises:
+        ConfigError: an invalid file, or a run that cannot be simulated.
+    """
+    runs, rows = read_runs(path, problem.given), []
+    for run in runs:
+        row = run_candidate((run.settings, None, ""), document=problem.document, registry=problem.registry)
+        if row.get("error"):
+            raise ConfigError(f"cannot run: {row['error']}", file=path, line=run.line)
+        rows.append(row)
+    return fit_bias(runs, rows)
 
 
 _OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
@@ -508,6 +538,8 @@ _SIZES = frozenset({*PLANNED, "parallel.sequence_parallel"})
 """Keys whose values have separate columns, or follow from such keys."""
 _IDEAL = "ideal"
 """The default network, on which messages take no time."""
+_SEEN = 0.0005
+"""Smallest distance from 1 of a factor that is printed."""
 _MARGIN = f"{float(100 * MARGIN):g} %"
 
 
@@ -526,8 +558,9 @@ def _request_lines(plan: Plan) -> list[str]:
 
 def _table(plan: Plan) -> Table:
     rows = [_cells(plan, place, candidate) for place, candidate in enumerate(plan.ranked, 1)]
+    unshown = set() if plan.bias.runs else {"expected"}
     shown = [
-        name for name in rows[0]
+        name for name in rows[0] if name not in unshown
         if name not in _OPTIONAL or len({row[name] for row in rows} - {"", "1"}) > (name == "gbs")
     ]  # fmt: skip
     left = tuple(index for index, name in enumerate(shown) if name in {"schedule", "settings"})
@@ -547,6 +580,7 @@ def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
         "tp": str(layout.tp), "cp": str(layout.cp), "ep": str(layout.ep), "dp": str(layout.dp),
         "mbs": str(layout.micro), "gbs": str(layout.sequences), "settings": _settings(candidate),
         "step": DURATION.rounded(step),
+        "expected": DURATION.rounded(plan.bias.expected_ns(row, candidate.arguments)),
         "tok/s/GPU": f"{float(tokens_per_s):,.0f}" if tokens_per_s else "-",
         "MFU": f"{float(mfu):.1%}" if mfu else "-",
         "memory": format_size(int(row["peak_memory_bytes"] or 0)), "exposed": f"{exposed / step:.1%}",
@@ -568,6 +602,20 @@ def _settings(candidate: Candidate) -> str:
 def _gaps(plan: Plan) -> list[tuple[str, str]]:
     gaps = [explain_gap(plan.best, candidate) or "no part above 0.1 %" for candidate in plan.ranked[1:]]
     return [("" if index else "gap to #1", f"#{index + 2}: {gap}") for index, gap in enumerate(gaps)]
+
+
+def _fit(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of the factors that were fitted to measured runs."""
+    bias = plan.bias
+    if not bias.runs:
+        return []
+    factors = ", ".join(
+        f"{name} x {factor:.3f}" for name, factor in bias.factors.items() if abs(factor - 1) >= _SEEN
+    )
+    count = len(bias.runs)
+    runs = "1 measured run" if count == 1 else f"{count} measured runs"
+    largest = max(map(abs, bias.differences))
+    return [("fitted", f"to {runs}: {factors or 'nothing to change'}; largest remaining difference {largest:.1%}")]
 
 
 def _ties(plan: Plan) -> list[tuple[str, str]]:
@@ -703,15 +751,6 @@ def _commands(plan: Plan) -> Code:
             lines += [f"# {TABLE_FILE} comes from", *command_lines(shlex.split(command))]
     return Code(lines=tuple(lines))
 
-
-PARTS = {
-    "mean_compute_ns": "compute",
-    "mean_collectives_ns": "collectives",
-    "mean_waiting_ns": "waiting",
-    "mean_messages_ns": "messages",
-    "mean_reduction_ns": "reduction",
-}
-"""Columns that sum to the step, with their names."""
 
 _NAMED_SHARE = 0.001
 """Smallest named difference, as a share of the first step."""
