@@ -42,6 +42,7 @@ SIZES = ("tp", "pp", "cp", "ep", "vp", "dp")
 KEYS: dict[str, Any] = {
     "schedule.name": None, "model.layout": None, "model.recompute": "none", "model.recompute_modules": [],
     "model.fused_experts": False, "model.fp8_attention": False, "costs.dispatcher": None,
+    "costs.cuda_graphs": False,
 }  # fmt: skip
 """Columns of a mixture of experts by setting, each with the value where a recipe does not have the setting."""
 
@@ -72,12 +73,14 @@ class Read:
     def columns(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the columns of a row: the recipe's name, and the settings of a mixture of experts."""
         columns = {"recipe": self.name}
-        if "dispatcher" in self.settings.get("costs", {}):
-            for key, absent in KEYS.items():
-                section, _, name = key.partition(".")
-                columns[key] = _text(self.settings.get(section, {}).get(name, absent))
-            if row["model"].get("mtp") == 0:
-                columns["model.layout"] = columns["model.layout"].replace("m", "")
+        if self.settings["parallel"].get("ep", 1) == 1:
+            return columns
+        is_whole = "dispatcher" in self.settings["costs"]  # unlike the matrices of 25.09
+        for key, absent in KEYS.items():
+            section, _, name = key.partition(".")
+            columns[key] = _text(self.settings.get(section, {}).get(name, absent if is_whole else None))
+        if row["model"].get("mtp") == 0:
+            columns["model.layout"] = columns["model.layout"].replace("m", "")
         return columns
 
 
