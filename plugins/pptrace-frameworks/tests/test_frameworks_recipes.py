@@ -271,6 +271,7 @@ def test_a_configuration_of_nemo_has_its_own_words(tmp_path: Path) -> None:
         "micro_batch_size": 1, "global_batch_size": 128, "tensor_model_parallel_size": 4,
         "pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 5, "encoder_seq_length": 8192,
         "sequence_parallel": True, "activations_checkpoint_granularity": "selective", "fp8": True,
+        "fp8_params": True,
         "ub_tp_comm_overlap": True, "optim": {"name": "distributed_fused_adam", "lr": 0.1},
     }  # fmt: skip
     document = {"trainer": {"num_nodes": 8, "devices": 8, "precision": "bf16"}, "model": model}
@@ -285,7 +286,7 @@ def test_a_configuration_of_nemo_has_its_own_words(tmp_path: Path) -> None:
         "parallel": {"pp": 4, "tp": 4, "dp": 4, "vp": 5, "sequence_parallel": True},
         "batch": {"global": 128, "micro": 1, "sequence": 8192},
         "schedule": {"name": "interleaved-1f1b"},
-        "costs": {"zero": 1},
+        "costs": {"zero": 1, "fp8_param_gather": True},
     }
 
 

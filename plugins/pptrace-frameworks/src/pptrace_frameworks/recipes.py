@@ -38,7 +38,7 @@ _PRECISIONS = (
 )  # fmt: skip
 """Precisions by the words for them in names, the most special first."""
 _SCALINGS = (
-    (r"fp8[-_]?(cs|current)|tensorwise", "tensorwise"), (r"fp8[-_]?(sc|subchannel)|blockwise", "blockwise"),
+    (r"fp8[-_]?(cs|current)|tensorwise", "tensorwise"), (r"fp8[-_]?(sc|ss|subchannel)|blockwise", "blockwise"),
     (r"fp8[-_]?(ds|delayed)|delayed", "delayed"),
 )  # fmt: skip
 """Recipes of FP8 by the words for them in names and in ``fp8_recipe``."""
