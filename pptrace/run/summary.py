@@ -168,6 +168,7 @@ def _peak_text(size_bytes: int, room_bytes: int | None) -> str:
 def main_figures(run: SimulatedStep) -> dict[str, str]:
     """Return the texts of the main figures of a step by name, without unknown ones."""
     figures = figures_of(run)
+    reserve = run.prepared.workload.reserved_bytes
     repeats = run.prepared.resolved.experiment.data_parallel.validation is Validation.AFTER
     columns = (
         Column("step", ("step_ns",), partial(time_text, run)),
@@ -180,14 +181,16 @@ def main_figures(run: SimulatedStep) -> dict[str, str]:
             _peak_text,
             bool(figures["peak_memory_bytes"]),
         ),
+        Column("reserve", (), lambda: format_size(reserve), bool(reserve and figures["device_memory_bytes"])),
     )  # fmt: skip
     return {column.heading: column.text(*map(figures.get, column.keys)) for column in columns if column.is_shown}
 
 
 def _figures(run: SimulatedStep) -> str:
-    return "  ".join(
+    texts = (
         f"{text} {name}" if name == "tokens/s" else f"{name} {text}" for name, text in main_figures(run).items()
     )
+    return "  ".join(text.replace(" ", NO_BREAK) for text in texts)
 
 
 def _where_time_goes(run: SimulatedStep) -> list[tuple[str, str]]:

@@ -314,7 +314,8 @@ def _notes(comparison: Comparison) -> list[str]:
     over = [run.metrics.memory for _, run in runs if run.metrics.memory.over_capacity]
     if over:
         capacities = sorted({int(size) for memory in over for size in memory.room_bytes})
-        notes.append(f"!: more than the device has, {' or '.join(map(format_size, capacities))}")
+        reserve = runs[0][1].prepared.workload.reserve_text
+        notes.append(f"!: more than the device has, {' or '.join(map(format_size, capacities))}{reserve}")
     return notes
 
 

@@ -515,7 +515,8 @@ def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     runs = [(row.messages, row.run) for row in rows if row.run]
     run = next((run for messages, run in runs if not messages), runs[0][1])
     total = run.prepared.resolved.experiment.batch.global_batch
-    return [f"{job_text(run)}: global batch {total:,}, {format_size(limit_bytes)} per rank", setting_text(run)]
+    limit = f"{format_size(limit_bytes)} per rank{run.prepared.workload.reserve_text}"
+    return [f"{job_text(run)}: global batch {total:,}, {limit}", setting_text(run)]
 
 
 def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Column]:

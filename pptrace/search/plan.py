@@ -208,6 +208,14 @@ class Plan(Printed):
         return build_costs(resolved, self.problem.registry).resolved.experiment
 
     @property
+    def memory_text(self) -> str:
+        """The limit per rank with its reserve, as text that follows the device; empty without a limit."""
+        workload = self._costs.workload(self.best.layout.pp * self.best.chunks)
+        size_bytes = workload.capacity_bytes
+        limit = self.request.memory or (format_size(size_bytes) if size_bytes else "")
+        return f", {limit} per rank{workload.reserve_text}" if limit else ""
+
+    @property
     def _searched_table(self) -> str:
         """The first place's table as CSV if a search found it, else empty."""
         return str(self.best.row.get(SEARCHED_TABLE) or "")
@@ -548,7 +556,7 @@ def _request_lines(plan: Plan) -> list[str]:
     model = (experiment.model.preset if experiment.model else None) or "a custom model"
     choice = experiment.device
     device = devices_text(choice) if choice is not None and choice.preset else "a custom device"
-    memory = f", {plan.request.memory} per rank" if plan.request.memory else ""
+    memory = plan.memory_text
     network = ", a free network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
     stack = f", stack {experiment.stack}" if experiment.stack else ""
     up_to = "up to " if plan.request.objective == "gpus" else ""

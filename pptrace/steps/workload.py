@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.config.quantities import format_size
 from pptrace.steps.columns import Int32s, Int64s, column
 from pptrace.steps.segments import Segment, check_segments, overlapped_ns, single
 
@@ -285,6 +286,11 @@ class Workload:
                 ]
                 columns[f"{name}_collective_ns"] = durations - np.array(computed, dtype=np.int64)
         return replace(self, segments=MappingProxyType(dict(segments)), **columns)
+
+    @property
+    def reserve_text(self) -> str:
+        """The memory that no action allocates, as text that follows a limit of memory; empty without any."""
+        return f", {format_size(self.reserved_bytes)} of it reserved" if self.reserved_bytes else ""
 
     def capacities(self, ranks: int) -> Int64s:
         """Return the memory of each rank's device, shape (ranks,); 0 for unknown.

@@ -135,7 +135,10 @@ def document(result: Optimised, setting: Setting, memory: int, run: Improvement 
         ("step", f"{_ms(step)}, bubble {result.simulated.bubble:.2%}"),
         ("bound", verdict if bound else f"not known: {_missing_bound(result)}"),
         *([("stages", other_stages)] if other_stages else []),
-        ("memory", _limit_text(memory, setting.limits(memory))),
+        (
+            "memory",
+            f"{_limit_text(memory, setting.limits(memory))}{setting.workload.reserve_text if memory else ''}",
+        ),
         *_comparison(result),
     ]
     kept = _peaks_without_copies(result)
