@@ -275,8 +275,12 @@ def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
     network = {"name": "hockney", "bandwidth": "25 GB/s"}
     two = planned(registry, gpus=2, config={**STEP, "network": network})
 
-    assert str(plan_result).startswith("a custom model on 1 GPU (a100-sxm, a free network, stack megatron-core-0.")
-    assert str(two).startswith("a custom model on 2 GPUs (a100-sxm, stack megatron-core-0.")
+    assert str(plan_result).startswith(
+        "a custom model on 1 GPU (a100-sxm, 80 GiB per rank, 2 GiB of it reserved, a free network, stack"
+    )
+    assert str(two).startswith(
+        "a custom model on 2 GPUs (a100-sxm, 80 GiB per rank, 2 GiB of it reserved, stack megatron-core-0."
+    )
     with (tmp_path / "points.csv").open(encoding="utf-8", newline="") as file:
         commands = [row["command"] for row in csv.DictReader(file)]
     assert {command.split(" --")[0] for command in commands} == {"pptrace simulate CONFIG"}

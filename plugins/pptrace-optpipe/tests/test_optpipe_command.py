@@ -114,8 +114,8 @@ def test_of_unlike_devices_the_report_tells_every_rank_s_limit() -> None:
     limits = values["rank_limit_bytes"]
     assert max(limits) == values["memory_limit_bytes"] > min(limits) == limits[0]
     assert all(peak <= limit for peak, limit in zip(values["peak_bytes"], limits, strict=True))
-    assert "memory  80 GiB on ranks 0 to 1, 140 GiB on ranks 2 to 3\n" in asked().stdout
-    assert "memory  30 GiB\n" in asked("--memory", "30GiB").stdout
+    assert "memory  80 GiB on ranks 0 to 1, 140 GiB on ranks 2 to 3, 2 GiB of it reserved\n" in asked().stdout
+    assert "memory  30 GiB, 2 GiB of it reserved\n" in asked("--memory", "30GiB").stdout
 
 
 def test_a_table_to_start_from_is_never_made_worse() -> None:

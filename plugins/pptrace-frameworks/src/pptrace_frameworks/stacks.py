@@ -74,6 +74,10 @@ _MEGATRON = (
     ),
 )  # fmt: skip
 
+_REDUCED_IN_BF16 = _rule(
+    "MC --grad-reduce-in-bf16, which recipes in FP8, MXFP8 and NVFP4 switch on",
+    {"costs.gradients": "bf16"}, when={"model.precision": ["fp8", "mxfp8", "nvfp4"]},
+)  # fmt: skip
 _HOSTS = (
     _rule(
         "fitted to Megatron-Bridge's mixtures on x86 hosts, 25.09 to 26.04: time to issue an operation",
@@ -328,7 +332,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         StackOffer(
             name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
         ),
-        core("0.14", "", *_MEGATRON, *_HOSTS),
+        core("0.14", "", *_MEGATRON, _REDUCED_IN_BF16, *_HOSTS),
         core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX, _GRACE_GRAPHS),
         core("0.16", "megatron-core-0.15"),
         core("0.17", "megatron-core-0.16"),
