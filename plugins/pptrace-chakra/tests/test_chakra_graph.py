@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +14,17 @@ from hypothesis import given
 from simulated_steps import SimulatedStep, simulated_steps
 
 import pptrace
-from pptrace.plugin import Stream, kinds
+from pptrace.plugin import Registry, Stream, kinds
 from pptrace.run.saving import save
+from pptrace.run.trace_files import read_measurement
 from pptrace.timeline.timeline import window
 from pptrace_chakra.plugin import pptrace_exporters
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pptrace.plugin import Timeline
 
 ALL_REDUCE, BROADCAST = 0, 5
+EXAMPLES = Path(__file__).parents[3] / "examples"
 EXPORTERS = {offer.name: offer for offer in pptrace_exporters()}
 
 
@@ -176,3 +177,18 @@ def test_copies_to_the_host_are_memory_nodes(tmp_path: Path) -> None:
         assert copies
         assert {item.type for item in copies} == {expected}
     assert {item.type for item in nodes if item.name.startswith(("0F", "0B"))} == {COMP}
+
+
+def test_the_laws_hold_for_a_recorded_run(tmp_path: Path) -> None:
+    measurement, is_recorded = read_measurement([EXAMPLES / "run-1f1b"], Registry.load())
+    assert is_recorded
+    timeline = measurement.steps[0].timeline
+    ranks = nodes_of(timeline, tmp_path)
+    check_messages(timeline, ranks)
+    check_dependencies(ranks)
+    check_durations(timeline, ranks)
+    for rank, nodes in ranks.items():
+        received = {item.number for item in nodes if item.type == RECV}
+        computed = [item for item in nodes if item.type == COMP]
+        inputs = [item for item in computed if received & set(item.data_deps)]
+        assert len(inputs) == (8 if rank in {0, 3} else 16)  # the ends of the pipeline have one neighbour

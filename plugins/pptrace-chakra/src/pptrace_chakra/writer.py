@@ -22,6 +22,11 @@ FORMAT = 1
 FORMAT_KEY, STEP_KEY, PROVENANCE_KEY = "pptrace.format", "pptrace.step", "pptrace.provenance"
 COUNTER_KEY, SLICE_KEY, LINKS_KEY = "pptrace.counter", "pptrace.slice", "pptrace.links"
 COLLECTIVE_KEY = "pptrace.collective"
+"""True type of a collective whose other ranks have no file.
+
+They cannot take part in a simulation, and a simulated step has no size for it. So its ``comm_type`` is BROADCAST,
+whose duration ASTRA-sim replays (``issue_coll_comm`` in its ``Workload.cc``).
+"""
 COLUMNS = (
     "row", "kind", "stage", "microbatch", "span", "pair", "enter_ns", "start_ns", "end_ns", "lag_ns",
     "uncontended_ns", "collective_ns", "size_bytes", "cause", "segment", "segment_number",
@@ -152,25 +157,18 @@ class _Encoder:
                 node.attr.add(name=LINKS_KEY).int64_list.values.extend(links.tolist())
 
     def _set_type(self, node: Any, row: int, kind: Kind) -> None:
-        """Set the type of a slice that is no message, with the attributes of the type.
-
-        A collective of which ranks have no file has no peers to be simulated with, and a simulated step has no
-        size for it. Its type is BROADCAST, whose duration ASTRA-sim replays (``issue_coll_comm`` in its
-        ``Workload.cc``); the attribute :data:`COLLECTIVE_KEY` has the true type.
-        """
+        """Set the type of a slice that is no message, with the attributes of the type."""
         stream, size_bytes = self._streams[self._lane[row - self._rows.start]], int(self._timeline.size_bytes[row])
         traits = kinds.KINDS[kind]
         node.attr.add(name="is_cpu_op", bool_val=False)
         if kind in _MEMORY:
             node.type = _MEMORY[kind]
             node.attr.add(name="tensor_size", uint64_val=size_bytes)
+        elif kind is Kind.SYNC:
+            _set_collective(node, CollectiveType.ALL_REDUCE, max(size_bytes, _NORM_BYTES))
         elif stream.is_group or (traits.role is kinds.Role.COLLECTIVE and traits.cost):
-            node.type = NodeType.COMM_COLL
-            collective = self._collective(row, kind, stream)
-            is_known = kind is Kind.SYNC
-            node.attr.add(name="comm_type", int64_val=collective if is_known else CollectiveType.BROADCAST)
-            node.attr.add(name="comm_size", int64_val=max(size_bytes, _NORM_BYTES) if is_known else size_bytes)
-            node.attr.add(name=COLLECTIVE_KEY, string_val=collective.name)
+            _set_collective(node, CollectiveType.BROADCAST, size_bytes)
+            node.attr.add(name=COLLECTIVE_KEY, string_val=self._collective(row, kind, stream).name)
         else:
             node.type = NodeType.COMP
 
@@ -193,6 +191,12 @@ class _Encoder:
         node.attr.add(name="is_cpu_op", bool_val=False)
         node.attr.add(name="comm_tag", int32_val=int(graph.tag[index]))
         node.attr.add(name="comm_size", int64_val=int(self._timeline.size_bytes[graph.row[index]]))
+
+
+def _set_collective(node: Any, collective: CollectiveType, size_bytes: int) -> None:
+    node.type = NodeType.COMM_COLL
+    node.attr.add(name="comm_type", int64_val=collective)
+    node.attr.add(name="comm_size", int64_val=size_bytes)
 
 
 def _durations(timeline: Timeline, lanes: slice) -> list[int]:
