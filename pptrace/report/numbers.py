@@ -90,7 +90,7 @@ _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
-    """Return short unique names: cut at the end, else in the middle, else uncut.
+    """Return short unique names: cut at the end, else in the middle, else at the beginning, else uncut.
 
     Args:
         names: all names of a table or chart.
@@ -105,7 +105,7 @@ def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
     for name in distinct:
         if len(name) <= longest:
             continue
-        for end in (0, tail):
+        for end in (0, tail, longest - 1):
             if sum(_cut(other, longest, end) == _cut(name, longest, end) for other in distinct) == 1:
                 short_names[name] = _cut(name, longest, end)
                 break
