@@ -113,7 +113,8 @@ def write_run(
         departure_ns = next(ends[name] for name in producers if name in ends)
         consumer = next(name for name in consumers if name in ends)
         arrival_ns = departure_ns + int(sent.duration_ns[row])
-        posted_ns = min(free[consumer] + 5 * US, starts[consumer])
+        # Where no time is between two actions, the receive of the second is posted before the send of the first.
+        posted_ns = min(free[consumer] + 5 * US, starts[consumer] - 3 * US)
         # A message that is there already is received by a call of the host.
         received_ns = max(arrival_ns, min(posted_ns + 4 * US, starts[consumer]))
         add(source, "c10d::send", departure_ns, departure_ns + 2 * US, target)
