@@ -288,8 +288,9 @@ def _paired_changes(a: Computations, b: Computations) -> dict[Ends, _Change]:
     medians = [group_quantiles(values, link)[0] for values in (first_ns, least_ns, most_ns)]
     deviations_ns = group_quantiles(np.abs(least_ns - medians[1][link]), link)[0]
     counts = np.bincount(link)
-    # The spread of few messages is unknown: at least that of the changes of all links.
-    all_links_ns = np.median(np.abs(least_ns - np.median(least_ns)))
+    # The spread of few messages is unknown: at least that of all links' known changes, or of all changes.
+    known_ns = least_ns[least_ns == most_ns] if (least_ns == most_ns).any() else least_ns
+    all_links_ns = np.median(np.abs(known_ns - np.median(known_ns)))
     deviations_ns = np.where(counts < _FEWEST, np.maximum(deviations_ns, all_links_ns), deviations_ns)
     used = is_paired | (medians[1] > 0)
     columns = np.stack([*medians, _MEDIAN_ERROR * deviations_ns / np.sqrt(counts)])[:, used].T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from faulty_runs import MS, healthy_step, slow_actions, slow_link, write_run
 
 import pptrace
+from pptrace.measured.computations import extract_computations
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
@@ -19,7 +21,6 @@ from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pptrace.measured.computations import Computations
     from pptrace.measured.diff import StepDiff
@@ -65,6 +66,22 @@ def test_a_fault_is_the_first_cause_and_the_only_one(schedule: str, fault: str, 
     assert first.effect_ns.value == pytest.approx(found.step_ns.change.value, rel=0.15)
     (rest,) = (rung.change_ns.value for rung in found.ladder if rung.name == "not explained by replays")
     assert abs(rest) <= 0.02 * abs(found.step_ns.change.value)
+
+
+RECORDED = ("1f1b", "gpipe", "looped_bfs", "interleaved_zb", "zb_h1_csv", "zbv")
+
+
+@pytest.mark.parametrize("fault", ["rank", "link-forward", "link-backward"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_fault_in_a_recorded_run_is_the_only_cause_in_spite_of_its_noise(
+    name: str, fault: str, tmp_path: Path
+) -> None:
+    paths = sorted((Path(__file__).parent / "fixtures" / f"sleep-{name}").glob("rank*.json.gz"))
+    step = extract_computations(measure_kineto(paths, ImportRequest()).steps[0].timeline)
+    inject, kind, what = FAULTS[fault]
+    found = compared(write_run(tmp_path / "a", step), write_run(tmp_path / "b", inject(step)))
+
+    assert [(cause.kind, cause.what.startswith(what)) for cause in found.culprits] == [(kind, True)]
 
 
 HOSTS = ("a", "b", "c", "d")
