@@ -108,6 +108,25 @@ def test_recipes_that_read_or_write_more_take_longer(
     assert fast < slow
 
 
+@pytest.mark.parametrize(
+    ("device", "recipe", "gather", "size_bytes"),
+    [
+        ("h100-sxm", "delayed", False, 4), ("h100-sxm", "tensorwise", False, 6), ("h100-sxm", "delayed", True, 2),
+        ("b200", "delayed", False, 3), ("b200", "delayed", True, 0),
+    ],
+)  # fmt: skip
+def test_weights_are_cast_once_per_step(
+    costs: Callable[..., Workload], *, device: str, recipe: str, gather: bool, size_bytes: int
+) -> None:
+    options = {**SHAPES, "zero": 1, "fp8_recipe": recipe, "fp8_param_gather": gather}
+    bf16, fp8 = (costs({"precision": precision}, device, options=options) for precision in ("bf16", "fp8"))
+    rate = {"h100-sxm": 3350, "b200": 7700}[device] * 0.8
+    weights = int(fp8.weights_bytes[1]) // 2
+
+    added = int(fp8.optimizer_ns[1]) - int(bf16.optimizer_ns[1])
+    assert added == pytest.approx(size_bytes * weights / rate, abs=2)
+
+
 def test_weights_gathered_in_fp8_take_half_of_the_time_of_bf16(costs: Callable[..., Workload]) -> None:
     network = {"rate_kbps": 10**7, "latency_ns": 0}
 

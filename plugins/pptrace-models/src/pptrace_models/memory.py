@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace_models.layer import linears
+from pptrace_models.kernel_times import Shaped
+from pptrace_models.layer import Cast, linears
 from pptrace_models.options import gradient_bytes, optimizer_bytes
 from pptrace_models.transformer import NARROW
 
@@ -307,11 +308,29 @@ def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None)
         "gradients_bytes": (owned if shards_gradients else count) * gradient,
         "optimizer_bytes": owned * kept,
         "reduce_ns": _reduce_ns(costing, held),
-        "optimizer_ns": _update_ns(costing.device, owned * touched),
+        "optimizer_ns": _update_ns(costing.device, owned * touched + _cast_bytes(costing, count)),
         "unshard_ns": unshard_ns,
         "gathered_bytes": _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0,
         "unreduced_bytes": unreduced_count * gradient,
     }
+
+
+def _cast_bytes(costing: Costing, count: int) -> int:
+    """Return the bytes of casting trained weights once per step: microbatches share the cast weights.
+
+    Weights that replicas gather in FP8 are only transposed. Embeddings count as well. Only ``kernels: shapes`` has
+    casts.
+    """
+    if not isinstance(costing.device, Shaped):
+        return 0
+    casting = costing.device.casting(costing.model.precision)
+    if _gathers_in_fp8(costing):
+        return 2 * count * casting.transposes
+    return round(casting.work(Cast(elements=count))[0])
+
+
+def _gathers_in_fp8(costing: Costing) -> bool:
+    return costing.options.fp8_param_gather and costing.model.precision == "fp8"
 
 
 def _owned(shard: Shard, held: Held) -> int:
@@ -367,8 +386,7 @@ def _reduce_ns(costing: Costing, held: Held) -> int:
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
         return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
-    is_narrow = options.fp8_param_gather and costing.model.precision == "fp8"
-    weight = 1 if is_narrow else costing.model.element_bytes
+    weight = 1 if _gathers_in_fp8(costing) else costing.model.element_bytes
     gather = [("all-gather", weight)] if options.zero < _GRADIENTS else []
     return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather])
 
