@@ -178,12 +178,13 @@ _SHAPES = (
     "attention as measured there"
 )
 _SHAPES_HOPPER = (
-    "what products attain: BF16 fitted to published steps (dgxc-benchmarking 25.04), FP8 the best product that "
-    "mamf-finder found (ml-engineering); attention: Shah et al., FlashAttention-3 (2024), figure 5"
+    "what products attain: fitted to published steps, BF16 to dgxc-benchmarking 25.04, FP8 to NeMo and "
+    "dgxc-benchmarking; attention: Shah et al., FlashAttention-3 (2024), figure 5"
 )
 _SHAPES_BLACKWELL = (
     "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
-    "assumptions: FP8 and MXFP8 as measured in BF16, NVFP4; attention and rings as SimuMax measured them; "
+    "assumptions: FP8 as measured in BF16, MXFP8 as much slower as a published step of Llama 3.1 405B is "
+    "(Megatron-Bridge 25.11), NVFP4; attention and rings as SimuMax measured them; "
     "exchanges between NCCL's (SimuMax) and HybridEP's (DeepEP, README_Hybrid-EP)"
 )
 _SHAPES_SUPERCHIP = (
@@ -254,7 +255,7 @@ _BLACKWELL: dict[str, Any] = {
     "multiprocessors": 148,
     "attainable_bf16": 0.47,
     "attainable_fp8": 0.49,
-    "attainable_mxfp8": 0.49,
+    "attainable_mxfp8": 0.46,
     "attainable_nvfp4": 0.40,
     "attention_attainable": 0.48,
     "peak_bf16": 2_250 * _TERA,
