@@ -84,6 +84,8 @@ def test_what_is_hidden_is_what_the_forward_is_shorter_by(
     hidden = alone.f_collective_ns[1] - beside.f_collective_ns[1]
     assert 0 < hidden == alone.f_ns[1] - beside.f_ns[1]
     assert beside.b_ns[1] < alone.b_ns[1]
+    assert any(note.startswith("Tensor-parallel collectives overlap") for note in beside.notes)
+    assert not any(note.startswith("Tensor-parallel collectives overlap") for note in alone.notes)
 
 
 def test_experts_collectives_are_not_cut() -> None:
