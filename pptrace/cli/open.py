@@ -288,7 +288,7 @@ def _read(file: Path) -> Timeline:
     from pptrace.timeline.measurement import ImportRequest
 
     measurement, measured = read([file], ImportRequest())
-    return explain_waits(measured_side(measurement, str(file), "median", measured=measured).timeline)
+    return explain_waits(measured_side(measurement, str(file), "median", measured=measured).numbered_timeline)
 
 
 def _layout(timeline: Timeline) -> Layout | None:

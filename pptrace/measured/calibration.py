@@ -219,11 +219,11 @@ def extend_to_pipeline(fit: Calibration, step: Computations, numbers: Sequence[i
 
     Args:
         fit: the fit of the recorded ranks.
-        step: one of its steps.
+        step: one of its steps, with the rank numbers of the pipeline.
         numbers: the number of each recorded rank in the pipeline.
         ranks: the number of ranks of the pipeline.
     """
-    stages_by_rank = [set(step.stage[step.rank == rank].tolist()) for rank in range(len(numbers))]
+    stages_by_rank = [set(step.stage[step.rank == number].tolist()) for number in numbers]
     chunks = len(stages_by_rank[0])
     looped = [set(range(number, ranks * chunks, ranks)) for number in numbers]
     v_shaped = [
