@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pptrace_accuracy.records import Case
 
 TAGS = {
-    "25.09": ["v0.1.0rc4"], "25.11": ["v0.2.0"], "26.02": ["v0.3.0"], "26.02.01": ["v0.3.1", "v0.3.0"],
-    "26.04": ["v0.4.0"], "26.04.01": ["v0.4.2", "v0.4.0"], "26.06": ["v0.5.0"], "26.06.01": ["v0.5.1", "v0.5.0"],
-    "26.08": ["v0.6.0"],
+    "25.09": ["v0.1.0rc3", "v0.1.0rc4"], "25.11": ["v0.2.0"], "26.02": ["v0.3.0"],
+    "26.02.01": ["v0.3.1", "v0.3.0"], "26.04": ["v0.4.0"], "26.04.01": ["v0.4.2", "v0.4.0"],
+    "26.06": ["v0.5.0"], "26.06.01": ["v0.5.1", "v0.5.0"], "26.08": ["v0.6.0"],
 }  # fmt: skip
 """Tags by release, after docs/releases and dates; tables of a patch release also have rows of the one before."""
 FOLDERS = ("scripts/performance/configs", "src/megatron/bridge/perf_recipes")
@@ -73,12 +73,11 @@ class Read:
     def columns(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the columns of a row: the recipe's name, and the settings of a mixture of experts."""
         columns = {"recipe": self.name}
-        if self.settings["parallel"].get("ep", 1) == 1:
-            return columns
-        is_whole = "dispatcher" in self.settings["costs"]  # unlike the matrices of 25.09
+        if "dispatcher" not in self.settings.get("costs", {}):
+            return columns  # a dense model, or a matrix of 25.09, whose run_script.py has further settings
         for key, absent in KEYS.items():
             section, _, name = key.partition(".")
-            columns[key] = _text(self.settings.get(section, {}).get(name, absent if is_whole else None))
+            columns[key] = _text(self.settings.get(section, {}).get(name, absent))
         if row["model"].get("mtp") == 0:
             columns["model.layout"] = columns["model.layout"].replace("m", "")
         return columns
