@@ -483,7 +483,7 @@ def test_a_schedule_with_pairs_is_tried_on_one_rank_where_it_hides_communication
     sizes = {"pp": [1], "tp": [1], "cp": [1], "ep": [8 if experts else 1], "micro": [1], "zero": [0]}
 
     plan = planned(
-        registry, config={**STEP, "model": {**MODEL, **mixture}}, gpus=8, top=2, exhaustive=True,
+        registry, config={**STEP, "model": {**MODEL, **mixture}, "stack": "ideal"}, gpus=8, top=2, exhaustive=True,
         vary={**FEW, **sizes, "schedule": ["1f1b", "combined-1f1b"]}, **{"global": 64},
     )  # fmt: skip
 

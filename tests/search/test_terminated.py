@@ -46,7 +46,7 @@ network: {name: hockney, bandwidth: 25 GB/s}
 COMMANDS = {
     "sweep": "costs.yaml --schedule ./schedules.py:held --over microbatches=2..40+2 -o out.csv",
     "crossover": "costs.yaml --between ./schedules.py:held,./schedules.py:early:pp=4 --over microbatches=1..64",
-    "plan": "model.yaml --gpus 4 --global 16 --sequence 512 --tp 1 --micro 1 --vary zero=1 --exhaustive "
+    "plan": "model.yaml --for any --gpus 4 --global 16 --sequence 512 --tp 1 --micro 1 --vary zero=1 --exhaustive "
     "--vary schedule=./schedules.py:held,./schedules.py:early -o out.yaml",
 }
 NAMES = ["sweep", "crossover", pytest.param("plan", marks=pytest.mark.needs_plugins)]

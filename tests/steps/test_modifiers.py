@@ -99,7 +99,11 @@ def test_a_table_with_copies_keeps_all_that_it_had(
         plain = run(schedule, policy, **values)
     except DeadlockError:
         return
-    with_them = run(copied, policy, **values)
+    try:
+        with_them = run(copied, policy, **values)
+    except DeadlockError:
+        assert policy.has_receives
+        return
     assert with_them.busy_ns.tolist() == plain.busy_ns.tolist()
     if not policy.has_receives:  # else receives are put where ranks get to, which copies change
         assert with_them.step_ns >= plain.step_ns
@@ -125,7 +129,11 @@ def test_a_table_that_computes_forwards_again_keeps_all_that_it_had(
         plain = run(schedule, policy, **values)
     except DeadlockError:
         return
-    with_it = run(again, policy, **values)
+    try:
+        with_it = run(again, policy, **values)
+    except DeadlockError:
+        assert policy.has_receives  # receives are put where ranks get to, which further forwards change
+        return
     assert int(with_it.busy_ns.sum() - plain.busy_ns.sum()) == span
     if not policy.has_receives:
         assert (with_it.memory.peak_activation_bytes <= plain.memory.peak_activation_bytes).all()
