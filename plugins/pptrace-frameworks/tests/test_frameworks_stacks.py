@@ -69,7 +69,7 @@ def values_of(stack: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("stack", "recipe", "gathers_in_fp8", "gradients"),
     [
-        ("megatron-core-0.19", "delayed", False, "fp32"),
+        ("megatron-core-0.19", "delayed", False, "bf16"),
         ("nemo-24.07", "delayed", False, "bf16"),
         ("nemo-24.12", "delayed", True, "bf16"),
         ("nemo-25.04", "delayed", True, "bf16"),

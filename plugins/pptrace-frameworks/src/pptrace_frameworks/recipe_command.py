@@ -22,8 +22,8 @@ pptrace simulate job.yaml
 @click.command("recipe", epilog=_EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.argument("name", required=False, default="")
-@click.option("--model", default="", metavar="PRESET", help="The model, where the recipe's name has no preset.")
-@click.option("--device", default="", metavar="PRESET", help="The device, where the recipe's name has no preset.")
+@click.option("--model", default="", metavar="PRESET", help="The model; by default that in the recipe's name.")
+@click.option("--device", default="", metavar="PRESET", help="The device; by default that in the recipe's name.")
 @click.option("--gpus", type=click.IntRange(1), default=None, metavar="N", help="The job's number of GPUs.")
 @click.option(
     "--stack", default="", metavar="STACK", help="The software stack; by default that of the repository."
@@ -34,11 +34,11 @@ pptrace simulate job.yaml
 def command(
     file: Path, name: str, *, model: str, device: str, gpus: int | None, stack: str, output: Path | None
 ) -> None:
-    """Print the configuration that simulates a recipe in FILE.
+    """Print the configuration that simulates the recipe NAME in FILE.
 
-    FILE is a recipe of Megatron-Bridge (.py, .yaml), a configuration of NeMo or of a test case of Megatron-LM
-    (.yaml), or a script or line with Megatron-LM's arguments (other suffixes; - for standard input). NAME is one
-    of several recipes in a file; without NAME, their names are printed. No code of a recipe runs.
+    FILE has recipes of Megatron-Bridge (.py, .yaml), a configuration of NeMo or of a test case of Megatron-LM
+    (.yaml), or a script or line with Megatron-LM's arguments (other suffixes; - for standard input). Without
+    NAME, the names of several recipes are printed. No code of a recipe runs.
     """
     if str(file) == "-":
         recipe = recipe_of_text(sys.stdin.read(), "standard input")

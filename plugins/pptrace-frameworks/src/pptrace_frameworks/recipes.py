@@ -136,7 +136,8 @@ def configuration(recipe: Recipe, given: Given, registry: Registry) -> tuple[dic
 
 def configuration_text(recipe: Recipe, sections: Mapping[str, Any]) -> str:
     """Return a configuration as YAML, with the recipe's file and name at its head."""
-    return yaml_text(sections, head=f"# pptrace recipe {recipe.file} {recipe.name}".rstrip() + "\n")
+    name = "" if recipe.name == recipe.file else recipe.name
+    return yaml_text(sections, head=f"# pptrace recipe {recipe.file} {name}".rstrip() + "\n")
 
 
 def _configuration(
@@ -170,10 +171,14 @@ def _configuration(
 
 
 def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
-    notes = ["a recipe has no network: write network, or --cluster" if parallel["pp"] * parallel["dp"] > 1 else ""]
+    notes = []
+    if parallel["pp"] * parallel["dp"] > 1:
+        notes.append("a recipe has no network: add network or cluster, or give --cluster")
     group = settings.count("microbatch_group_size_per_vp_stage")
     if group and group != parallel["pp"]:
-        notes.append(f"microbatch_group_size_per_vp_stage {group}: interleaved-1f1b has rounds of its own")
+        notes.append(
+            f"microbatch_group_size_per_vp_stage {group} has no effect: groups have {parallel['pp']} here"
+        )
     modules = [each for each in settings.read("recompute_modules") or [] if each not in _MODULES]
     if modules:
         notes.append(f"recompute_modules without effect: {', '.join(map(str, modules))}")
@@ -181,7 +186,7 @@ def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
         notes.append(f"variables without a value: {', '.join(settings.unresolved)}")
     if settings.unused:
         notes.append(f"without effect: {', '.join(settings.unused)}")
-    return [note for note in notes if note]
+    return notes
 
 
 def _parallel(settings: _Settings, given: Given) -> dict[str, Any]:
@@ -380,7 +385,7 @@ def _precision(recipe: Recipe, settings: _Settings) -> str | None:
 
 
 def _recomputation(settings: _Settings) -> dict[str, Any]:
-    """Return what is computed again; empty if the recipe does not have it."""
+    """Return the settings of recomputation; empty if the recipe has none."""
     granularity, modules = settings.read("recompute_granularity"), settings.read("recompute_modules")
     layers, method = settings.count("recompute_num_layers"), settings.read("recompute_method")
     modules = [modules] if isinstance(modules, str) else modules

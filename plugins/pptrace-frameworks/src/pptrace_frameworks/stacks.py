@@ -38,7 +38,7 @@ def _messages(source: str, policy: str, schedules: Sequence[str], **options: Any
     """Return the rules of messages: a framework's policy for its schedules, in order for all others."""
     values = {"p2p.policy": policy, **{f"p2p.options.{name}": value for name, value in options.items()}}
     return (
-        _rule("no framework: a schedule that this one does not run", {"p2p.policy": "ordered"}),
+        _rule("no source: the framework does not run this schedule", {"p2p.policy": "ordered"}),
         _rule(source, values, when={"schedule.name": list(schedules)}),
     )
 
@@ -63,7 +63,7 @@ _MEGATRON = (
         {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}},
     ),
     _rule(
-        "MC --tp-comm-overlap, which MB v0.2.0 scripts/performance/configs switches on, but in NVFP4",
+        "MC --tp-comm-overlap, which MB v0.2.0 scripts/performance/configs switches on, except in NVFP4",
         {"costs.overlap_tp": True},
         when={"parallel.tp": {"min": 2}, "model.num_experts": 0, "device.preset": _RECENT},
         unless={"schedule.name": _PAIRED, "model.precision": "nvfp4"},
@@ -98,7 +98,7 @@ _HOST_OF_KERNELS = _rule(
     {"costs.host_kernel": "0.115 ms"},
 )
 _WHOLE_EXPERTS = _rule(
-    "MC megatron/core/transformer/moe/README.md --expert-tensor-parallel-size 1, as MB's recipes have it",
+    "MC megatron/core/transformer/moe/README.md --expert-tensor-parallel-size 1, as in MB's recipes",
     {"parallel.etp": 1}, when=_EXPERTS,
 )  # fmt: skip
 _FLEX = _rule(
@@ -119,7 +119,7 @@ _BRIDGE = (
     ),
     _WHOLE_EXPERTS,
     _rule(
-        "MB src/megatron/bridge/recipes/llama: tp_comm_overlap=True; not in NVFP4, and fitted: BF16 and FP8 of "
+        "MB src/megatron/bridge/recipes/llama: tp_comm_overlap=True; not in NVFP4. Fitted to BF16 and FP8 of "
         "mixtures on Grace hosts",
         {"costs.overlap_tp": True}, when={**_EXPERTS, "device.preset": _GRACE, "parallel.tp": {"min": 2}},
         unless={"model.precision": ["mxfp8", "nvfp4"]},
@@ -131,7 +131,7 @@ _GRACE_FLEX = _rule(
     {"costs.dispatcher": "deduplicated"}, when={**_EXPERTS, "device.preset": _GRACE},
 )  # fmt: skip
 _X86_FLEX = _rule(
-    "MB v0.3.0 src/megatron/bridge/training/flex_dispatcher_backend.py: HybridEP on x86 hosts, too",
+    "MB v0.3.0 src/megatron/bridge/training/flex_dispatcher_backend.py: HybridEP also on x86 hosts",
     {"costs.dispatcher": "deduplicated"}, when=_EXPERTS,
 )  # fmt: skip
 _FULL_ITERATION = (
@@ -148,7 +148,7 @@ _FULL_ITERATION = (
 )  # fmt: skip
 
 _GRACE_ITERATION = _rule(
-    "MC 0.18 --cuda-graph-impl full_iteration, with --moe-paged-stash for any number of tokens",
+    "MC 0.18 --cuda-graph-impl full_iteration; --moe-paged-stash allows any number of tokens",
     {"costs.cuda_graphs": True}, when={**_EXPERTS, "device.preset": _GRACE},
 )  # fmt: skip
 
@@ -158,7 +158,7 @@ _UNFUSED_ROUTING = _rule(
 )  # fmt: skip
 _FLASH_2 = _rule("NL 24.07 launcher_scripts/conf/config.yaml NVTE_FUSED_ATTN: 0", {"costs.attention": "flash-2"})
 _CUDNN = _rule(
-    "NL 24.12 launcher_scripts/conf/config.yaml: no NVTE_FUSED_ATTN, so that cuDNN's attention is chosen",
+    "NL 24.12 launcher_scripts/conf/config.yaml: without NVTE_FUSED_ATTN, cuDNN's attention",
     {"costs.attention": "fused"},
 )
 _FP8_GRADIENTS = _rule(
@@ -166,7 +166,7 @@ _FP8_GRADIENTS = _rule(
     {"costs.gradients": "bf16"}, when={"model.precision": "fp8"},
 )  # fmt: skip
 _USER_BUFFERS = _rule(
-    "NL 24.07 ub_tp_comm_overlap and NM v2.2.0 tp_comm_overlap=True: collectives of mixtures beside BF16 products",
+    "NL 24.07 ub_tp_comm_overlap and NM v2.2.0 tp_comm_overlap=True: mixtures overlap collectives in BF16",
     {"costs.overlap_tp": True},
     when={**_EXPERTS, "parallel.tp": {"min": 2}, "model.precision": ["bf16", "fp16"]},
 )  # fmt: skip
@@ -181,7 +181,7 @@ _FP8_WEIGHTS = _rule(
 _OF_2021 = (
     *_DEVICES,
     *_messages(
-        "MC v2.5 megatron/p2p_communication.py: batches that are waited for at once",
+        "MC v2.5 megatron/p2p_communication.py: waits for each batch before it continues",
         "megatron",
         _OF_MEGATRON[:2],
         overlap_p2p_comm=False,
@@ -196,7 +196,7 @@ _OF_2021 = (
 _OF_2022 = (
     *_DEVICES,
     *_messages(
-        "MC 2755bcb87b megatron/p2p_communication.py: batches that are waited for at once",
+        "MC 2755bcb87b megatron/p2p_communication.py: waits for each batch before it continues",
         "megatron", _OF_MEGATRON[:2], overlap_p2p_comm=False,
     ),
     _rule(
@@ -219,9 +219,7 @@ _PARTITIONED = _rule(
 )
 _BIGSCIENCE = (
     *_DEVICES,
-    *_messages(
-        "DS v0.6.5 deepspeed/runtime/pipe/p2p.py: each send and receive is waited for", "deepspeed", ["1f1b"]
-    ),
+    *_messages("DS v0.6.5 deepspeed/runtime/pipe/p2p.py: waits for each send and receive", "deepspeed", ["1f1b"]),
     _rule("DS v0.6.5 deepspeed/runtime/bf16_optimizer.py: ZeRO 1", {"costs.zero": 1}),
     _rule("MD megatron/model/fused_softmax.py: no flash attention", {"model.flash_attention": False}),
     _ADDED_GRADIENTS,
@@ -235,7 +233,7 @@ _BIGSCIENCE = (
 _DEEPSPEED = (
     *_DEVICES,
     *_messages(
-        "DS v0.19.5 deepspeed/runtime/pipe/p2p.py: each send and receive is waited for", "deepspeed", ["1f1b"]
+        "DS v0.19.5 deepspeed/runtime/pipe/p2p.py: waits for each send and receive", "deepspeed", ["1f1b"]
     ),
     _rule(
         "DS v0.19.5 deepspeed/runtime/pipe/engine.py: ZeRO 1 at most, gradients reduced after the last backward",
@@ -262,7 +260,7 @@ _TORCHTITAN = (
         {"model.fused_activation": False},
     ),
     _rule(
-        "TT fully_shard: FSDP2, reduced in FP32 (mixed_precision_reduce) beside the last backward",
+        "TT fully_shard: FSDP2, reduced in FP32 (mixed_precision_reduce) during the last backward",
         {"costs.zero": 3, "costs.gradients": "fp32", "data_parallel.overlap": True},
     ),
     _rule(
@@ -289,7 +287,7 @@ _TORCHTITAN = (
 _NANOTRON = (
     *_DEVICES,
     _rule(
-        "NT v0.5 src/nanotron/parallel/pipeline_parallel/p2p.py: messages are waited for at once",
+        "NT v0.5 src/nanotron/parallel/pipeline_parallel/p2p.py: waits for each message before it continues",
         {"p2p.policy": "ordered"},
     ),
     _rule("NT src/nanotron/optim/gradient_accumulator.py: FP32 buffers, added to by separate kernels",
@@ -297,7 +295,7 @@ _NANOTRON = (
     _rule("NT src/nanotron/models/llama.py: SwiGLU is not fused", {"model.fused_activation": False}),
     _rule("NT src/nanotron/models/base.py: stages by the sizes of their products", {"model.balance": "products"},
           unless=_EXPERTS),
-    _rule("NT DDP reduces beside the last microbatch's backward", {"data_parallel.overlap": True}),
+    _rule("NT DDP reduces during the last microbatch's backward", {"data_parallel.overlap": True}),
     _rule("NT tensor_parallel_mode REDUCE_SCATTER", {"parallel.sequence_parallel": True},
           when={"parallel.tp": {"min": 2}}),
     _rule("fitted to nanotron's printed memory", {"costs.fragmentation": 0.09}),
