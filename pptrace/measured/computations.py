@@ -12,6 +12,7 @@ Then the message has the usual transfer time of its link, and the wait counts as
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -145,6 +146,15 @@ class Computations(Cells):
         cells = self.placement.stages * self.placement.microbatches
         forwards, backwards = (int(self.span[np.isin(self.kind, kinds)].sum()) for kinds in _ONCE_PER_MICROBATCH)
         return bool(self.outside.any()) or not forwards == backwards == cells
+
+    @property
+    def passes_of_ranks(self) -> Int64s:
+        """The number of forwards and backwards of each rank.
+
+        Weight gradients do not count: not every schedule has actions for them.
+        """
+        rows = np.isin(self.kind, [*chain(*_ONCE_PER_MICROBATCH)])
+        return np.bincount(self.rank[rows], self.span[rows], self.placement.ranks).astype(np.int64)
 
     @property
     def lacks_ranks(self) -> bool:

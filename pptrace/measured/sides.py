@@ -159,8 +159,8 @@ class Side:
 
     @property
     def actions_of_ranks(self) -> list[int]:
-        """The number of computations of each rank of its timelines in the compared step."""
-        counts = np.bincount(self.computations.rank, minlength=self.all_ranks).tolist()
+        """The number of forwards and backwards of each rank of its timelines in the compared step."""
+        counts = self.computations.passes_of_ranks.tolist()
         return [counts[rank] for rank in self.pipeline_ranks]
 
     def of_ranks(self, ranks: Sequence[int]) -> Side:
@@ -251,7 +251,7 @@ def partial_data(sides: Sequence[Side]) -> str:
         ]
         if side.computations.partial and (fewer or not side.numbers):
             lacks.append(f"{side.name} has {', '.join(fewer) or 'actions whose inputs are not recorded'}")
-    return "; ".join([*lacks, *compared])
+    return "; ".join(dict.fromkeys([*lacks, *compared]))
 
 
 def clock_uncertainty_ns(sides: Sequence[Side], steps: Sequence[Computations]) -> dict[tuple[int, int], float]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from compared_steps import one_step, side_of_step, without_row
+from compared_steps import ROWS, one_step, side_of_step, without_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +94,26 @@ def test_a_rank_whose_file_ends_early_is_named_with_the_number_of_its_actions() 
     assert found.partial == "cut has 5 of 8 actions of rank 1"
     assert found.ladder == ()
     assert not found.same
+
+
+def test_ranks_without_actions_for_weight_gradients_lack_none() -> None:
+    split = [[each for action in row for each in split_backward(action)] for row in ROWS]
+    whole = side_of_step(one_step(), "before", measured=True)
+    step = select_ranks(one_step(split), (0, 2))[0]
+    cut = replace(side_of_step(step, measured=True), numbers=(0, 2), ranks=3, missing_ranks=(1,))
+
+    assert compared(whole, cut).partial == "step has no data of rank 1; figures are those of ranks 0 and 2"
+
+
+def split_backward(action: str) -> list[str]:
+    """Return the actions of input and weight gradient of a backward; other actions as they are."""
+    return [action.replace("B", "I"), action.replace("B", "W")] if "B" in action else [action]
+
+
+def test_sides_of_one_name_lack_a_rank_once() -> None:
+    found = compared(recorded(0, 2), recorded(0, 2))
+
+    assert found.partial == "run has no data of rank 1; figures are those of ranks 0 and 2"
 
 
 def test_an_explanation_keeps_the_numbers_of_ranks() -> None:
