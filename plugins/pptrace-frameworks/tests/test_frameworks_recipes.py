@@ -373,6 +373,8 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
          r"micro_batch_size: must be a whole number, not '.SIZE'"),
         (f"{JOB} --micro-batch-size two", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "micro_batch_size: must be a whole number, not 'two'"),
+        (f"{JOB} --pipeline-model-parallel-size 0", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "pipeline_model_parallel_size: must be 1 or more, not 0"),
         (f"{JOB} --peft lora", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "peft: fine-tuning of adapters is not modelled"),
         (f"{JOB} --use-megatron-fsdp --data-parallel-sharding-strategy half",
@@ -415,6 +417,24 @@ def test_a_file_without_the_recipe_is_an_error(tmp_path: Path, text: str, name: 
 
     with pytest.raises(ConfigError, match=message):
         read_recipe(file, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("perf_matrix: [1]\n", r"perf_matrix: must be a mapping of settings, not \[1\]"),
+        ("perf_matrix: {H100: 1}\n", "perf_matrix.H100: must be a mapping of settings, not 1"),
+        ("perf_matrix: {H100: {gpus_8: 1}}\n", "perf_matrix.H100.gpus_8: must be a mapping of settings, not 1"),
+        ("perf_matrix: {H100: {gpus_8: {bf16: 1}}}\n", "perf_matrix.H100.gpus_8.bf16: must be a mapping"),
+        ("ConfigContainer: 1\nperf_matrix: {H100: {gpus_8: {bf16: {}}}}\n", "ConfigContainer: must be a mapping"),
+    ],
+)
+def test_a_matrix_of_another_form_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=f"recipe.yaml: {message}"):
+        read_recipe(file)
 
 
 def test_no_code_of_a_recipe_runs(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def recipe_names(file: Path) -> list[str]:
     if file.suffix == ".py":
         return read_module(file).recipes
     if file.suffix.lower() in {".yaml", ".yml"}:
-        return list(_matrix(read_yaml(file).value))
+        return list(_matrix(read_yaml(file).value, file))
     return []
 
 
@@ -149,8 +149,8 @@ def _of_yaml(file: Path, name: str) -> Recipe:
     document = read_yaml(file).value
     if name:
         title = f"{file.stem} {name}"
-        container = document.get("ConfigContainer") or {}
-        values = {**_flat(container), **_matrix(document)[name]}
+        container = _mapping(document.get("ConfigContainer"), "ConfigContainer", file)
+        values = {**_flat(container), **_matrix(document, file)[name]}
         return Recipe(file=str(file), name=title, settings=_renamed(values), stack=_bridge_release(file))
     if isinstance(document.get("MODEL_ARGS"), dict):
         words = [word for key, value in document["MODEL_ARGS"].items() for word in _yaml_words(str(key), value)]
@@ -179,20 +179,36 @@ def _product(*values: Any) -> int | None:
     return numbers[0] * numbers[1] if len(numbers) == len(values) else None
 
 
-def _matrix(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _matrix(document: Mapping[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of ``perf_matrix`` by device, number of GPUs and precision; empty without it."""
     found: dict[str, dict[str, Any]] = {}
-    matrix = document.get("perf_matrix")
-    for device, jobs in (matrix if isinstance(matrix, dict) else {}).items():
-        for job, precisions in jobs.items():
-            common = precisions.get("common") or {}
+    for device, jobs in _mapping(document.get("perf_matrix"), "perf_matrix", file).items():
+        for job, precisions in _mapping(jobs, f"perf_matrix.{device}", file).items():
+            key = f"perf_matrix.{device}.{job}"
+            settings = {
+                precision: _mapping(values, f"{key}.{precision}", file)
+                for precision, values in _mapping(precisions, key, file).items()
+            }
+            common = settings.pop("common", {})
             count = re.search(r"\d+", str(job))
             gpus = {"num_gpus": int(count[0])} if count else {}
-            for precision, values in precisions.items():
-                if precision != "common":
-                    name = f"{device}_{gpus.get('num_gpus', job)}gpu_{precision}"
-                    found[name] = {**common, **(values or {}), **gpus}
+            for precision, values in settings.items():
+                name = f"{device}_{gpus.get('num_gpus', job)}gpu_{precision}"
+                found[name] = {**common, **values, **gpus}
     return found
+
+
+def _mapping(value: Any, key: str, file: Path) -> dict[str, Any]:
+    """Return a mapping of a recipe; empty for none.
+
+    Raises:
+        ConfigError: it is another value.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"must be a mapping of settings, not {value!r:.40}", key=key, file=file)
+    return value
 
 
 def _flat(document: Mapping[str, Any]) -> dict[str, Any]:

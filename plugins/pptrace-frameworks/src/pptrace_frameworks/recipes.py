@@ -102,6 +102,17 @@ class _Settings:
             raise ConfigError(f"must be a whole number, not {value!r}", key=name)
         return int(value)
 
+    def size(self, name: str) -> int:
+        """Return a setting that is a positive whole number, by default 1.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        value = self.count(name, 1)
+        if value < 1:
+            raise ConfigError(f"must be 1 or more, not {value}", key=name)
+        return value
+
     @property
     def unresolved(self) -> list[str]:
         """Settings of the computation whose value is a variable of a script."""
@@ -190,10 +201,10 @@ def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
 
 
 def _parallel(settings: _Settings, given: Given) -> dict[str, Any]:
-    tp = settings.count("tensor_model_parallel_size", 1)
-    pp = settings.count("pipeline_model_parallel_size", 1)
-    cp = settings.count("context_parallel_size", 1)
-    ep = settings.count("expert_model_parallel_size", 1)
+    tp = settings.size("tensor_model_parallel_size")
+    pp = settings.size("pipeline_model_parallel_size")
+    cp = settings.size("context_parallel_size")
+    ep = settings.size("expert_model_parallel_size")
     etp = settings.read("expert_tensor_parallel_size")
     gpus = given.gpus or settings.count("num_gpus") or _launched(settings)
     replicas, rest = divmod(gpus, tp * pp * cp)
@@ -231,7 +242,7 @@ def _chunks(settings: _Settings, ranks: int) -> int:
     per_stage = settings.count("num_layers_per_virtual_pipeline_stage")
     if per_stage and settings.count("num_layers"):
         return max(settings.count("num_layers") // ranks // per_stage, 1)
-    chunks = settings.count("virtual_pipeline_model_parallel_size", 1)
+    chunks = settings.size("virtual_pipeline_model_parallel_size")
     layout = settings.read("pipeline_model_parallel_layout")
     if chunks == 1 and isinstance(layout, str) and ranks > 1:
         return max(_stages_of(layout) // ranks, 1)
@@ -246,7 +257,7 @@ def _stages_of(layout: str) -> int:
 
 def _batch(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     total = settings.count("global_batch_size")
-    micro = settings.count("micro_batch_size", 1)
+    micro = settings.size("micro_batch_size")
     if not total:
         total = micro * parallel["dp"]
     sequence = settings.count("seq_length")
