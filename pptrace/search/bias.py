@@ -41,6 +41,7 @@ _NOISE = 0.01
 """Standard deviation of a measured step."""
 _DIGITS = 6
 _SECOND_NS = 1e9
+_LARGEST_NS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ def read_runs(path: Path, given: Mapping[str, Any]) -> list[MeasuredRun]:
         given: settings of the plan, which commands may repeat.
 
     Raises:
-        ConfigError: a file that cannot be read, a missing column, no measured step, or a cell with another value.
+        ConfigError: a file that cannot be read, a missing column, no measured step, a cell with another value, or
+            a command with another value of a setting of the plan.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -86,18 +88,27 @@ def read_runs(path: Path, given: Mapping[str, Any]) -> list[MeasuredRun]:
 
 def _run(path: Path, line: int, row: Mapping[str, str], given: Mapping[str, Any]) -> MeasuredRun:
     try:
-        seconds = float(row[MEASURED])
+        measured_ns = float(row[MEASURED]) * _SECOND_NS
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
+        measured_ns = math.nan
+    if not 1 <= measured_ns <= _LARGEST_NS:
         message = f"{row[MEASURED]!r:.40} is no step in seconds, such as 8.15"
         raise ConfigError(message, key=MEASURED, file=path, line=line)
     try:
         assigned = tuple(_settings(row[COMMAND] or ""))
     except (PptraceError, ValueError) as error:
         raise ConfigError(f"{row[COMMAND]!r:.60}: {error}", key=COMMAND, file=path, line=line) from None
-    settings = tuple(setting for setting in assigned if key_text(setting.path) not in given)
-    return MeasuredRun(line=line, settings=settings, measured_ns=round(seconds * _SECOND_NS))
+    settings = []
+    for setting in assigned:
+        key = key_text(setting.path)
+        if key not in given:
+            settings.append(setting)
+        elif setting.value != given[key]:
+            message = (
+                f"{key} is {setting.value!r:.40}, and {given[key]!r:.40} in the plan: plan with the same value"
+            )
+            raise ConfigError(message, key=COMMAND, file=path, line=line)
+    return MeasuredRun(line=line, settings=tuple(settings), measured_ns=round(measured_ns))
 
 
 def _settings(command: str) -> Iterator[Assignment]:
@@ -105,7 +116,9 @@ def _settings(command: str) -> Iterator[Assignment]:
     words = iter(shlex.split(command))
     for word in words:
         if word.startswith("--"):
-            name, value = word[2:], next(words, "")
+            name, equals, value = word[2:].partition("=")
+            if not equals:
+                value = next(words, "")
             yield from assignments([value], {}) if name == "set" else assignments([], {name: value})
 
 
@@ -146,7 +159,11 @@ class Bias:
 
     def bound_ns(self, step_ns: int) -> int:
         """Return a lower bound of the expected step for a lower bound of the simulated one."""
-        return math.floor(step_ns * min((1.0, *self.factors.values()))) if self.runs else step_ns
+        if not self.runs:
+            return step_ns
+        least = min((1.0, *self.factors.values()))
+        # Measured steps are in place of the steps that the factors give, and can be shorter.
+        return math.floor(step_ns * least / (1 + max((0.0, *self.differences))))
 
 
 def fit_bias(runs: Sequence[MeasuredRun], rows: Sequence[Row]) -> Bias:

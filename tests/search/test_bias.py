@@ -117,15 +117,42 @@ def test_places_are_ranked_by_measured_and_expected_steps(tmp_path: Path) -> Non
         ("command,measured_s\npptrace simulate,\n", "points.csv: has no measured step: write seconds"),
         ("command,measured_s\npptrace simulate --pp 2,fast\n", r"points.csv:2: measured_s: 'fast' is no step"),
         ("command,measured_s\npptrace simulate --pp 2,nan\n", r"points.csv:2: measured_s: 'nan' is no step"),
+        ("command,measured_s\npptrace simulate --pp 2,1e300\n", r"points.csv:2: measured_s: '1e300' is no step"),
+        ("command,measured_s\npptrace simulate --model llama3-8b,3\n",
+         r"points.csv:2: command: model.preset is 'llama3-8b', and 'gpt2' in the plan"),
         ("command,measured_s\npptrace simulate --speed 2,3\n", "points.csv:2: command: .*unknown flag"),
         ('command,measured_s\n"pptrace \'simulate",3\n', "points.csv:2: command: .*No closing quotation"),
     ],
-)
+)  # fmt: skip
 def test_a_table_without_measured_runs_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "points.csv").write_text(text, encoding="utf-8")
 
     with pytest.raises(ConfigError, match=message):
-        read_runs(tmp_path / "points.csv", {})
+        read_runs(tmp_path / "points.csv", {"model.preset": "gpt2"})
+
+
+def test_commands_have_values_as_click_takes_them(tmp_path: Path) -> None:
+    line = "pptrace simulate --model gpt2 --pp=2 --tp 4 --set=costs.zero=1"
+    (tmp_path / "points.csv").write_text(f"command,measured_s\n{line},3\n", encoding="utf-8")
+
+    (run,) = read_runs(tmp_path / "points.csv", {"model.preset": "gpt2"})
+
+    assert {key: str(value) for key, value in run.values.items()} == {
+        "parallel.pp": "2", "parallel.tp": "4", "costs.zero": "1",
+    }  # fmt: skip
+
+
+@given(
+    st.lists(st.floats(0.5, 2), min_size=2, max_size=4),
+    st.lists(st.integers(1, 10**9), min_size=5, max_size=5),
+)
+def test_a_bound_of_a_measured_run_is_one_of_its_measured_step(ratios: list[float], parts: list[int]) -> None:
+    rows = [row(*parts) for _ in ratios]
+    runs = [run(max(round(sum(parts) * ratio), 1)) for ratio in ratios]
+
+    bias = fit_bias(runs, rows)
+
+    assert bias.bound_ns(sum(parts)) <= min(measured.measured_ns for measured in runs) + 1
 
 
 @pytest.mark.needs_plugins
