@@ -107,7 +107,7 @@ def test_a_pair_lasts_as_long_as_its_host_and_no_longer(costs: Callable[..., Wor
     device = costs(EXPERTS, options={"segments": True}, **sizes)
 
     layer = ATTENTION + ROUTER + PREPROCESS + MOE + 2 * 4 + 4
-    host_ns = 3 * (2 * layer + PAIRED) * launch_ns
+    host_ns = 3 * (2 * layer + ACTION) * launch_ns
     members = [workload.segments[kind][1] for kind in (Kind.F, Kind.B)]
     longest = max(sum(segment.duration_ns for segment in member) for member in members)
     computed = sum(segment.duration_ns for member in members for segment in member if segment.is_computation)
@@ -121,6 +121,20 @@ def test_a_pair_lasts_as_long_as_its_host_and_no_longer(costs: Callable[..., Wor
     for kind, factor in ((Kind.F, 1), (Kind.B, 2)):
         alone = sum(segment.duration_ns for segment in workload.segments[kind][1] if not segment.paired)
         assert alone == workload.duration_ns(kind)[1] >= factor * (2 * layer + ACTION) * launch_ns
+
+
+def test_a_member_of_a_pair_has_more_operations_in_narrow_formats_alone(costs: Callable[..., Workload]) -> None:
+    options, sizes = {"host_launch": SECOND, "segments": True}, {"dp": 4, "ep": 4}
+
+    def waits(precision: str) -> int:
+        workload = costs({**EXPERTS, "precision": precision}, options=options, **sizes)
+        segments = workload.segments[Kind.F][1]
+        paired = sum(segment.duration_ns for segment in segments if segment.is_computation)
+        alone = sum(segment.duration_ns for segment in segments if segment.is_computation and not segment.paired)
+        return paired - alone
+
+    assert waits("bf16") < SECOND
+    assert waits("fp8") == pytest.approx((PAIRED - ACTION) * SECOND, abs=SECOND)
 
 
 def test_modules_computed_again_stand_before_what_needs_them(costs: Callable[..., Workload]) -> None:

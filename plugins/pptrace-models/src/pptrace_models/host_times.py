@@ -28,9 +28,10 @@ fitted to Megatron-Bridge's mixtures on x86 hosts."""
 _UNFUSED = {"moe_router": 25, "moe": 20}
 """Additional operations of a router and of permutations without fused kernels, counted in Megatron-Core 0.12
 (``megatron/core/transformer/moe/moe_utils.py``): scores, masks, capacity and loss; selection, sums and sorts."""
-_OF_ACTION, _OF_PAIRED = 110, 300
+_OF_ACTION, _OF_NARROW_PAIRED = 110, 300
 """Operations of an action beside its layers: messages, buffers and the schedule; and those of a member of an
-overlapped pair, whose layers are issued in parts with events between streams. Fitted likewise."""
+overlapped pair in FP8 or FP4, whose layers are issued in parts that each enter a recipe. Fitted likewise. In BF16
+a member has as many as any action: with 300, published runs (``examples/combined.py``) would gain nothing."""
 _TENSOR_PARALLEL = 2
 """Collectives of each half of a layer over the tensor-parallel group: a gather and a sum."""
 _RING_STEP = 8
@@ -104,15 +105,18 @@ def layer_host_ns(
     return options.host_launch * (graphs + sum(counts[part] for part in counts.keys() - captured))
 
 
-def action_host_ns(options: RooflineOptions, layers: Sequence[int], *, paired: bool = False) -> int:
+def action_host_ns(
+    options: RooflineOptions, model: Transformer, layers: Sequence[int], *, paired: bool = False
+) -> int:
     """Return the time of the host to issue a forward of a stage in ns; 0 if the host issues no layer.
 
     Args:
         options: options of the cost model.
+        model: the model.
         layers: the time of the host for each layer of the stage, in ns.
         paired: whether the forward is a member of an overlapped pair.
     """
     if not any(layers):
         return 0
-    operations = _OF_PAIRED if paired else _OF_ACTION
+    operations = _OF_NARROW_PAIRED if paired and model.precision in NARROW else _OF_ACTION
     return sum(layers) + (options.host_action or (0 if options.host else options.host_launch * operations))

@@ -325,7 +325,9 @@ class Costing:
 
     def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
         """Return the time of the host to issue a forward of a stage with these layers, in ns."""
-        return action_host_ns(self.options, [self.layer_host_ns(kind) for kind in layers], paired=paired)
+        return action_host_ns(
+            self.options, self.model, [self.layer_host_ns(kind) for kind in layers], paired=paired
+        )
 
     def _forward_kernels(self, kind: Layer) -> int:
         """Return the number of kernels of a layer's forward, with casts and tensor-parallel collectives."""
