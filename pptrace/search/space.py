@@ -281,7 +281,7 @@ def plan_problem(
 
 
 def _has_other_stack(request: PlanRequest, resolved: Resolved, registry: Registry) -> bool:
-    """Return whether the stack is another framework's than the requested one, which has a stack of its own."""
+    """Return whether the stack is that of another framework, and plugins offer one of the requested framework."""
     framework = framework_of(Inputs(resolved=resolved, registry=registry))
     is_offered = any(name.rpartition("-")[0] == request.framework for name in registry.stacks)
     return request.framework in FRAMEWORKS and framework != request.framework and is_offered

@@ -110,8 +110,8 @@ class Accelerator(Parameters):
     """Share of the BF16 peak that the forward of flash attention attains on heads of 128 (``kernels: shapes``)."""
 
     attention_flash_2: Efficiency | None = None
-    """Share of the BF16 peak that FlashAttention-2 attains; by default that of the device's best kernel (``costs.
-    attention: flash-2``)."""
+    """Share of the BF16 peak that FlashAttention-2 attains (``costs.attention: flash-2``); by default that of the
+    device's best kernel."""
 
     attention_backward: Efficiency = 0.85
     """Rate of the backward of flash attention, relative to the forward's (``kernels: shapes``)."""

@@ -31,7 +31,7 @@ class RooflineOptions(Parameters):
     exp_avg_sq: Moment | None = None
     """Precision of Adam's second moment (``--exp-avg-sq-dtype``); fp32 by default."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
-    """Memory per rank that is reserved for context, workspace and fragmentation; 2 GiB."""
+    """Memory per rank that every limit leaves free for driver, context and buffers; 2 GiB."""
     fragmentation: Annotated[float, Field(ge=0, le=1)] | None = None
     """Bytes that PyTorch's allocator reserves beyond the peak of allocated bytes, relative to this peak:
     ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none by default."""
