@@ -70,8 +70,8 @@ _NOT_SHOWN = frozenset({"error", "point", SEARCHED_TABLE})
 MARGIN = Fraction(2, 100)
 """Largest lead that counts as a tie.
 
-Of published steps of one model on the same GPUs, pairs with simulated steps this close have the measured order 22
-of 37 times (``pptrace accuracy`` counts them; docs/plan.md)."""
+Of published steps of one model on the same GPUs, pairs with simulated steps this close have the measured order 12
+of 22 times (``pptrace accuracy`` counts them; docs/plan.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
