@@ -482,8 +482,8 @@ def plan(
         sets: ``key.path=value`` texts, as for ``--set``; sizes among them are fixed.
         measured: a table with the columns ``command`` and ``measured_s``, seconds, as :func:`read_runs` takes it:
             the bias of the simulation is fitted to these runs, and places are ranked by expected steps.
-        outputs: the best (.yaml), tables of all points and pictures to write; finished simulations are reused
-            after an interruption.
+        outputs: the best (.yaml), a script that runs it (.sh), tables of all points and pictures to write;
+            finished simulations are reused after an interruption.
         fresh: reuse no finished simulation.
         executor: executor of the simulations, as for :func:`sweep`.
         workers: number of parallel simulations; one per core by default.
@@ -506,6 +506,7 @@ def plan(
     plugins = registry or Registry.load()
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
     problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
+    _check_script(paths, problem.framework)
     space = Space(problem, request)
     bias = _bias(Path(measured), problem) if measured is not None else Bias()
     with CandidateRunner(problem.document, plugins, chosen, paths[0] if paths else None, fresh=fresh) as runner:
@@ -519,6 +520,18 @@ def plan(
     result.save(*paths)
     end_journals(paths)
     return result
+
+
+def _check_script(paths: Sequence[Path], framework: str) -> None:
+    """Refuse a script for a framework without a program, before anything runs.
+
+    Raises:
+        OutputError: a script among the outputs.
+    """
+    scripts = [path for path in paths if path.suffix.lower() == _SCRIPT]
+    if scripts and framework and not FRAMEWORKS[framework].program:
+        message = f"{FRAMEWORKS[framework].title} is a library without a program that a script runs: write .yaml"
+        raise OutputError(message, file=scripts[0])
 
 
 def _bias(path: Path, problem: PlanProblem) -> Bias:
