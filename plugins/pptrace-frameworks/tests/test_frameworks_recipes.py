@@ -375,6 +375,8 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
          "micro_batch_size: must be a whole number, not 'two'"),
         (f"{JOB} --pipeline-model-parallel-size 0", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "pipeline_model_parallel_size: must be 1 or more, not 0"),
+        (f"{JOB} --micro-batch-size 1e400", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "micro_batch_size: must be a whole number, not inf"),
         (f"{JOB} --peft lora", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "peft: fine-tuning of adapters is not modelled"),
         (f"{JOB} --use-megatron-fsdp --data-parallel-sharding-strategy half",
@@ -433,8 +435,34 @@ def test_a_matrix_of_another_form_is_an_error(tmp_path: Path, text: str, message
     file = tmp_path / "recipe.yaml"
     file.write_text(text, encoding="utf-8")
 
-    with pytest.raises(ConfigError, match=f"recipe.yaml: {message}"):
+    with pytest.raises(ConfigError, match=rf"recipe\.yaml: {message}"):
         read_recipe(file)
+
+
+@pytest.mark.parametrize("stage", ["3", "[[decoder]]", "[head]"])
+def test_a_layout_of_unknown_items_is_an_error(tmp_path: Path, stage: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"num_gpus: 8\npipeline_model_parallel_layout: [{stage}]\n", encoding="utf-8")
+    given = Given(model="llama3-8b", device="h100-sxm")
+
+    with pytest.raises(ConfigError, match=r"job\.yaml: pipeline_model_parallel_layout: has unknown items in"):
+        configuration(read_recipe(file), given, Registry.load())
+
+
+def test_a_module_and_a_scope_can_be_single_words() -> None:
+    arguments = "--recompute-granularity selective --recompute-modules moe --cuda-graph-impl local"
+    settings, notes = of_line(
+        f"{JOB} {arguments} --cuda-graph-scope attn", gpus=8, model="llama3-8b", device="h100-sxm"
+    )
+    _, other_notes = of_line(
+        f"{JOB} --recompute-granularity selective --recompute-modules shared", gpus=8, model="llama3-8b",
+        device="h100-sxm",
+    )  # fmt: skip
+
+    assert settings["model"]["recompute_modules"] == ["moe"]
+    assert settings["costs"]["cuda_graphs"] == ["attn"]
+    assert not [note for note in notes if note.startswith("recompute_modules")]
+    assert "recompute_modules without effect: shared" in other_notes
 
 
 def test_no_code_of_a_recipe_runs(tmp_path: Path) -> None:

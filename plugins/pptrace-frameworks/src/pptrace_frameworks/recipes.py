@@ -98,7 +98,8 @@ class _Settings:
         """
         value = self.read(name, default)
         value = value[0] if isinstance(value, list) and value else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+        if isinstance(value, bool) or not is_whole:
             raise ConfigError(f"must be a whole number, not {value!r}", key=name)
         return int(value)
 
@@ -112,6 +113,11 @@ class _Settings:
         if value < 1:
             raise ConfigError(f"must be 1 or more, not {value}", key=name)
         return value
+
+    def words(self, name: str) -> list[str]:
+        """Return a setting that is a word or a list of words; empty without it."""
+        value = self.read(name, [])
+        return [str(word) for word in (value if isinstance(value, list | tuple) else [value])]
 
     @property
     def unresolved(self) -> list[str]:
@@ -190,9 +196,9 @@ def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"microbatch_group_size_per_vp_stage {group} has no effect: groups have {parallel['pp']} here"
         )
-    modules = [each for each in settings.read("recompute_modules") or [] if each not in _MODULES]
+    modules = [module for module in settings.words("recompute_modules") if module not in _MODULES]
     if modules:
-        notes.append(f"recompute_modules without effect: {', '.join(map(str, modules))}")
+        notes.append(f"recompute_modules without effect: {', '.join(modules)}")
     if settings.unresolved:
         notes.append(f"variables without a value: {', '.join(settings.unresolved)}")
     if settings.unused:
@@ -251,7 +257,8 @@ def _chunks(settings: _Settings, ranks: int) -> int:
 
 def _stages_of(layout: str) -> int:
     """Return the number of stages of a layout: bars, where ``(…)*n`` repeats."""
-    expanded = re.sub(r"\(([^)]*)\)\*(\d+)", lambda match: match[1] * int(match[2]), layout)
+    repeated = re.compile(r"\(([^)]*)\)\*(\d{1,4})")
+    expanded = repeated.sub(lambda match: match[1] * int(match[2]), layout)
     return len([stage for stage in expanded.split("|") if stage])
 
 
@@ -352,7 +359,7 @@ def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, str]:
 
 def _graphs(settings: _Settings) -> bool | list[str] | None:
     """Return whether CUDA graphs issue layers, or which parts of them; None if the recipe does not have it."""
-    impl, scope = settings.read("cuda_graph_impl"), settings.read("cuda_graph_scope") or []
+    impl, scopes = settings.read("cuda_graph_impl"), {*settings.words("cuda_graph_scope")}
     switches = [settings.read(name) for name in ("cuda_graphs", "enable_cuda_graph", "external_cuda_graph")]
     if any(switch is not None for switch in switches):
         return any(switches)
@@ -360,7 +367,6 @@ def _graphs(settings: _Settings) -> bool | list[str] | None:
         return None
     if impl == "none":
         return False
-    scopes = {scope} if isinstance(scope, str) else set(map(str, scope))
     if impl == "full_iteration" or not scopes or scopes & {"full_iteration", "full"}:
         return True
     return [part for part in _GRAPH_PARTS if part in scopes] or False
@@ -397,18 +403,17 @@ def _precision(recipe: Recipe, settings: _Settings) -> str | None:
 
 def _recomputation(settings: _Settings) -> dict[str, Any]:
     """Return the settings of recomputation; empty if the recipe has none."""
-    granularity, modules = settings.read("recompute_granularity"), settings.read("recompute_modules")
+    granularity, modules = settings.read("recompute_granularity"), settings.words("recompute_modules")
     layers, method = settings.count("recompute_num_layers"), settings.read("recompute_method")
-    modules = [modules] if isinstance(modules, str) else modules
     if settings.read("recompute_activations") and not granularity:
         granularity = "selective"
     if granularity == "full" or (layers and not granularity):
         if layers <= 1 and method != "block":
             return {"recompute": "full"}
         return {"recompute": "full", "recompute_method": method or "block", "recompute_num_layers": layers or 1}
-    if modules is None:
+    if settings.read("recompute_modules") is None:
         return {"recompute": "selective"} if granularity == "selective" else {}
-    kept = [str(module) for module in modules if module in _MODULES]
+    kept = [module for module in modules if module in _MODULES]
     return {"recompute": "selective", "recompute_modules": kept} if kept else {"recompute": "none"}
 
 
@@ -545,10 +550,10 @@ def _split(settings: _Settings, layers: tuple[int, int], stages: int) -> dict[st
     return {"layout": _layout_text(["E" + "t" * each, *["t" * each] * (stages - 2), "t" * rest + "m" * mtp + "L"])}
 
 
-def _stage_letters(stage: Iterable[str]) -> str:
-    letters = [_PLACES.get(item, "") for item in stage]
+def _stage_letters(stage: Any) -> str:
+    letters = [_PLACES.get(str(item), "") for item in stage] if isinstance(stage, list | tuple) else [""]
     if not all(letters):
-        raise ConfigError(f"has unknown items in {list(stage)}", key="pipeline_model_parallel_layout")
+        raise ConfigError(f"has unknown items in {stage!r:.60}", key="pipeline_model_parallel_layout")
     return "".join(letters)
 
 
