@@ -98,7 +98,7 @@ class OperationsDiff(Printed):
                 Table(rows=rows),
                 Line(text=verdict, tone="same" if self.same else "different"),
                 *([f"partial data: {self.partial}"] if self.partial else []),
-                *([f"{len(one_sided)} kernels are on one side only"] if one_sided else []),
+                *([f"kernels on one side only: {len(one_sided)}"] if one_sided else []),
             ),
             sections=(
                 Section(title="by kernel", blocks=_table(self.kernels, top, kernel_cells)),

@@ -59,7 +59,7 @@ def test_short_names_are_shown_and_whole_names_are_in_json_and_tooltips() -> Non
 
     assert "\n  gemm " in text
     assert LONG not in text
-    assert "2 kernels are on one side only" in text
+    assert "kernels on one side only: 2" in text
     assert found.to_dict()["kernels"][0] == {
         "what": LONG, "count": [2, 2], "total_ns": [4_000_000, 9_000_000], "change_ns": 5_000_000,
     }  # fmt: skip
