@@ -29,7 +29,9 @@ _SAME, _DIFFERENT = 0, 1
 @click.command("diff", epilog=_EXAMPLES)
 @click.argument("first", shell_complete=complete_files)
 @click.argument("second", shell_complete=complete_files)
-@click.option("--tolerance", type=Share(), default="2%", show_default=True, help="Which share counts as equal.")
+@click.option(
+    "--tolerance", type=Share(), default="2%", show_default=True, help="Relative difference that counts as equal."
+)
 @click.option(
     "--fail-over", type=Share(), help="Gate: fail only where the second step is longer by more than this."
 )

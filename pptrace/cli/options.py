@@ -186,11 +186,11 @@ _OPTIONS = (
     click.option("--layout", default="", help="Sizes of the job, such as pp=4,tp=2, where its traces lack them."),
     click.option("--replica", default="", help="Which pipeline of the job: dp=0,tp=0, slowest or median."),
     click.option(
-        "--rules", type=click.Path(path_type=Path), help="A YAML file of rules by which names are actions."
+        "--rules", type=click.Path(path_type=Path), help="YAML file of rules that map names to actions."
     ),
     click.option(
         "--iteration", type=click.IntRange(0), metavar="N",
-        help="Which folder of several iteration_N.  [default: the last complete one]",
+        help="Number N of the folder iteration_N.  [default: the last complete one]",
     ),
 )  # fmt: skip
 
