@@ -297,7 +297,7 @@ _MANIFEST = ".manifest.json"
 
 
 def _choose_iteration(sources: Sequence[Path], iteration: int | None) -> tuple[Sequence[Path], str]:
-    """Return the folders of one iteration, and a note on the choice; by default the last with the most files.
+    """Return the folders of one iteration, by default the last with the most files, and a note on that choice.
 
     torchtitan writes the traces of each profiled iteration to a folder ``iteration_N``.
 
@@ -313,12 +313,14 @@ def _choose_iteration(sources: Sequence[Path], iteration: int | None) -> tuple[S
     if iteration is None and len(folders) <= 1:
         return sources, ""
     known = ", ".join(map(str, sorted(folders))) or "no folders iteration_N"
+    note = ""
     if iteration is None:
         files = {number: sum(path.is_file() for path in folder.rglob("*")) for number, folder in folders.items()}
         iteration = max(files, key=lambda number: (files[number], number))
+        note = f"iteration {iteration} of {known} is read; --iteration names another"
     if iteration not in folders:
         raise ConfigError(f"no such iteration in {sources[0]}: there are {known}", file=f"--iteration {iteration}")
-    return [folders[iteration]], f"iteration {iteration} of {known} is read; --iteration names another"
+    return [folders[iteration]], note
 
 
 def _files(source: Path) -> list[Path]:
