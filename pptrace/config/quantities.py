@@ -116,7 +116,7 @@ class Dimension:
     def _whole(self, exact: Fraction, text: str) -> int:
         value = round(exact)
         if self.positive and not exact:
-            raise ConfigError(f"{text!r}: a {self.name} of zero never ends; it must be above zero")
+            raise ConfigError(f"{text!r}: a {self.name} must be above zero")
         if exact and not value:
             raise ConfigError(
                 f"{text!r} is less than half of the smallest {self.name}, 1 {next(iter(self.written))}"
