@@ -90,7 +90,7 @@ def test_a_compute_rate_is_read_as_operations_per_second(text: str, flops: int) 
         (q.parse_size, "1,000 GiB", "'1,000 GiB' is no size"),
         (q.parse_size, "", "'' is no size"),
         (q.RATE.parse, "0 GB/s", "'0 GB/s': a rate must be above zero"),
-        (q.FLOPS.parse, "0 TFLOP/s", "it must be above zero"),
+        (q.FLOPS.parse, "0 TFLOP/s", "must be above zero"),
         (q.DURATION.parse, "0.4 ns", "'0.4 ns' is less than half of the smallest time, 1 ns"),
         (q.parse_size, "1e99 GiB", "'1e99 GiB' is too large; the largest size is 4 EiB"),
         (q.parse_size, "1e999999999 B", "no size"),

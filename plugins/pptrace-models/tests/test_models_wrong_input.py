@@ -97,7 +97,7 @@ def test_options_of_the_cost_model_by_default_need_no_name() -> None:
 DEVICE_ERRORS = [
     ({"memory_bandwith": 1}, "device.memory_bandwith: unknown key (did you mean 'memory_bandwidth'?"),
     ({"memory_bandwidth": 0}, "device.memory_bandwidth: input should be greater than or equal to 1, not 0"),
-    ({"memory_bandwidth": "0 B/s"}, "device.memory_bandwidth: '0 B/s': a rate of zero never ends"),
+    ({"memory_bandwidth": "0 B/s"}, "device.memory_bandwidth: '0 B/s': a rate must be above zero"),
     ({"memory": "80 parsecs"}, "device.memory: unknown unit 'parsecs'"),
     ({"compute_efficiency": 1.2}, "device.compute_efficiency: input should be less than or equal to 1, not 1.2"),
     ({"compute_efficiency": 0}, "device.compute_efficiency: input should be greater than 0, not 0"),
