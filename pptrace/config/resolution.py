@@ -116,7 +116,7 @@ class Resolved:
         return replace(self, experiment=experiment, origins={**self.origins, **origins})
 
     def with_stack(self, name: str) -> Resolved:
-        """Return this with the default stack."""
+        """Return this with the release of a stack that it names, or with the default stack."""
         return replace(self, experiment=self.experiment.model_copy(update={"stack": name}))
 
     def with_values(self, key: str, values: Mapping[str, Any], origin: str = "default") -> Resolved:

@@ -46,7 +46,7 @@ def fill_stack(inputs: Inputs) -> None:
     with at_location(inputs.resolved, "stack"):
         offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
         rules = list(_rules(inputs, offer))
-    if experiment.stack is None:
+    if not is_yaml_file(name):
         inputs.resolved = inputs.resolved.with_stack(offer.name)
     readers, written = _readers(inputs), leaves_by_key(inputs.resolved.written.value)
     facts = _facts(inputs, readers)

@@ -77,6 +77,7 @@ def test_an_unknown_release_is_the_newest_before_it_with_a_note(name: str, used:
     assert value(step, "costs.zero")[1].startswith("stack made-1.9:")
     notes = [note for note in step.prepared.notes if "stack" in note]
     assert [used in note and name in note for note in notes] == [True] * has_note
+    assert f"stack {used}," in step.summary()
 
 
 @pytest.mark.parametrize("name", ["made-1.8", "nothing", "made-1.x"])
