@@ -594,6 +594,8 @@ def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
     layout, row, step = candidate.layout, candidate.row, int(candidate.row["step_ns"] or 0)
     slowdown = float(candidate.score[-1] / plan.best.score[-1] - 1)
     tokens_per_s, mfu = row["tokens_per_s_per_gpu"], row["mfu"]
+    expected = plan.bias.expected_ns(row, candidate.arguments)
+    share = step / (expected or 1)  # figures of the expected step
     exposed = (float(row["mean_collectives_ns"] or 0) + float(row["mean_messages_ns"] or 0)
                + float(row["mean_reduction_ns"] or 0))  # fmt: skip
     return {
@@ -601,9 +603,9 @@ def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
         "tp": str(layout.tp), "cp": str(layout.cp), "ep": str(layout.ep), "dp": str(layout.dp),
         "mbs": str(layout.micro), "gbs": str(layout.sequences), "settings": _settings(candidate),
         "step": DURATION.rounded(step),
-        "expected": DURATION.rounded(plan.bias.expected_ns(row, candidate.arguments)),
-        "tok/s/GPU": f"{float(tokens_per_s):,.0f}" if tokens_per_s else "-",
-        "MFU": f"{float(mfu):.1%}" if mfu else "-",
+        "expected": DURATION.rounded(expected),
+        "tok/s/GPU": f"{float(tokens_per_s) * share:,.0f}" if tokens_per_s else "-",
+        "MFU": f"{float(mfu) * share:.1%}" if mfu else "-",
         "memory": format_size(int(row["peak_memory_bytes"] or 0)), "exposed": f"{exposed / step:.1%}",
         "waiting": f"{float(row['mean_waiting_ns'] or 0) / step:.1%}",
         "slower": "-" if place == 1 else f"{slowdown:+.1%}",

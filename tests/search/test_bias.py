@@ -107,6 +107,9 @@ def test_places_are_ranked_by_measured_and_expected_steps(tmp_path: Path) -> Non
     assert [place.arguments for place in again.ranked] == [place.arguments for place in every.ranking[:10]]
     assert [expected[place.arguments] for place in every.ranking] == sorted(expected.values())
     assert "fitted" in str(again)
+    place = again.best
+    share = int(place.row["step_ns"]) / expected[place.arguments]
+    assert f"{float(place.row['tokens_per_s_per_gpu']) * share:,.0f}" in str(again)
     assert again.to_dict()["places"][0]["expected_ns"] == expected[again.best.arguments]
 
 
