@@ -388,16 +388,15 @@ class Plan(Printed):
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
     def script(self, path: Path) -> str:
-        """Return a shell script with which the framework runs the first place; of several, the first that runs it.
+        """Return a shell script with which the framework of the plan runs the first place.
 
         Raises:
-            OutputError: no framework with a program runs it.
+            OutputError: the plan is for any framework, or for one without a program.
         """
-        for name, framework in FRAMEWORKS.items():
-            arguments = self.frameworks[name]
-            if framework.program and not arguments.without and self.problem.framework in {"", name}:
-                return framework.script(self.best.name, arguments, self.table_command(arguments))
-        raise OutputError("no framework runs the first place from a script: write .yaml", file=path)
+        name = self.problem.framework
+        check_script([path], name)
+        arguments = self.frameworks[name]
+        return FRAMEWORKS[name].script(self.best.name, arguments, self.table_command(arguments))
 
     def to_yaml(self, table: Path | None = None) -> str:
         """Return the first place as a configuration file, with the file of a table in place of its schedule."""
@@ -506,7 +505,7 @@ def plan(
     plugins = registry or Registry.load()
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
     problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
-    _check_script(paths, problem.framework)
+    check_script(paths, problem.framework)
     space = Space(problem, request)
     bias = _bias(Path(measured), problem) if measured is not None else Bias()
     with CandidateRunner(problem.document, plugins, chosen, paths[0] if paths else None, fresh=fresh) as runner:
@@ -522,16 +521,16 @@ def plan(
     return result
 
 
-def _check_script(paths: Sequence[Path], framework: str) -> None:
-    """Refuse a script for a framework without a program, before anything runs.
+def check_script(paths: Sequence[Path], framework: str) -> None:
+    """Refuse a script for any framework, or for one without a program.
 
     Raises:
         OutputError: a script among the outputs.
     """
-    scripts = [path for path in paths if path.suffix.lower() == _SCRIPT]
-    if scripts and framework and not FRAMEWORKS[framework].program:
-        message = f"{FRAMEWORKS[framework].title} is a library without a program that a script runs: write .yaml"
-        raise OutputError(message, file=scripts[0])
+    for path in paths:
+        if path.suffix.lower() == _SCRIPT and not (framework and FRAMEWORKS[framework].program):
+            names = " or ".join(name for name, known in FRAMEWORKS.items() if known.program)
+            raise OutputError(f"a script runs a framework with a program: plan --for {names}", file=path)
 
 
 def _bias(path: Path, problem: PlanProblem) -> Bias:

@@ -200,20 +200,18 @@ def test_the_script_of_a_plan_is_read_back_as_its_configuration(registry: Regist
     subprocess.run(["bash", "-n", tmp_path / "run.sh"], check=True)
 
 
-def test_a_step_that_no_program_runs_has_no_script(registry: Registry, tmp_path: Path) -> None:
-    with pytest.raises(PptraceError, match=r"run\.sh: no framework runs the first place from a script"):
-        planned(registry, framework="pytorch").save(tmp_path / "run.sh")
-
-    assert not (tmp_path / "run.sh").exists()
-
-
-def test_a_script_for_a_library_is_refused_before_anything_runs(registry: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize("framework", ["pytorch", "any"])
+def test_a_script_without_a_program_is_refused_before_anything_runs(
+    registry: Registry, framework: str, tmp_path: Path
+) -> None:
     watched: list[str] = []
+    message = r"run\.sh: a script runs a framework with a program: plan --for megatron or torchtitan"
 
-    with pytest.raises(PptraceError, match=r"run\.sh: PyTorch is a library without a program"):
-        planned(registry, framework="pytorch", outputs=[tmp_path / "run.sh"], progress=watched.append)
+    with pytest.raises(PptraceError, match=message):
+        planned(registry, framework=framework, outputs=[tmp_path / "run.sh"], progress=watched.append)
 
     assert not watched
+    assert not (tmp_path / "run.sh").exists()
 
 
 def test_a_plan_that_no_framework_restricts_says_which_run_it(registry: Registry) -> None:
