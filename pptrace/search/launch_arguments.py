@@ -12,7 +12,7 @@ Source: torchtitan 0.3.0: ``torchtitan/config/configs.py``, ``torchtitan/trainer
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Reshard
@@ -21,7 +21,7 @@ from pptrace.steps.placement import Placement
 from pptrace.steps.pytorch_tables import unsupported_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.config.schema import Experiment
     from pptrace.steps.schedule import Schedule
@@ -468,6 +468,8 @@ class Framework:
     """Its name in texts, with what its arguments belong to."""
     arguments: Callable[[Experiment, Schedule], Arguments]
     """Returns its launch arguments for a configuration with all options of its cost model, and a table."""
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values that a plan tries for a key by default; those of other keys are the same for all frameworks."""
     program: tuple[str, ...] = ()
     """The program that takes the arguments; empty if the framework is a library."""
 
@@ -492,7 +494,10 @@ class Framework:
 FRAMEWORKS = {
     "megatron": Framework(title="Megatron-LM", arguments=megatron_arguments, program=("pretrain_gpt.py",)),
     "torchtitan": Framework(
-        title="torchtitan", arguments=torchtitan_arguments, program=("-m", "torchtitan.train")
+        title="torchtitan",
+        arguments=torchtitan_arguments,
+        program=("-m", "torchtitan.train"),
+        values={"costs.zero": (0, 3), "model.recompute": ("none", "full")},
     ),
     "pytorch": Framework(title="PyTorch", arguments=pytorch_arguments),
 }

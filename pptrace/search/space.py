@@ -568,9 +568,12 @@ class Space:
             for key, axis in axes.items()
             if key not in {*PLANNED, LAYERS}
         ]
+        framework = FRAMEWORKS.get(self.problem.framework)
+        usual_values = {**WIDELY, **(framework.values if framework else {})}
         for key in _SWITCHES:
             words = self._words(key) if key not in axes else ()
-            values = [value for value in words if value in {*WIDELY.get(key, words), self.problem.configured[key]}]
+            usual = {*usual_values.get(key, words), self.problem.configured[key]}
+            values = [value for value in words if value in usual]
             axis_values += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
         if self.problem.on_cluster and "parallel.order" not in axes:
             axis_values.append([(setting("parallel.order", order),) for order in _NEAREST])
