@@ -32,7 +32,7 @@ class Plugin:
         yield StackOffer(name="made-1.9", summary="Old.", rules=(first,))
         yield StackOffer(name="made-1.10", summary="New.", rules=(last,), inherits="made-1.9")
         yield StackOffer(name="loop", summary="Itself.", inherits="loop")
-        yield StackOffer(name="lost", summary="No parent.", inherits="nobody")
+        yield StackOffer(name="orphan", summary="No parent.", inherits="missing-stack")
         yield StackOffer(name="wide", summary="Too much.", rules=(StackRule(set={"batch.micro": 2}, source=""),))
 
 
@@ -93,8 +93,8 @@ def test_a_name_without_an_older_release_is_unknown(name: str) -> None:
 def test_a_stack_that_cannot_be_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(stack=name)
-    with pytest.raises(PluginError, match="nobody"):
-        run(stack="lost")
+    with pytest.raises(PluginError, match="missing-stack"):
+        run(stack="orphan")
 
 
 def test_a_model_has_the_default_stack_and_units_have_none() -> None:

@@ -1,4 +1,4 @@
-"""Folders of torchtitan, which hold the traces of each profiled iteration in a folder of its own."""
+"""Folders of torchtitan, which have one folder of traces per profiled iteration."""
 
 from __future__ import annotations
 
