@@ -28,6 +28,8 @@ _RECENT = ["h100*", "h200*", "h800*", "b200", "b300", "gb200", "gb300"]
 """Devices with performance recipes of NeMo and Megatron-Bridge."""
 _PAIRED = ["combined-1f1b", "dualpipe*", "stp*"]
 """Schedules with overlapped pairs, whose tensor-parallel collectives overlap with the other direction."""
+_SEGMENTED = {"costs.segments": True}
+"""Costs in segments, which exclude ``overlap_tp`` and separate accumulation."""
 
 
 def _rule(source: str, values: Mapping[str, Any], **conditions: Mapping[str, Any]) -> StackRule:
@@ -66,11 +68,11 @@ _MEGATRON = (
         "MC --tp-comm-overlap, which MB v0.2.0 scripts/performance/configs switches on, except in NVFP4",
         {"costs.overlap_tp": True},
         when={"parallel.tp": {"min": 2}, "model.num_experts": 0, "device.preset": _RECENT},
-        unless={"schedule.name": _PAIRED, "model.precision": "nvfp4"},
+        unless={**_SEGMENTED, "schedule.name": _PAIRED, "model.precision": "nvfp4"},
     ),
     _rule(
         "MC combined 1F1B (--overlap-moe-expert-parallel-comm): exchanges overlap the other direction's layers",
-        {"costs.segments": True}, when={"schedule.name": "combined-1f1b"},
+        _SEGMENTED, when={"schedule.name": "combined-1f1b"},
     ),
 )  # fmt: skip
 
@@ -122,7 +124,7 @@ _BRIDGE = (
         "MB src/megatron/bridge/recipes/llama: tp_comm_overlap=True; not in NVFP4. Fitted to BF16 and FP8 of "
         "mixtures on Grace hosts",
         {"costs.overlap_tp": True}, when={**_EXPERTS, "device.preset": _GRACE, "parallel.tp": {"min": 2}},
-        unless={"model.precision": ["mxfp8", "nvfp4"]},
+        unless={**_SEGMENTED, "model.precision": ["mxfp8", "nvfp4"]},
     ),
 )  # fmt: skip
 
@@ -169,6 +171,7 @@ _USER_BUFFERS = _rule(
     "NL 24.07 ub_tp_comm_overlap and NM v2.2.0 tp_comm_overlap=True: mixtures overlap collectives in BF16",
     {"costs.overlap_tp": True},
     when={**_EXPERTS, "parallel.tp": {"min": 2}, "model.precision": ["bf16", "fp16"]},
+    unless=_SEGMENTED,
 )  # fmt: skip
 _NARROW_GRADIENTS = _rule(
     "NM v2.2.0 nemo/collections/llm/recipes, performance mode: grad_reduce_in_fp32 = False",
@@ -211,8 +214,8 @@ _OF_2022 = (
 )  # fmt: skip
 _ADDED_GRADIENTS = _rule(
     "DS deepspeed/runtime/bf16_optimizer.py update_hp_grads: gradients are added by separate kernels",
-    {"costs.accumulation": "separate"},
-)
+    {"costs.accumulation": "separate"}, unless=_SEGMENTED,
+)  # fmt: skip
 _PARTITIONED = _rule(
     "DS deepspeed/runtime/pipe/engine.py is_pipe_partitioned: messages are split over the tensor-parallel group",
     {"costs.scatter_gather": True},
@@ -250,6 +253,7 @@ _AUTOGRAD = (
     _rule(
         "PT v2.13 torch/csrc/autograd/functions/accumulate_grad.h: gradients are added by separate kernels",
         {"costs.accumulation": "separate"},
+        unless=_SEGMENTED,
     ),
     _rule("PT v2.13: without torch.compile, SwiGLU is not fused", {"model.fused_activation": False}),
 )
@@ -269,7 +273,7 @@ _TORCHTITAN = (
     ),
     _rule(
         "PT v2.13 torch/distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed",
-        {"costs.accumulation": "separate"},
+        {"costs.accumulation": "separate"}, unless=_SEGMENTED,
     ),
     _rule(
         "TT torchtitan/models/attention.py, models/common/attention.py: cuDNN's attention first",
@@ -291,7 +295,7 @@ _NANOTRON = (
         {"p2p.policy": "ordered"},
     ),
     _rule("NT src/nanotron/optim/gradient_accumulator.py: FP32 buffers, added to by separate kernels",
-          {"costs.accumulation": "separate"}),
+          {"costs.accumulation": "separate"}, unless=_SEGMENTED),
     _rule("NT src/nanotron/models/llama.py: SwiGLU is not fused", {"model.fused_activation": False}),
     _rule("NT src/nanotron/models/base.py: stages by the sizes of their products", {"model.balance": "products"},
           unless=_EXPERTS),
