@@ -36,7 +36,7 @@ from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
-    from pptrace.sim.kernels.job_slots import SharedLinks
+    from pptrace.sim.kernels.events import SharedLinks
 
 HOSTS, LEAF, SPINES, SIZE, EACH = 512, 64, 16, 64 * 2**20, 128
 RATE = 50_000_000

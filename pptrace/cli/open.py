@@ -23,7 +23,7 @@ from pptrace.cli import viewer
 from pptrace.cli.viewer import HOST, PUBLIC_PORT, PUBLIC_UI, Server, Site
 from pptrace.config.limits import UnpackedFile
 from pptrace.errors import PptraceError, TraceError
-from pptrace.traces.perfetto.varint import read_varint
+from pptrace.traces.perfetto.wire import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

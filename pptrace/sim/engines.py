@@ -10,7 +10,6 @@ import numpy as np
 from pptrace.config.choices import Sharing
 from pptrace.network.contract import UNLIMITED
 from pptrace.sim.kernels import events
-from pptrace.sim.kernels import job_slots as job_slots_kernels
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
 from pptrace.sim.rate_sharing import FINER, Contention, shared_links
@@ -48,7 +47,7 @@ def run_jobs(
     graph: sweep_kernels.Graph,
     ranks: int,
     jobs: sweep_kernels.Jobs,
-    shared: job_slots_kernels.SharedLinks,
+    shared: events.SharedLinks,
     contention: Contention,
 ) -> tuple[Ran, Rates]:
     """Run the event kernel; return the times of all tasks, and the flows' rates.
@@ -76,9 +75,7 @@ def run_jobs(
             job=_filled(capacity), time=_filled(capacity, of=np.int64), rate=_filled(capacity, of=np.int64),
             limit=_filled(capacity), counts=np.zeros(2, np.int64),
         )  # fmt: skip
-        busy = job_slots_kernels.Ranks(
-            _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks)
-        )
+        busy = events.Ranks(_filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks))
         run(
             events.run_events,
             (graph, jobs, shared, rules),
@@ -108,8 +105,8 @@ def _heap(count: int) -> Heap:
     )
 
 
-def _running(count: int) -> job_slots_kernels.Running:
-    return job_slots_kernels.Running(
+def _running(count: int) -> events.Running:
+    return events.Running(
         slot=_filled(count, -1), due=_filled(count, of=np.int64), job=_filled(count),
         remaining=_filled(count, of=np.int64), since=_filled(count, of=np.int64), unused=_filled(count),
         used=_filled(3),
@@ -129,7 +126,7 @@ def _places(count: int, width: int) -> Places:
     return Places(link=link, weight=weight, flow=flow, after=after, before=before, width=width)
 
 
-def _links(shared: job_slots_kernels.SharedLinks) -> LinkCapacities:
+def _links(shared: events.SharedLinks) -> LinkCapacities:
     count = shared.rate_kbps.size
     load, members, room, wanted, share = (_filled(count, of=np.int64) for _ in range(5))
     return LinkCapacities(

@@ -10,8 +10,7 @@ import numpy as np
 from pptrace.config.choices import Sharing
 from pptrace.errors import CostError
 from pptrace.network.contract import UNLIMITED
-from pptrace.sim.kernels.events import WHOLE
-from pptrace.sim.kernels.job_slots import SharedLinks
+from pptrace.sim.kernels.events import WHOLE, SharedLinks
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW, Jobs
 from pptrace.steps.kinds import COMPUTE, SENDS, Kind, Role, Stream

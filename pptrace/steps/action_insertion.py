@@ -14,7 +14,7 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.steps.columns import unset
-from pptrace.steps.kernels import gathers as kernels
+from pptrace.steps.kernels import pytorch as kernels
 from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
 from pptrace_kernel import run
 

@@ -23,7 +23,7 @@ from pptrace.steps.action_insertion import insert_actions, insert_stage_actions,
 from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import unset
 from pptrace.steps.issue_order import with_messages
-from pptrace.steps.kernels import pending_sends as kernels
+from pptrace.steps.kernels import pytorch as kernels
 from pptrace.steps.kinds import (
     COMMUNICATION,
     PASSES,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.steps.kinds import COMPUTE, Kind
+from pptrace.timeline import kernels
 from pptrace.timeline.idle import waits
-from pptrace.timeline.kernels import rows as rows_kernels
 from pptrace.timeline.timeline import OnPath, Why, take, window
 from pptrace_kernel import run
 
@@ -88,7 +88,7 @@ def _path(timeline: Timeline) -> Int32s:
         return np.zeros(0, dtype=np.int32)
     path = np.empty(len(timeline), dtype=np.int32)
     last = int(np.argmax(timeline.end_ns))
-    length = run(rows_kernels.follow_causes, (timeline.cause, last), (path,), work=len(timeline))
+    length = run(kernels.follow_causes, (timeline.cause, last), (path,), work=len(timeline))
     return path[:length][::-1].copy()
 
 

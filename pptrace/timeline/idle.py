@@ -9,9 +9,9 @@ import numpy as np
 
 from pptrace.steps.kinds import TABLE, Stream
 from pptrace.steps.schedule import graph_of
+from pptrace.timeline import kernels
 from pptrace.timeline.actions import include_group_waits
-from pptrace.timeline.kernels import idle as idle_kernels
-from pptrace.timeline.kernels.idle import TimeSpent
+from pptrace.timeline.kernels import TimeSpent
 from pptrace.timeline.messages import index_timeline, lanes_of, messages
 from pptrace.timeline.timeline import Waits, window
 from pptrace_kernel import run
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 class IdleCause(IntEnum):
     """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
 
-    FILL = idle_kernels.FILL
+    FILL = kernels.FILL
     """Before the rank's first action."""
-    DRAIN = idle_kernels.DRAIN
+    DRAIN = kernels.DRAIN
     """After the rank's last action."""
-    TRANSFER = idle_kernels.TRANSFER
+    TRANSFER = kernels.TRANSFER
     """The awaited message was in transfer, up to its uncontended duration."""
-    CONTENTION = idle_kernels.CONTENTION
+    CONTENTION = kernels.CONTENTION
     """The awaited message was in transfer beyond its uncontended duration."""
-    HEAD_OF_LINE = idle_kernels.HEAD_OF_LINE
+    HEAD_OF_LINE = kernels.HEAD_OF_LINE
     """The data were ready, or the message had arrived, but the stream held another task.
 
     So is all idle time before a send on the compute stream, and before the start of an awaited copy or collective.
     """
-    PEER_COMPUTE = idle_kernels.PEER_COMPUTE
+    PEER_COMPUTE = kernels.PEER_COMPUTE
     """The message's producer had not computed yet."""
-    REDUCTION = idle_kernels.REDUCTION
+    REDUCTION = kernels.REDUCTION
     """The rank's gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
-    SLOWER_REPLICA = idle_kernels.SLOWER_REPLICA
+    SLOWER_REPLICA = kernels.SLOWER_REPLICA
     """The gradients of the rank's replica were complete, and those of another replica were not."""
 
     @property
@@ -96,7 +96,7 @@ def _peers(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
     return np.where(peer == rank, np.int32(-1), peer)
 
 
-def _attribute(timeline: Timeline, waits: idle_kernels.WaitBuffer) -> tuple[TimeSpent, int]:
+def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent, int]:
     """Attribute each rank's time, fill ``waits`` up to its size, and return the number of all intervals."""
     graph = graph_of(timeline.placement)
     opened, closed = window(timeline)
@@ -105,11 +105,11 @@ def _attribute(timeline: Timeline, waits: idle_kernels.WaitBuffer) -> tuple[Time
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
     spent = TimeSpent(busy, idle, collective, reduction)
     count = run(
-        idle_kernels.attribute_idle,
+        kernels.attribute_idle,
         (
             lanes_of(timeline, Stream.COMPUTE), lanes_of(timeline, Stream.DATA_PARALLEL), timeline.lane_ptr,
             timeline.cells,
-            idle_kernels.Rows(
+            kernels.Rows(
                 times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
                 times.collective_ns,
             ),
@@ -132,8 +132,8 @@ def _complete_ns(timeline: Timeline) -> Int64s:
     return np.full(timeline.placement.stages, -1, dtype=np.int64)
 
 
-def _allocate_waits(size: int) -> idle_kernels.WaitBuffer:
-    return idle_kernels.WaitBuffer(
+def _allocate_waits(size: int) -> kernels.WaitBuffer:
+    return kernels.WaitBuffer(
         rank=np.zeros(size, dtype=np.int32), cause=np.zeros(size, dtype=np.int8),
         start=np.zeros(size, dtype=np.int64), end=np.zeros(size, dtype=np.int64),
         row=np.zeros(size, dtype=np.int32),

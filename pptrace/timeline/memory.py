@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, Stream, present
+from pptrace.timeline import kernels
 from pptrace.timeline.actions import folded, last_segments
-from pptrace.timeline.kernels import rows as rows_kernels
 from pptrace.timeline.messages import lanes_of
 from pptrace.timeline.timeline import Counter
 from pptrace_kernel import run
@@ -109,7 +109,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     needs_clock = _needs_clock(timeline, workload)
     actions = folded(timeline) if needs_clock else timeline
     run(
-        rows_kernels.follow_memory,
+        kernels.follow_memory,
         (
             lanes_of(actions, Stream.COMPUTE), actions.lane_ptr, actions.cells, actions.start_ns,
             workload.activation_bytes, workload.weight_activation_bytes, TABLE,

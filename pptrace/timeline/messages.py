@@ -10,8 +10,8 @@ import numpy as np
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
+from pptrace.timeline import kernels
 from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
-from pptrace.timeline.kernels import rows as rows_kernels
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-def index_timeline(timeline: Timeline, graph: StageGraph) -> rows_kernels.Index:
+def index_timeline(timeline: Timeline, graph: StageGraph) -> kernels.Index:
     """Index a timeline's rows. The producer of an action with segments is its last segment."""
     messages = 2 * graph.edges * graph.microbatches
-    index = rows_kernels.Index(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
+    index = kernels.Index(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
     run(
-        rows_kernels.index_rows,
+        kernels.index_rows,
         (
             timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
             timeline.size_bytes, graph, TABLE,

@@ -16,7 +16,7 @@ from pptrace.errors import ConfigError
 from pptrace.steps.kinds import COMMUNICATION, KINDS, Kind, Role
 from pptrace.steps.kinds import RECEIVES as RECEIVING
 from pptrace.steps.kinds import TOWARDS_NEXT as WITH_NEXT
-from pptrace.timeline.kernels.rows import first_free
+from pptrace.timeline.kernels import first_free
 from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS
 from pptrace_kernel import run
 

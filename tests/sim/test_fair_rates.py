@@ -13,7 +13,7 @@ from oracle_flows import Flow, fair_rates
 
 from pptrace.config.choices import Sharing
 from pptrace.sim.engines import Rates, run_jobs
-from pptrace.sim.kernels.job_slots import SharedLinks
+from pptrace.sim.kernels.events import SharedLinks
 from pptrace.sim.kernels.sweep import Graph, Jobs
 from pptrace.sim.rate_sharing import FINER, Contention
 

@@ -18,8 +18,8 @@ from pptrace.steps.kinds import Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.timeline import Slice, Timeline
 from pptrace.traces import kineto, perfetto
-from pptrace.traces.perfetto import varint
-from pptrace.traces.perfetto.varint import check_packets
+from pptrace.traces.perfetto import wire
+from pptrace.traces.perfetto.wire import check_packets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +204,7 @@ def test_packets_are_counted_before_they_are_decoded(body: bytes, monkeypatch: p
     while size > 127:
         length, size = length + bytes([size & 127 | 128]), size >> 7
     packet = b"\n" + length + bytes([size]) + body
-    monkeypatch.setattr(varint, "_FIRST", 4)
+    monkeypatch.setattr(wire, "_FIRST", 4)
     monkeypatch.setenv(EVENTS, "50")
     check_packets(4, packet * 50, 4 * len(packet), "a.pftrace")
     check_packets(3, packet * 51, 3 * len(packet), "a.pftrace")

@@ -20,7 +20,7 @@ from pptrace.steps.workload import Workload
 from pptrace.testing import assert_valid_schedule
 from pptrace.timeline.metrics import measure
 from pptrace_schedules.plugin import pptrace_schedules
-from pptrace_schedules.zero_bubble.merge import merged
+from pptrace_schedules.zero_bubble.generate import merged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

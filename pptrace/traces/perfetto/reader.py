@@ -25,8 +25,7 @@ from pptrace.traces.perfetto.descriptors import (
     layout_of,
     renamed,
 )
-from pptrace.traces.perfetto.varint import check_packets, read_varint
-from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END
+from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END, check_packets, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules.interleaved_1f1b import check_rounds
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, options
+from pptrace_schedules.zero_bubble.offers import bubble_of, is_fixed, options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

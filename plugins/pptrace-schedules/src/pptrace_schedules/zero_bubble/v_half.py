@@ -25,8 +25,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, v_idle
-from pptrace_schedules.zero_bubble.two_chunks import half_peak, v_offer
+from pptrace_schedules.zero_bubble.offers import bubble_of, half_peak, is_fixed, v_idle, v_offer
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
@@ -39,7 +38,7 @@ _SMALL = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+    from pptrace_schedules.zero_bubble.offers import v_shaped
     from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, half_blocks
 
     most = half_peak(request.ranks)

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, v_idle
-from pptrace_schedules.zero_bubble.two_chunks import half_peak, min_peak, v_offer
+from pptrace_schedules.zero_bubble.offers import bubble_of, half_peak, is_fixed, min_peak, v_idle, v_offer
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -40,7 +39,7 @@ _SMALL = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+    from pptrace_schedules.zero_bubble.offers import v_shaped
     from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, min_blocks
 
     most = min_peak(request.ranks)

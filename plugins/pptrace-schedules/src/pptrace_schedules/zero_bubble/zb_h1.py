@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
 from pptrace_schedules.one_f_one_b import check_one_chunk
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
+from pptrace_schedules.zero_bubble.offers import bubble_of, options
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest

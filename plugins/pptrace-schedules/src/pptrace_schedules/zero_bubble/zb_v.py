@@ -25,8 +25,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, v_idle
-from pptrace_schedules.zero_bubble.two_chunks import v_offer
+from pptrace_schedules.zero_bubble.offers import bubble_of, is_fixed, v_idle, v_offer
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
@@ -36,7 +35,7 @@ __all__ = ["OFFER"]
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+    from pptrace_schedules.zero_bubble.offers import v_shaped
 
     return v_shaped(request, _fixed(request.ranks, request.microbatches), 2 * request.ranks)
 

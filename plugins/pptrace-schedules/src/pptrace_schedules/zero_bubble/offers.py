@@ -1,20 +1,57 @@
-"""Two chunks per rank in a V: first and last stage are on rank 0, and a microbatch turns on the last rank."""
+"""Parts of the offers of this family: closed forms of bubbles, and tables of two chunks per rank in a V.
+
+In a V, first and last stage are on rank 0, and a microbatch turns on the last rank.
+"""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
-from pptrace_schedules.zero_bubble.closed_forms import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pydantic import BaseModel
+
     from pptrace.plugin import Schedule, ScheduleRequest
     from pptrace_schedules.zero_bubble.bounds import Times
 
-__all__ = ["half_peak", "min_peak", "v_offer", "v_shaped"]
+__all__ = ["bubble_of", "half_peak", "is_fixed", "min_peak", "options", "v_idle", "v_offer", "v_shaped"]
+
+
+def bubble_of(request: ScheduleRequest, chunks: int, extra: int) -> Fraction | None:
+    """Return idle over ranks times length, where each action takes 1 and a rank idles for ``extra``.
+
+    There is none where backwards are merged, for gradients are then handed on later.
+    """
+    if request.options.get("merge"):
+        return None
+    work = 3 * chunks * request.microbatches
+    return Fraction(extra, work + extra)
+
+
+def is_fixed(request: ScheduleRequest) -> bool:
+    """Return whether the order is the fixed one."""
+    return request.options.get("order") == "fixed"
+
+
+def v_idle(ranks: int, microbatches: int) -> int:
+    """Return how long a rank of a V idles at least from the first start to the last end, where memory suffices.
+
+    An action takes 1. Few microbatches wait for their own way down the ranks and back.
+    """
+    return max(ranks - 1, 3 * ranks - 1 - 2 * microbatches, 4 * ranks - 1 - 4 * microbatches)
+
+
+def options() -> type[BaseModel]:
+    """Return the parameter model."""
+    from pptrace_schedules.options import ZeroBubbleOptions
+
+    return ZeroBubbleOptions
+
 
 _CHUNKS = 2
 

@@ -1,4 +1,4 @@
-"""Kernels that attribute the idle time of each rank to causes.
+"""Kernels over timelines: index rows, attribute idle time, follow causes, sum memory, and spread rows over lanes.
 
 Columns are lists or arrays of integers with the same operations, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
@@ -10,16 +10,173 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from pptrace.steps.kinds import Kind, Pass, Role
+from pptrace.steps.kinds import Kind, Pass, Result, Role
+
+SENDS, RECEIVES = int(Role.SEND), int(Role.RECEIVE)
+FORWARD = int(Pass.FORWARD)
+SEVERAL = -2
+"""A receive with several candidate messages."""
+
+
+class Index(NamedTuple):
+    """Rows by stage, edge and microbatch, -1 for none."""
+
+    producer: Any
+    """Shape (2 x stages x microbatches,): forwards, then the backwards whose result other stages need."""
+    send: Any
+    """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
+    recv: Any
+    """The receiver's row of each message, in the same shape."""
+
+
+def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
+    """Index the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
+
+    A receive has no source stage. Where several are possible, a second pass assigns it the message of its
+    size that was sent first.
+    """
+    feeds, role = kinds.feeds, kinds.role
+    unsure = False
+    for lane in range(len(lane_ptr) - 1):
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            k = cells.kind[row]
+            if feeds[k] >= 0:
+                base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
+                for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                    index.producer[base + u] = row
+            elif role[k] == SENDS or role[k] == RECEIVES:
+                match = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
+                unsure = unsure or match == SEVERAL
+                _index_message(row, match, cells, kinds, index)
+    if not unsure:
+        return
+    for lane in range(len(lane_ptr) - 1):
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            if role[cells.kind[row]] == RECEIVES:
+                match = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
+                _index_message(row, match, cells, kinds, index)
+
+
+def _index_message(row, match, cells, kinds, index):
+    """Store a message's row, from the slot ``match`` on."""
+    if match < 0:
+        return
+    sends = kinds.role[cells.kind[row]] == SENDS
+    for slot in range(match, match + cells.span[row]):
+        if sends:
+            index.send[slot] = row
+        elif index.recv[slot] < 0:
+            index.recv[slot] = row
+
+
+def _find_message(row, rank, peer, cells, graph, kinds, index):
+    """Return the slot of a send, or of a receive with a single candidate message; -1 for none."""
+    k, s, u = cells.kind[row], cells.stage[row], cells.microbatch[row]
+    sends = kinds.role[k] == SENDS
+    forward = kinds.direction[k] == FORWARD
+    down = sends == forward
+    ptr = graph.succ_ptr if down else graph.pred_ptr
+    match = -1
+    for e in range(ptr[s], ptr[s + 1]):
+        other = graph.stage_rank[
+            graph.microbatch_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])
+        ]
+        if other < 0 or other == rank or (peer >= 0 and other != peer):
+            continue
+        edge = graph.succ_edge[e] if down else graph.pred_edge[e]
+        slot = ((0 if forward else graph.edges) + edge) * graph.microbatches + u
+        if not sends:
+            if match >= 0:
+                return SEVERAL
+            match = slot
+        elif match < 0 and index.send[slot] < 0:
+            match = slot
+    return match
+
+
+def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
+    """Return the slot of a receive: the message of its size that was sent first; -1 for none."""
+    s, u = cells.stage[row], cells.microbatch[row]
+    send = index.send
+    forward = kinds.direction[cells.kind[row]] == FORWARD
+    ptr = graph.pred_ptr if forward else graph.succ_ptr
+    match = -1
+    for e in range(ptr[s], ptr[s + 1]):
+        other = graph.stage_rank[
+            graph.microbatch_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])
+        ]
+        if other < 0 or other == rank or (peer >= 0 and other != peer):
+            continue
+        edge = graph.pred_edge[e] if forward else graph.edges + graph.succ_edge[e]
+        slot = edge * graph.microbatches + u
+        if index.recv[slot] >= 0 or send[slot] < 0 or size[send[slot]] != size[row]:
+            continue
+        if match < 0 or start[send[slot]] < start[send[match]]:
+            match = slot
+    return match
+
+
+ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
+
+
+def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds, peak, peak_time, peak_count):
+    """Follow each rank's activations: peak in bytes, time of the peak, and peak number of microbatches.
+
+    A kind can allocate the input of a weight gradient, as in full recomputation; its memory change is positive.
+    """
+    for rank in range(len(compute_lane)):
+        lane = compute_lane[rank]
+        low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
+        allocated = 0
+        count = 0
+        for row in range(low, high):
+            k, s, n = cells.kind[row], cells.stage[row], cells.span[row]
+            allocated += (kinds.activation[k] * kept[s] + kinds.weight_activation[k] * kept_weight[s]) * n
+            if allocated > peak[rank]:
+                peak[rank] = allocated
+                peak_time[rank] = start[row]
+            if kinds.result[k] == ACTIVATION:
+                count += n
+                peak_count[rank] = max(peak_count[rank], count)
+            elif kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT:
+                count -= n
+
+
+def follow_causes(cause, last, path):
+    """Walk back from ``last`` along the causes; return how many rows the path holds, last first."""
+    length = 0
+    row = last
+    while row >= 0 and length < len(path):
+        path[length] = row
+        length += 1
+        row = cause[row]
+    return length
+
+
+def first_free(ptr, start, end, until, place, lanes):
+    """Put each slice of a group on the group's first lane that is free at the slice's start.
+
+    Group ``g`` has the slices ``ptr[g]:ptr[g + 1]``, by their starts. ``until`` is scratch space with an entry per
+    lane; ``place`` receives each slice's lane within its group, ``lanes`` the number of lanes of each group.
+    """
+    for group in range(len(ptr) - 1):
+        used = 0
+        for index in range(ptr[group], ptr[group + 1]):
+            lane = 0
+            while lane < used and until[lane] > start[index]:
+                lane += 1
+            used = max(used, lane + 1)
+            until[lane] = end[index]
+            place[index] = lane
+        lanes[group] = used
+
 
 FILL, DRAIN, TRANSFER, CONTENTION, HEAD_OF_LINE, PEER_COMPUTE, REDUCTION, SLOWER_REPLICA = range(8)
 CAUSES = 8
 """Causes of idle time, of which each rank has one value."""
 
 COMPUTES = int(Role.COMPUTE)
-SENDS, RECEIVES = int(Role.SEND), int(Role.RECEIVE)
 COPIES, MEETS = int(Role.COPY), int(Role.COLLECTIVE)
-FORWARD = int(Pass.FORWARD)
 REDUCE, SYNC = int(Kind.REDUCE_GRAD), int(Kind.SYNC)
 
 

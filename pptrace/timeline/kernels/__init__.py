@@ -1,1 +1,0 @@
-"""Kernels over timelines: index the rows, attribute idle time, follow memory and causes."""
