@@ -226,6 +226,7 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
         words += ["--ckpt-format", "fsdp_dtensor"]
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
+    words += ["--grad-reduce-in-bf16"] if costs.get("gradients") == "bf16" else []
     words += ["--tp-comm-overlap"] if costs.get("overlap_tp") and parallel.tp > 1 else []
     words += _recompute(model)
     if "mlp_act" in (model.get("recompute_modules") or []):

@@ -24,6 +24,7 @@ from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
 from pptrace.search.bias import PARTS, Bias, fit_bias, read_runs
+from pptrace.search.bridge_recipe import bridge_recipe, check_recipe
 from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, Search, run_candidate
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, command_lines, values_of
 from pptrace.search.pricing import default_split
@@ -137,9 +138,10 @@ def assess_robustness(
 
 _CONFIGURATIONS = (".yaml", ".yml")
 _SCRIPT = ".sh"
+_RECIPE = ".py"
 _OUTPUT_SUFFIXES = (
-    ".yaml for the best configuration, .sh for a script that runs it, .csv or .parquet for all, .png, .svg or "
-    ".pdf for a picture"
+    ".yaml for the best configuration, .sh for a script that runs it, .py for a recipe of Megatron-Bridge, "
+    ".csv or .parquet for all, .png, .svg or .pdf for a picture"
 )
 """The suffixes of outputs in words."""
 
@@ -344,7 +346,7 @@ class Plan(Printed):
         }  # fmt: skip
 
     def save(self, *targets: str | Path) -> list[Path]:
-        """Write the best configuration (.yaml), its script (.sh), all points (.csv, .parquet) and pictures.
+        """Write the best configuration (.yaml), its script (.sh), its recipe (.py), all points and pictures.
 
         If a search found the first place's table, it is written beside the configuration, which names it:
         ``best.table.csv`` beside ``best.yaml``.
@@ -354,7 +356,7 @@ class Plan(Printed):
             PptraceError: a package that is missing.
         """
         paths = [Path(target) for target in targets]
-        check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT), _OUTPUT_SUFFIXES)
+        check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT, _RECIPE), _OUTPUT_SUFFIXES)
         with ExitStack() as pending:
             for path in paths:
                 self._write(path, pending)
@@ -380,6 +382,11 @@ class Plan(Printed):
         elif suffix == _SCRIPT:
             temporary.write_text(self.script(path), encoding="utf-8", newline="\n")
             temporary.chmod(0o755)
+        elif suffix == _RECIPE:
+            check_framework([path], self.problem)
+            arguments = self.frameworks["megatron"]
+            recipe = bridge_recipe(self.with_layers_per_stage, arguments, self.schedule, self.best.name)
+            temporary.write_text(recipe, encoding="utf-8", newline="\n")
         elif self._searched_table:
             table = pending.enter_context(replace_file(_table_path(path)))
             table.write_text(self._searched_table, encoding="utf-8", newline="\n")
@@ -394,7 +401,7 @@ class Plan(Printed):
             OutputError: the plan is for any framework, or for one without a program.
         """
         name = self.problem.framework
-        check_script([path], name)
+        check_framework([path], self.problem)
         arguments = self.frameworks[name]
         return FRAMEWORKS[name].script(self.best.name, arguments, self.table_command(arguments))
 
@@ -481,7 +488,7 @@ def plan(
         sets: ``key.path=value`` texts, as for ``--set``; sizes among them are fixed.
         measured: a table with the columns ``command`` and ``measured_s``, seconds, as :func:`read_runs` takes it:
             the bias of the simulation is fitted to these runs, and places are ranked by expected steps.
-        outputs: the best (.yaml), a script that runs it (.sh), tables of all points and pictures to write;
+        outputs: the best (.yaml), a script (.sh) or a recipe (.py) that runs it, tables of all points, pictures;
             finished simulations are reused after an interruption.
         fresh: reuse no finished simulation.
         executor: executor of the simulations, as for :func:`sweep`.
@@ -498,14 +505,14 @@ def plan(
     """
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
-    check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT), _OUTPUT_SUFFIXES)
+    check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT, _RECIPE), _OUTPUT_SUFFIXES)
     request = PlanRequest(
         gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive, framework=framework
     )
     plugins = registry or Registry.load()
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
     problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
-    check_script(paths, problem.framework)
+    check_framework(paths, problem)
     space = Space(problem, request)
     bias = _bias(Path(measured), problem) if measured is not None else Bias()
     with CandidateRunner(problem.document, plugins, chosen, paths[0] if paths else None, fresh=fresh) as runner:
@@ -521,16 +528,23 @@ def plan(
     return result
 
 
-def check_script(paths: Sequence[Path], framework: str) -> None:
-    """Refuse a script for any framework, or for one without a program.
+def check_framework(paths: Sequence[Path], problem: PlanProblem) -> None:
+    """Refuse files for a framework that the plan is not for.
 
     Raises:
-        OutputError: a script among the outputs.
+        OutputError: a script for any framework or one without a program, or a recipe for another than Megatron-LM.
+        ConfigError: a recipe of a model without a recipe in Megatron-Bridge.
     """
     for path in paths:
-        if path.suffix.lower() == _SCRIPT and not (framework and FRAMEWORKS[framework].program):
+        suffix, framework = path.suffix.lower(), problem.framework
+        if suffix == _SCRIPT and not (framework and FRAMEWORKS[framework].program):
             names = " or ".join(name for name, known in FRAMEWORKS.items() if known.program)
             raise OutputError(f"a script runs a framework with a program: plan --for {names}", file=path)
+        if suffix == _RECIPE:
+            if framework != "megatron":
+                raise OutputError("a recipe is of Megatron-Bridge: plan --for megatron", file=path)
+            model = problem.document.value.get("model")
+            check_recipe(model.get("preset") if isinstance(model, dict) else model)
 
 
 def _bias(path: Path, problem: PlanProblem) -> Bias:

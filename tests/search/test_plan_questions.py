@@ -184,20 +184,56 @@ def test_a_plan_for_another_framework_has_its_stack(
     assert ("--stack" in words) == (plan.problem.document.value.get("stack") != config.get("stack"))
 
 
-def test_the_script_of_a_plan_is_read_back_as_its_configuration(registry: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_files_of_a_plan_are_read_back_as_its_configuration(
+    registry: Registry, precision: str, tmp_path: Path
+) -> None:
     pytest.importorskip("pptrace_frameworks")
-    job = {**STEP, "model": "llama3-8b", "batch": {"global": 8, "sequence": 8192}}
-    vary = {**FEW, "pp": [4], "tp": [2], "cp": [1], "schedule": ["interleaved-1f1b"], "vp": [2]}
-    plan = planned(registry, config=job, gpus=8, vary=vary, framework="megatron", outputs=[tmp_path / "run.sh"])
-    sizes = ["--model", "llama3-8b", "--device", "a100-sxm", "--gpus", "8"]
+    script, recipe = tmp_path / "run.sh", tmp_path / "recipe.py"
+    device = {"bf16": "a100-sxm", "fp8": "h100-sxm"}[precision]
+    model = {"preset": "llama3-8b", "precision": precision}
+    job = {**STEP, "model": model, "device": device, "batch": {"global": 8, "sequence": 8192}}
+    vary = {**FEW, "pp": [4], "tp": [2], "cp": [1], "schedule": ["interleaved-1f1b"], "vp": [2], "zero": [1]}
+    plan = planned(registry, config=job, gpus=8, vary=vary, framework="megatron", outputs=[script, recipe])
+    sizes = ["--model", "llama3-8b", "--device", device, "--gpus", "8"]
 
-    run = CliRunner().invoke(registry.commands["recipe"].offer.load(), [str(tmp_path / "run.sh"), *sizes])
+    for words in ([str(script), *sizes], [str(recipe)]):
+        run = CliRunner().invoke(registry.commands["recipe"].offer.load(), words)
 
-    assert run.exit_code == 0, run.output
-    read = load(document_of(yaml.safe_load(run.stdout)))
-    assert read.experiment.parallel == plan.experiment.parallel
-    assert os.access(tmp_path / "run.sh", os.X_OK)
-    subprocess.run(["bash", "-n", tmp_path / "run.sh"], check=True)
+        assert run.exit_code == 0, run.output
+        read = load(document_of(yaml.safe_load(run.stdout))).experiment
+        assert read.parallel == plan.experiment.parallel
+        assert read.batch == plan.experiment.batch
+        assert read.schedule == plan.experiment.schedule
+        assert read.costs.values["zero"] == 1
+    assert read.model.values["precision"] == precision
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "message"),
+    [
+        ("torchtitan", "llama3-8b", r"recipe\.py: a recipe is of Megatron-Bridge: plan --for megatron"),
+        (
+            "megatron",
+            "bloom-176b",
+            r"model\.preset: Megatron-Bridge has recipes of llama2-7b, .*-o run\.sh writes",
+        ),
+    ],
+)
+def test_a_recipe_that_no_library_has_is_refused_before_anything_runs(
+    registry: Registry, framework: str, model: str, message: str, tmp_path: Path
+) -> None:
+    watched: list[str] = []
+
+    with pytest.raises(PptraceError, match=message):
+        planned(
+            registry, config={**STEP, "model": model}, framework=framework, outputs=[tmp_path / "recipe.py"],
+            progress=watched.append,
+        )  # fmt: skip
+
+    assert not watched
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "any"])
