@@ -17,7 +17,7 @@ from pptrace_kernel import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.steps.columns import Int64s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
@@ -221,11 +221,7 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
     last = last_segments(timeline)[rows] == rows
     delta: Int64s = np.where((number < 0) | np.where(by_action > 0, number == 0, last), by_action, 0)
     in_segments = (number >= 0) & (recomputed == 0) & (TABLE.recomputed[timeline.kind[rows]] == 0)
-    for index in np.flatnonzero(in_segments).tolist() if _has_segment_changes(workload) else ():
-        changes = _segment_changes(timeline, workload, int(rows[index]))
-        if changes is not None:
-            delta[index] = changes[int(number[index])] * int(timeline.span[rows[index]])
-    return delta
+    return _with_stated(delta, timeline, workload, rows, np.where(in_segments, number, -1))
 
 
 def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
@@ -270,12 +266,9 @@ def unreduced_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> I
 
 def _action_changes(timeline: Timeline, workload: Workload, rows: Int64s, recomputed: Int64s) -> Int64s:
     """Return the bytes of activations that the action of each row allocates or, below zero, frees."""
-    kind, stage, microbatch = timeline.kind[rows], timeline.stage[rows], timeline.microbatch[rows]
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
     classes = (workload, *workload.classes)
-    class_of = workload.microbatch_class
-    by_class = (
-        np.where(microbatch < 0, 0, class_of[microbatch]) if class_of.size else np.zeros(rows.size, dtype=np.int64)
-    )
+    by_class = _class_of(workload, timeline.microbatch[rows])
 
     def per_row(size_bytes: Callable[[Workload], Int64s]) -> Int64s:
         sizes: Int64s = np.stack([size_bytes(costs) for costs in classes])[by_class, stage]
@@ -307,22 +300,35 @@ def _recomputed_microbatches(timeline: Timeline, rows: Int64s) -> Int64s:
     return np.where(forwards, count[stage, microbatch + timeline.span[rows]] - count[stage, microbatch], 0)
 
 
-def _has_segment_changes(workload: Workload) -> bool:
-    """Whether the workload states changes of memory per segment."""
-    return any(
-        segment.activation_bytes is not None
-        for costs in (workload, *workload.classes)
-        for stages in costs.segments.values()
-        for segments in stages
-        for segment in segments
-    )
+def _class_of(workload: Workload, microbatch: Int32s) -> Int64s:
+    """Return the index of each microbatch's costs: 0 for the workload, then its classes."""
+    class_of = workload.microbatch_class
+    if not class_of.size:
+        return np.zeros(microbatch.size, dtype=np.int64)
+    return np.where(microbatch < 0, 0, class_of[microbatch])
 
 
-def _segment_changes(timeline: Timeline, workload: Workload, row: int) -> list[int] | None:
-    """Return the bytes that the workload states for each segment of a row's action; None where it states none."""
-    costs = workload.of_microbatch(int(timeline.microbatch[row]))
-    stages = costs.segments.get(Kind(int(timeline.kind[row])))
-    if stages is None:
-        return None
-    changes = [segment.activation_bytes for segment in stages[int(timeline.stage[row])]]
-    return None if all(change is None for change in changes) else [change or 0 for change in changes]
+def _with_stated(delta: Int64s, timeline: Timeline, workload: Workload, rows: Int64s, number: Int64s) -> Int64s:
+    """Return the changes of rows, with those that the workload states for segments in place of the action's.
+
+    Args:
+        delta: changes of the rows' actions in bytes.
+        timeline: the step.
+        workload: its costs.
+        rows: the rows.
+        number: the index of each row's segment; below 0 for rows that keep their change.
+    """
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    by_class = _class_of(workload, timeline.microbatch[rows])
+    for index, costs in enumerate((workload, *workload.classes)):
+        for segments_kind, stages in costs.segments.items():
+            stated = np.array([any(part.activation_bytes is not None for part in parts) for parts in stages])
+            if not stated.any():
+                continue
+            sizes = np.zeros((len(stages), max(map(len, stages))), dtype=np.int64)
+            for place, parts in enumerate(stages):
+                sizes[place, : len(parts)] = [part.activation_bytes or 0 for part in parts]
+            chosen = np.flatnonzero((number >= 0) & (by_class == index) & (kind == segments_kind))
+            chosen = chosen[stated[stage[chosen]]]
+            delta[chosen] = sizes[stage[chosen], number[chosen]] * timeline.span[rows[chosen]]
+    return delta

@@ -200,3 +200,15 @@ def test_the_update_is_bound_by_memory(costs: Callable[..., Workload]) -> None:
     # Gradient, twice weights and moments in fp32, bf16 weights: 4 + 24 + 2 bytes at 10^12 bytes/s.
     parameters = workload.weights_bytes // 2
     assert workload.optimizer_ns.tolist() == [10 + -(-30 * int(count) // 1000) for count in parameters]
+
+
+def test_a_fused_loss_keeps_its_gradient_in_place_of_the_logits(
+    costs: Callable[..., Workload], classic: dict[str, Any]
+) -> None:
+    separate, fused = costs(), costs(options={"fused_loss": True})
+    logits = 2048 * classic["vocabulary"]
+
+    assert (separate.activation_bytes - fused.activation_bytes).tolist() == [0, 0, 0, 2 * logits]
+    assert (separate.weight_activation_bytes == fused.weight_activation_bytes).all()
+    assert fused.f_ns[3] < separate.f_ns[3]
+    assert (fused.f_ns[:3] == separate.f_ns[:3]).all()

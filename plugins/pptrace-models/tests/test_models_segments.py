@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pptrace.api import simulate
 from pptrace.errors import ConfigError
 from pptrace.plugins.requests import CostRequest
 from pptrace.steps.kinds import Kind, Stream
@@ -66,6 +67,24 @@ def test_segments_sum_to_the_plain_times(sizes: dict[str, Any], model: dict[str,
         "reduce_ns",
     ):
         assert np.array_equal(getattr(parts, name), getattr(plain, name)), name
+
+    held, for_weights = plain.activation_bytes, plain.weight_activation_bytes
+    changes = {Kind.F: held, Kind.B: -held, Kind.I: for_weights - held, Kind.W: -for_weights}
+    for kind, expected in changes.items():
+        found = [sum(part.activation_bytes or 0 for part in stage) for stage in parts.segments[kind]]
+        assert found == expected.tolist(), kind
+
+
+def test_a_pair_of_whole_passes_holds_one_microbatch_and_at_most_some_layers_more() -> None:
+    step = {
+        "model": "qwen3-30b-a3b", "device": "gb300", "parallel": {"pp": 1, "dp": 8, "ep": 8, "etp": 1}, "batch": {
+            "micro": 1, "sequence": 4096, "microbatches": 8,
+        },
+    }  # fmt: skip
+    alone = simulate({**step, "schedule": "1f1b"}).memory.peak_activation_bytes[0]
+    paired = simulate({**step, "schedule": "combined-1f1b"}).memory.peak_activation_bytes[0]
+
+    assert alone <= paired < alone * (1 + 3 / 48)
 
 
 def named(workload: Workload, kind: Kind, stage: int = 1) -> list[str]:

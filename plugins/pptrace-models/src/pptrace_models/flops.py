@@ -68,19 +68,22 @@ def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operatio
     )
 
 
-def head(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operation, ...]:
+def head(model: Transformer, shard: Shard, gradient_bytes: int, *, fused_loss: bool) -> tuple[Operation, ...]:
     """Return the final norm, the LM head and the fp32 cross-entropy."""
     element, tokens = model.element_bytes, shard.tokens
     normed = shard.split_tokens * model.hidden * element
     logits = tokens * shard.vocabulary
     matrix = Linear(group="head", inputs=model.hidden, outputs=shard.vocabulary, tokens=tokens)
     # Forward: read the logits, write them in fp32, read the fp32 logits for the maximum and for the sum.
-    loss_bytes = logits * (element + 3 * _LOGITS_BYTES)
+    loss = (element + 3 * _LOGITS_BYTES, _LOGITS_BYTES + element)
+    if fused_loss:
+        # Read the logits for maximum and sum, read them again and write the gradient in their place; scale it.
+        loss = (3 * element, 2 * element)
     logit = products("head", [matrix], element, gradient_bytes, unit="head")
     return (
         _memory("final norm", 2 * normed, 3 * normed),
         _without_weight_gradient(logit) if model.frozen else logit,
-        _memory("loss", loss_bytes, logits * (_LOGITS_BYTES + element)),
+        _memory("loss", logits * loss[0], logits * loss[1]),
     )
 
 

@@ -299,7 +299,8 @@ class Costing:
 
     def head(self) -> tuple[Operation, ...]:
         """Return the operations of final norm, LM head and loss."""
-        return flops.head(self.model, self.shard, gradient_bytes(self.options))
+        options = self.options
+        return flops.head(self.model, self.shard, gradient_bytes(options), fused_loss=options.fused_loss)
 
     def work_ns(self, work: Work, unit: str) -> int:
         """Return the time of one group of kernels in one pass, in ns; 0 without work."""

@@ -67,7 +67,7 @@ def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool =
 
 
 def grouped(layers: Sequence[Kept], size: int) -> list[Kept]:
-    """Return the bytes kept by groups of ``size`` layers that are recomputed together: the input of the first."""
+    """Return the bytes kept by layers of which ``size`` are recomputed together: the first keeps the group's."""
     groups = []
     for first in range(0, len(layers), size):
         group = layers[first : first + size]
@@ -75,6 +75,7 @@ def grouped(layers: Sequence[Kept], size: int) -> list[Kept]:
         kept = group[0].activation
         weight_part = sum(kept.weight_part for kept in group)
         groups.append(Kept(activation=kept, weight_part=weight_part, transient=all_bytes - kept))
+        groups += [Kept()] * (len(group) - 1)
     return groups
 
 
@@ -89,16 +90,17 @@ def embedding_kept(model: Transformer, shard: Shard) -> Kept:
     return Kept(activation=shard.split_tokens * model.hidden * model.dropout)
 
 
-def head_kept(model: Transformer, shard: Shard) -> Kept:
-    """Return the bytes kept after the last layer: inputs of final norm and LM head, and fp32 logits."""
+def head_kept(model: Transformer, shard: Shard, *, fused_loss: bool) -> Kept:
+    """Return the bytes kept after the last layer: inputs of final norm and LM head, and logits.
+
+    A fused loss keeps its gradient in the place of the logits; otherwise these are kept in fp32.
+    """
     row = shard.split_tokens * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
+    of_loss = (model.element_bytes if fused_loss else _FP32) * logits
     if model.frozen:
-        return Kept(activation=row + _FP32 * logits)
-    return Kept(
-        activation=2 * row + _FP32 * logits,
-        weight_part=row + model.element_bytes * logits,
-    )
+        return Kept(activation=row + of_loss)
+    return Kept(activation=2 * row + of_loss, weight_part=row + model.element_bytes * logits)
 
 
 def _boundary_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:

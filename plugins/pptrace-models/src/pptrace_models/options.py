@@ -71,6 +71,9 @@ class RooflineOptions(Parameters):
     fused_routing: bool = True
     """Whether router and permutations are fused kernels (``--moe-router-fusion``, ``--moe-permute-fusion``);
     otherwise the host issues more operations (``host_launch``)."""
+    fused_loss: bool = False
+    """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``); otherwise memory
+    holds the logits in fp32."""
     every_nic: bool = False
     """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL, at most at
     the rate of the node's links. Otherwise each ring uses one NIC."""

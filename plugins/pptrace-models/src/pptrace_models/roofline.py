@@ -60,7 +60,8 @@ def build(request: CostRequest) -> Workload:
         request=request, model=model, options=options, part=part, stages=stages_of(model, request.stages),
         tower=tower_of(model, request),
     )  # fmt: skip
-    kept = job.kept()
+    kept_items = job.kept_items()
+    kept = [summed(memory.Kept(), items) for items in kept_items]
     costings = {device: job.costing(device) for device in devices.distinct}
     of_stages = tuple(costings[device] for device in devices.of_stages)
     kept_bytes = [stage_kept.activation for stage_kept in kept]
@@ -92,7 +93,7 @@ def build(request: CostRequest) -> Workload:
     )  # fmt: skip
     if not options.segments:
         return workload
-    return workload.segmented(job.segments(of_stages), overlapped=options.alone == "overlapped")
+    return workload.segmented(job.segments(of_stages, kept_items), overlapped=options.alone == "overlapped")
 
 
 def _with_default_segments(request: CostRequest, options: RooflineOptions) -> RooflineOptions:
@@ -201,8 +202,8 @@ class _Job:
             "recompute_ns": 0 if self.model.recompute == "full" else cost.f - once_ns,
         }
 
-    def kept(self) -> list[memory.Kept]:
-        """Return the bytes that each stage keeps of a microbatch."""
+    def kept_items(self) -> list[list[memory.Kept]]:
+        """Return the bytes that each item of each stage keeps of a microbatch."""
         model, part, stages = self.model, self.part, tuple(dict.fromkeys(self.stages))
 
         def layer(kind: Layer) -> memory.Kept:
@@ -210,7 +211,8 @@ class _Job:
 
         items = items_of(
             model, stages, layer=layer, embedding=memory.embedding_kept(model, part),
-            prediction=memory.prediction_kept(model, part), head=memory.head_kept(model, part),
+            prediction=memory.prediction_kept(model, part),
+            head=memory.head_kept(model, part, fused_loss=self.options.fused_loss),
         )  # fmt: skip
         if model.recompute_method == "uniform":
             for stage, stage_items in zip(stages, items, strict=True):
@@ -218,10 +220,8 @@ class _Job:
                 stage_items[layers] = memory.grouped(stage_items[layers], model.recompute_num_layers or 1)
         if self.tower:
             items = in_front(items, stages, *self.tower.kept())
-        kept_by_stage = {
-            stage: summed(memory.Kept(), stage_items) for stage, stage_items in zip(stages, items, strict=True)
-        }
-        return [kept_by_stage[stage] for stage in self.stages]
+        items_by_stage = dict(zip(stages, items, strict=True))
+        return [items_by_stage[stage] for stage in self.stages]
 
     def passed(self) -> list[int]:
         """Return the bytes of a microbatch that each stage sends to the next."""
@@ -250,11 +250,18 @@ class _Job:
         decoder_flops = step_flops(self.model, sequences, self.request.sequence)
         return decoder_flops + (self.tower.flops(sequences) if self.tower else 0)
 
-    def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
-        """Return the segments of each stage's actions by kind, on its device."""
+    def segments(
+        self, costings: Sequence[Costing], kept: Sequence[Sequence[Kept]]
+    ) -> dict[Kind, list[tuple[Segment, ...]]]:
+        """Return the segments of each stage's actions by kind, on its device.
+
+        Args:
+            costings: the inputs of each stage's times.
+            kept: the bytes that each item of each stage keeps of a microbatch.
+        """
         by_stage = [
-            stage_segments(costing, self.tower, stage)
-            for costing, stage in zip(costings, self.stages, strict=True)
+            stage_segments(costing, self.tower, stage, stage_kept)
+            for costing, stage, stage_kept in zip(costings, self.stages, kept, strict=True)
         ]
         return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pptrace_models.encoder_costs import Tower
     from pptrace_models.layer import Operation
     from pptrace_models.layer_times import Costing
+    from pptrace_models.memory import Kept
     from pptrace_models.stages import Stage
 
 
@@ -34,7 +35,9 @@ _SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
 
 
-def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
+def stage_segments(
+    costing: Costing, tower: Tower | None, stage: Stage, kept: Sequence[Kept]
+) -> dict[Kind, tuple[Segment, ...]]:
     """Return the segments of a stage's actions by kind.
 
     The first segment, ``host``, is the time to issue kernels beyond the time of their computation.
@@ -43,6 +46,8 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
         costing: model, device and options that times depend on.
         tower: the encoder before the decoder, if any.
         stage: layers and other items of the stage.
+        kept: the bytes that each of these items keeps of a microbatch. The item's first segment of a forward
+            allocates them, and its last segment of a backward frees them.
     """
     options = costing.options
     (order,) = units = items_of(
@@ -51,6 +56,7 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
     )  # fmt: skip
     if tower:
         (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
+    order = [unit.with_memory(item_kept) for unit, item_kept in zip(order, kept, strict=True)]
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
     host_ns, frozen = costing.stage_host_ns(stage.layers), costing.model.frozen
@@ -67,7 +73,8 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
         Kind.W: _chain([part._replace(for_weights=False) for part in backward if part.for_weights]),
     }
     if costing.model.recompute != "full":
-        recomputed = [part for unit in order if unit.backward for part in unit.forward]
+        parts = (part for unit in order if unit.backward for part in unit.forward)
+        recomputed = [part._replace(activation_bytes=0) for part in parts]
         segments[Kind.RECOMPUTE] = _chain([forward[0], *recomputed])
     return segments
 
@@ -87,7 +94,7 @@ def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment,
     weight_indexes: list[int] = []
     last_computation = 0
     for part in parts:
-        if not part.ns:
+        if not (part.ns or part.activation_bytes):
             continue
         needs = (last_computation,) if part.for_weights and segments else tuple(last_indexes)
         if part.for_weights and not delay_wgrad:
@@ -99,7 +106,12 @@ def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment,
             last_computation = len(segments) if part.stream is Stream.COMPUTE else last_computation
         segments.append(
             Segment(
-                name=part.name, duration_ns=part.ns, stream=part.stream, needs=needs or None, paired=part.paired
+                name=part.name,
+                duration_ns=part.ns,
+                stream=part.stream,
+                needs=needs or None,
+                paired=part.paired,
+                activation_bytes=part.activation_bytes or None,
             )
         )
     for index in (*last_indexes, *weight_indexes):
@@ -320,6 +332,7 @@ class Part(NamedTuple):
     stream: Stream = Stream.COMPUTE
     for_weights: bool = False
     paired: bool = False
+    activation_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +343,31 @@ class Unit:
     """Parts of the forward."""
     backward: tuple[Part, ...] = ()
     """Parts of the whole backward."""
+
+    def with_memory(self, kept: Kept) -> Unit:
+        """Return the unit with the bytes that its first part allocates and that its last parts free.
+
+        The last part of the weight gradient frees what only this one needs.
+        """
+        forward, backward = list(self.forward), list(self.backward)
+        _change(forward, next((index for index, part in enumerate(forward) if part.ns), 0), kept.activation)
+        last_weight = _last(backward, for_weights=True)
+        for_weights = kept.weight_part if last_weight >= 0 else 0
+        _change(backward, last_weight, -for_weights)
+        _change(backward, _last(backward, for_weights=False), for_weights - kept.activation)
+        return Unit(forward=tuple(forward), backward=tuple(backward))
+
+
+def _change(parts: list[Part], index: int, size_bytes: int) -> None:
+    """Let a part allocate bytes, or free them if they are negative."""
+    if size_bytes:
+        parts[index] = parts[index]._replace(activation_bytes=size_bytes)
+
+
+def _last(parts: Sequence[Part], *, for_weights: bool) -> int:
+    """Return the index of the last part with a duration for weight gradients, or for the others; -1 without."""
+    indexes = (index for index, part in enumerate(parts) if part.ns and part.for_weights == for_weights)
+    return max(indexes, default=-1)
 
 
 def tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[Part, Part]:
