@@ -312,6 +312,9 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
     overlap = settings.read("tp_comm_overlap")
     if parallel["tp"] > 1 and (not overlap or recipe.is_command) and overlap is not None:
         costs["overlap_tp"] = bool(overlap)  # where it is true, a stack of Megatron-Bridge has it by device
+    loss = settings.read("cross_entropy_fusion_impl")
+    if loss is not None:
+        costs["fused_loss"] = loss == "te" and settings.read("cross_entropy_loss_fusion") is not False
     costs |= _scaling(recipe, settings)
     if parallel["ep"] > 1:
         costs |= _dispatcher(recipe, settings)

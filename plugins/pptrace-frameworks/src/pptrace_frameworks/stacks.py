@@ -95,6 +95,11 @@ _GRACE_GRAPHS = _rule(
     {"costs.cuda_graphs": ["attn", "moe_router", "moe_preprocess"]}, when={**_EXPERTS, "device.preset": _GRACE},
 )  # fmt: skip
 
+_FREED_OUTPUTS = _rule(
+    "MC 0.18 megatron/core/pipeline_parallel/schedules.py waits for a send before it frees the output "
+    "(deallocate_pipeline_outputs: MC megatron/training/argument_utils.py, MB models/gpt_provider.py)",
+    {"p2p.options.deallocate_pipeline_outputs": True}, when={"schedule.name": list(_OF_MEGATRON)},
+)  # fmt: skip
 _HOST_OF_KERNELS = _rule(
     "fitted to GPT-3 in FP8 of dgxc-benchmarking 25.04: time to issue a kernel of a dense layer",
     {"costs.host_kernel": "0.115 ms"},
@@ -111,6 +116,11 @@ _FLEX = _rule(
 
 _BRIDGE = (
     _HOST_OF_KERNELS,
+    _rule(
+        "MB v0.1.0rc3 scripts/performance/configs, v0.2.0 scripts/performance/utils/helpers.py, from 0.6 "
+        "perf_recipes/_common.py: cross_entropy_fusion_impl te",
+        {"costs.fused_loss": True},
+    ),
     _rule(
         "MB scripts/performance/configs: grad_reduce_in_fp32 = False; from 0.6 perf_recipes/_common.py",
         {"costs.gradients": "bf16"},
@@ -338,7 +348,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX, _GRACE_GRAPHS),
         core("0.16", "megatron-core-0.15"),
         core("0.17", "megatron-core-0.16"),
-        core("0.18", "megatron-core-0.17", _GRACE_ITERATION),
+        core("0.18", "megatron-core-0.17", _GRACE_ITERATION, _FREED_OUTPUTS),
         core("0.19", "megatron-core-0.18"),
         nemo(
             "24.07", "", *_MEGATRON, *_HOSTS, _HOST_OF_KERNELS, _UNFUSED_ROUTING, _FLASH_2, _USER_BUFFERS,
@@ -351,7 +361,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         bridge("25.11", "megatron-bridge-25.09", _GRACE_FLEX, _GRACE_GRAPHS),
         bridge("26.02", "megatron-bridge-25.11", _X86_FLEX),
         bridge("26.04", "megatron-bridge-26.02"),
-        bridge("26.06", "megatron-bridge-26.04", *_FULL_ITERATION),
+        bridge("26.06", "megatron-bridge-26.04", *_FULL_ITERATION, _FREED_OUTPUTS),
         bridge("26.08", "megatron-bridge-26.06"),
         StackOffer(name="deepspeed-0.19", summary="DeepSpeed 0.19 with its pipeline engine.", rules=_DEEPSPEED),
         StackOffer(
