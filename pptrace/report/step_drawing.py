@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import accumulate, count, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from pptrace.config.quantities import format_duration
 from pptrace.report.svg import darker, document, drawing, element, number, write_drawing
 from pptrace.sanitize import printable
-from pptrace.steps.kinds import COMPUTE, COPIES, KINDS, Kind, Stream
+from pptrace.steps.kinds import BACKWARD, COMPUTE, COPIES, KINDS, Kind, Stream
 from pptrace.timeline.actions import in_group
 from pptrace.timeline.critical_path import why
 from pptrace.timeline.idle import IdleCause
@@ -47,14 +48,23 @@ _MOST_BARS = 6_000
 _COLUMNS = 1_600
 _TICKS = 8
 
+_MOST_ACTIONS = 240
+"""The length of the longest step that is drawn whole, in median actions; an action then has about five pixels."""
+_MARGIN = 12
+"""The length of the steady phase next to warm-up and drain, and half of the steady part, in median actions."""
+_LONGEST_SHARE = 0.6
+"""The largest share of a step that is drawn in parts."""
+
 _SMALLEST = 0.55
 """The smallest relative size of labels in bars; smaller labels are omitted."""
 
 _WIDTH = 1200
 _LEFT, _RIGHT, _TOP, _AXIS, _KEYS = 64, 16, 34, 26, 22
+_BREAK = 48
+"""The width of the gap between two windows, in pixels."""
 _TALLEST, _LANES = 24, 1_600
 """The maximum height of a lane, and the maximum height of all lanes, in pixels."""
-_LETTER, _LETTERS = 5.8, 10
+_LETTER, _LETTERS, _PADDING = 5.8, 10, 2.5
 _EDGED = 2
 """The minimum width of bars with a white edge, in pixels."""
 _INK, _PALE = "#102030", "#6b7480"
@@ -93,9 +103,11 @@ class Chart:
     ranks: tuple[int, ...]
     """The lanes, top to bottom."""
     start_ns: int
-    """The window's start."""
+    """The step's start."""
     end_ns: int
-    """The window's end."""
+    """The step's end."""
+    windows: tuple[tuple[int, int], ...]
+    """The drawn parts of the step, as start and end in ns: the whole step, or warm-up, a steady part and drain."""
     bars: tuple[Bar, ...]
     """The bars by lane and level, then time."""
     legend: tuple[tuple[str, str], ...]
@@ -104,12 +116,22 @@ class Chart:
     """Whether bars are samples, because there are too many actions."""
 
     @property
+    def drawn_ns(self) -> int:
+        """The length of all windows."""
+        return sum(end - start for start, end in self.windows)
+
+    @property
     def ticks(self) -> tuple[tuple[int, str], ...]:
-        """Round times of an axis, from the start of the window."""
-        span = max(self.end_ns - self.start_ns, 1)
+        """Round times in the windows, with their labels, from the start of the step."""
+        span = max(self.drawn_ns, 1)
         steps = (factor * 10**power for power in count() for factor in (1, 2, 5))
         step = next(step for step in steps if span <= step * _TICKS)
-        return tuple((self.start_ns + time_ns, format_duration(time_ns)) for time_ns in range(0, span + 1, step))
+        times = (
+            time_ns
+            for start, end in self.windows
+            for time_ns in range(-(-(start - self.start_ns) // step) * step, end - self.start_ns + 1, step)
+        )
+        return tuple((self.start_ns + time_ns, format_duration(time_ns) if time_ns else "0") for time_ns in times)
 
 
 def chart_of(timeline: Timeline) -> Chart:
@@ -133,15 +155,47 @@ def chart_of(timeline: Timeline) -> Chart:
         _Layer(Level.PATH, rank[reasons.path.row[drawn]], reasons.path.start_ns[drawn], reasons.path.end_ns[drawn],
                [PATH], np.zeros(int(drawn.sum()), dtype=np.int32), lambda _: ("", "critical path")),
     ]  # fmt: skip
-    sampled = sum(layer.rank.size for layer in layers) > _MOST_BARS
-    bars = [bar for layer in layers for bar in (layer.samples(*span) if sampled else layer.bars())]
+    windows = _windows(timeline, work, span)
+    drawn_ns = sum(end - start for start, end in windows)
+    sampled = sum(layer.count(*window) for layer in layers for window in windows) > _MOST_BARS
+    bars = [
+        bar
+        for layer in layers
+        for window in windows
+        for bar in (layer.samples(*window, drawn_ns) if sampled else layer.bars(*window))
+    ]
     return Chart(
-        ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=span[0], end_ns=span[1],
+        ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=span[0], end_ns=span[1], windows=windows,
         bars=tuple(sorted(bars, key=lambda bar: (bar.rank, bar.level, bar.start_ns))),
         legend=_legend(timeline, work, reasons.waits.cause, has_groups=bool(concurrent.size),
                        has_chunks=bool((labels.colour[work] % 2).any())),
         sampled=sampled,
     )  # fmt: skip
+
+
+def _windows(timeline: Timeline, work: Int64s, span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return the parts of a step to draw, so that an action has some pixels: the whole step if it is short.
+
+    A long step has three parts. The first ends some actions after the last rank starts its first backward. The
+    last starts some actions before the first rank ends its last forward. The second is in the middle between them.
+    """
+    kind, rank = timeline.kind[work], timeline.rank_of_row()[work]
+    start_ns, end_ns = timeline.start_ns[work], timeline.end_ns[work]
+    forwards, backwards = kind == Kind.F, BACKWARD.mask(kind)
+    if not forwards.any() or not backwards.any():
+        return (span,)
+    action_ns = int(np.median((end_ns - start_ns)[forwards | backwards]))
+    if span[1] - span[0] <= _MOST_ACTIONS * action_ns:
+        return (span,)
+    ranks = np.unique(rank)
+    warm_ns = max(int(start_ns[backwards & (rank == each)].min(initial=span[1])) for each in ranks)
+    drain_ns = min(int(end_ns[forwards & (rank == each)].max(initial=span[0])) for each in ranks)
+    middle_ns, margin_ns = (warm_ns + drain_ns) // 2, _MARGIN * action_ns
+    steady = middle_ns - margin_ns, middle_ns + margin_ns
+    windows = (span[0], warm_ns + margin_ns), steady, (drain_ns - margin_ns, span[1])
+    is_shorter = sum(end - start for start, end in windows) < _LONGEST_SHARE * (span[1] - span[0])
+    apart = all(end < start for (_, end), (start, _) in pairwise(windows))
+    return windows if is_shorter and apart else (span,)
 
 
 def _visible_window(timeline: Timeline, waits: Waits) -> tuple[int, int]:
@@ -166,19 +220,33 @@ class _Layer:
     texts: Callable[[int], tuple[str, str]]
     """Returns the label and the tooltip of a bar."""
 
-    def bars(self) -> Iterator[Bar]:
-        """Yield each bar with a length."""
-        for index in np.flatnonzero(self.end_ns > self.start_ns).tolist():
+    def count(self, opened_ns: int, closed_ns: int) -> int:
+        """Return the number of bars in a window."""
+        return int(np.count_nonzero(self._is_within(opened_ns, closed_ns)))
+
+    def bars(self, opened_ns: int, closed_ns: int) -> Iterator[Bar]:
+        """Yield each bar with a length in a window, cut at the edges of the window."""
+        for index in np.flatnonzero(self._is_within(opened_ns, closed_ns)).tolist():
             label, title = self.texts(index)
             yield Bar(
-                rank=int(self.rank[index]), level=self.level, start_ns=int(self.start_ns[index]),
-                end_ns=int(self.end_ns[index]), colour=self.colours[int(self.colour[index])], label=label,
-                title=title,
+                rank=int(self.rank[index]), level=self.level, start_ns=max(int(self.start_ns[index]), opened_ns),
+                end_ns=min(int(self.end_ns[index]), closed_ns), colour=self.colours[int(self.colour[index])],
+                label=label, title=title,
             )  # fmt: skip
 
-    def samples(self, opened_ns: int, closed_ns: int) -> Iterator[Bar]:
-        """Yield the bars at the middle of each column of the window, with equal neighbours merged."""
-        edges = np.linspace(opened_ns, closed_ns, _COLUMNS + 1).astype(np.int64)
+    def _is_within(self, opened_ns: int, closed_ns: int) -> NDArray[np.bool_]:
+        return (self.end_ns > self.start_ns) & (self.end_ns > opened_ns) & (self.start_ns < closed_ns)
+
+    def samples(self, opened_ns: int, closed_ns: int, drawn_ns: int) -> Iterator[Bar]:
+        """Yield the bars at the middle of each column of a window, with equal neighbours merged.
+
+        Args:
+            opened_ns: the start of the window.
+            closed_ns: its end.
+            drawn_ns: the length of all windows, which have :data:`_COLUMNS` columns.
+        """
+        columns = max(round(_COLUMNS * (closed_ns - opened_ns) / max(drawn_ns, 1)), 1)
+        edges = np.linspace(opened_ns, closed_ns, columns + 1).astype(np.int64)
         middle = (edges[:-1] + edges[1:]) // 2
         for rank in np.unique(self.rank).tolist():
             rows = np.flatnonzero(self.rank == rank)
@@ -247,7 +315,6 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any], suffix: st
     """Write the Gantt chart of a step in the format of a suffix; the option ``title`` is its heading.
 
     Raises:
-        PptraceError: a library for PNG and PDF is not installed.
         OSError: the file cannot be written.
     """
     chart = chart_of(timeline)
@@ -275,12 +342,17 @@ def _height(chart: Chart) -> int:
 
 def _parts(chart: Chart) -> Iterator[Markup]:
     lane, lane_index = _lane(chart), {rank: index for index, rank in enumerate(chart.ranks)}
-    scale = (_WIDTH - _LEFT - _RIGHT) / max(chart.end_ns - chart.start_ns, 1)
+    places = _Places(chart)
     below = _TOP + lane * len(chart.ranks)
+    gaps = [(left_ns, right_ns) for (_, left_ns), (right_ns, _) in pairwise(chart.windows)]
+    breaks = [(places.x(left_ns) + _BREAK / 2, right_ns - left_ns) for left_ns, right_ns in gaps]
     for time_ns, text in chart.ticks:
-        x = _LEFT + (time_ns - chart.start_ns) * scale
+        x = places.x(time_ns)
         yield element("path", d=f"M{number(x)} {_TOP}V{number(below + 4)}", stroke="#d5dbe2", stroke_width="0.8")
-        yield element("text", text, x=x, y=below + 17, text_anchor="middle", font_size=10, fill=_PALE)
+        if all(abs(x - middle) > _BREAK for middle, _ in breaks):
+            yield element("text", text, x=x, y=below + 17, text_anchor="middle", font_size=10, fill=_PALE)
+    for x, omitted_ns in breaks:
+        yield from _break(x, below, omitted_ns)
     every = max(1, round(14 / lane))
     letters: Counter[str] = Counter()
     for bar in chart.bars:
@@ -292,12 +364,34 @@ def _parts(chart: Chart) -> Iterator[Markup]:
     for (rank, level), bars in groupby(chart.bars, key=lambda bar: (bar.rank, bar.level)):
         relative_top, relative_height = _PLACES[level]
         top, height = _TOP + (lane_index[rank] + relative_top) * lane, relative_height * lane
-        boxes = [
-            _box(bar, _LEFT + (bar.start_ns - chart.start_ns) * scale, top, height, scale, letters[bar.colour])
-            for bar in bars
-        ]
+        boxes = [_box(bar, places.x(bar.start_ns), top, height, places.scale, letters[bar.colour]) for bar in bars]
         yield element("g", *boxes)
     yield from _keys(chart, below + _AXIS)
+
+
+class _Places:
+    """Horizontal positions of the times in a chart's windows, in pixels."""
+
+    def __init__(self, chart: Chart) -> None:
+        width = _WIDTH - _LEFT - _RIGHT - _BREAK * (len(chart.windows) - 1)
+        self.scale = width / max(chart.drawn_ns, 1)
+        """Pixels per ns."""
+        self._starts = [start for start, _ in chart.windows]
+        lengths = accumulate((end - start for start, end in chart.windows), initial=0)
+        self._lefts = [_LEFT + length * self.scale + index * _BREAK for index, length in enumerate(lengths)]
+
+    def x(self, time_ns: int) -> float:
+        window = bisect_right(self._starts, time_ns) - 1
+        return self._lefts[window] + (time_ns - self._starts[window]) * self.scale
+
+
+def _break(x: float, below: float, omitted_ns: int) -> Iterator[Markup]:
+    """Yield the mark of a gap between two windows, with the omitted time."""
+    for left in (x - 3, x + 3):
+        d = f"M{number(left - 2)} {number(below + 4)}L{number(left + 2)} {_TOP - 4}"
+        yield element("path", d=d, stroke=_PALE, stroke_width="1.2")
+    text = f"+ {format_duration(omitted_ns)}"
+    yield element("text", text, x=x, y=below + 17, text_anchor="middle", font_size=10, fill=_PALE)
 
 
 def _box(bar: Bar, x: float, y: float, height: float, scale: float, letters: int) -> Markup:
@@ -307,7 +401,7 @@ def _box(bar: Bar, x: float, y: float, height: float, scale: float, letters: int
     if not bar.title:
         return box
     parts = [element("title", bar.title), box]
-    size = min((width - 0.5) / (max(letters, 1) * _LETTER), 1)
+    size = min((width - _PADDING) / (max(letters, 1) * _LETTER), 1)
     if bar.label and height >= _LETTERS and size >= _SMALLEST:
         middle, base, size = x + width / 2, y + height / 2 + _LETTERS * size * 0.36, round(_LETTERS * size, 1)
         parts.append(

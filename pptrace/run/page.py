@@ -66,6 +66,7 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
         figures={**main_figures(run), "bottleneck": str(bottleneck)}.items(),
         chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
         sampled=chart.sampled,
+        broken=len(chart.windows) > 1,
         spent=spent,
         spent_keys=_shown(spent, [_BUSY, _COLLECTIVES, *causes]),
         memory=memory,

@@ -70,6 +70,35 @@ def test_too_many_bars_are_sampled_within_a_column_s_width(monkeypatch: pytest.M
         assert np.abs(differences).max() <= column * 2 * MICROBATCHES
 
 
+def test_a_long_step_is_drawn_as_warm_up_a_steady_part_and_drain(tmp_path: Path) -> None:
+    count = 200
+    rows = [
+        [*(f"{rank}F{each}" for each in range(4 - rank)),
+         *(name for each in range(count - 4 + rank) for name in (f"{rank}B{each}", f"{rank}F{each + 4 - rank}")),
+         *(f"{rank}B{each}" for each in range(count - 4 + rank, count))]
+        for rank in range(4)
+    ]  # fmt: skip
+    costs = Workload.uniform(4, f_ns=1_000_000, b_ns=2_000_000)
+    timeline = simulate(Schedule.from_rows(rows), costs, Flat(), Policy())
+
+    drawn = chart_of(timeline)
+
+    (first, warm), (steady, _), (drain, last) = drawn.windows
+    assert (first, last) == (0, (count + 3) * 3_000_000)
+    assert warm > 10_000_000  # rank 0 starts its first backward after four forwards and three backwards
+    assert warm < steady < drain < last - 10_000_000
+    assert not drawn.sampled
+    for start, end in drawn.windows:
+        for rank in range(4):
+            bars = sorted(
+                (bar.start_ns, bar.end_ns) for bar in drawn.bars
+                if bar.rank == rank and bar.level in {Level.WORK, Level.WAIT} and start <= bar.start_ns < end
+            )  # fmt: skip
+            assert [start, *(stop for _, stop in bars)] == [*(begin for begin, _ in bars), end]
+    write(timeline, tmp_path / "step.svg", {}, ".svg")
+    assert (tmp_path / "step.svg").read_text().count(">+ ") == 2
+
+
 def test_a_picture_of_some_ranks_has_their_lanes_and_the_whole_s_causes() -> None:
     whole = replace(step("async"), why=why(step("async")))
 
@@ -95,8 +124,6 @@ def test_an_svg_has_a_lane_per_rank_a_tooltip_per_bar_and_the_same_bytes(tmp_pat
 
 @pytest.mark.parametrize(("suffix", "head"), [(".png", b"\x89PNG"), (".pdf", b"%PDF")])
 def test_pictures_have_the_same_bytes_twice(suffix: str, head: bytes, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("typst")
     for name in ("one.tmp", "two.tmp"):
         write(step("blocking"), tmp_path / name, {}, suffix)
 
