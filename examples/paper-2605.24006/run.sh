@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the study and writes its tables and pictures to results/, in about a minute. Needs pip install 'pptrace[plot]'.
+# Runs the study and writes its tables and pictures to results/, in about a minute.
 set -eu
 cd "$(dirname "$0")"
 out=${1:-results}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pptrace.cli.options import experiment_flags, json_option, output_option
-from pptrace.cli.output import echo_documents, write_text
+from pptrace.cli.output import echo_documents, report_written
 from pptrace.config.quantities import format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pptrace.report.document import Document, Section
     from pptrace.run.cluster_traffic import ClusterView, GpuRoute
 
+_PICTURES = (".svg", ".png", ".pdf")
 _EXAMPLES = """\b
 pptrace network dgx-h100x4
 pptrace network dgx-h100x4 --between 0,9
@@ -38,7 +39,10 @@ class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 @click.argument("cluster", metavar="CLUSTER")
 @click.option("--between", type=_Pair(), help="Show the route and the capacity between two GPUs.")
 @experiment_flags("pp", "tp", "dp", "cp", config=False)
-@output_option("Draw the cluster: an .svg file.", ".svg", subject="a picture of a cluster ends in .svg")
+@output_option(
+    "Draw the cluster: an .svg, .png or .pdf file.", *_PICTURES,
+    subject=f"a picture of a cluster ends in {', '.join(_PICTURES)}",
+)  # fmt: skip
 @json_option()
 def command(
     cluster: str, between: tuple[int, int] | None, source: Source, output: str | None, *, as_json: bool
@@ -51,9 +55,13 @@ def command(
     view = view_cluster(given, Registry.load(), source.sets, source.flags, between)
     echo_documents(_document(view), as_json=as_json)
     if output is not None:
+        from pptrace.files import replace_file
+        from pptrace.report.svg import write_drawing
         from pptrace.run.cluster_traffic import cluster_svg
 
-        write_text(output, cluster_svg(view))
+        with replace_file(Path(output)) as temporary:
+            write_drawing(temporary, Path(output).suffix.lower(), cluster_svg(view))
+        report_written([output])
 
 
 def _document(view: ClusterView) -> Document:

@@ -417,7 +417,6 @@ def check_explanation_targets(targets: Sequence[str]) -> None:
 
     Raises:
         OutputError: a file has another suffix, or two are the same.
-        PptraceError: matplotlib is not installed, which pictures need.
     """
     check_targets(targets, (_PAGE, *_PICTURES, *_TRACES), "an explanation")
     for target in targets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import OutputError, PptraceError
+from pptrace.errors import OutputError
 from pptrace.files import replace_file
 
 if TYPE_CHECKING:
@@ -56,24 +56,20 @@ _SETTINGS: dict[Any, Any] = {
 """The style of charts; colours ``C0`` to ``C7`` are those of :data:`CYCLE`."""
 
 _MARKERS = "osD^vPX*"
+_HANDLE, _LETTER = 0.75, 0.08
+"""Widths of the handle and of a letter in legends, in inches."""
 _LONGEST = 150
 """The most letters of a line below a chart."""
 
 
 def check_picture(path: Path) -> None:
-    """Check the suffix of a picture and that matplotlib is installed.
+    """Check the suffix of a picture.
 
     Raises:
         OutputError: another suffix than .png, .svg or .pdf.
-        PptraceError: matplotlib is not installed.
     """
     if path.suffix.lower() not in _METADATA:
         raise OutputError(f"a picture ends in {', '.join(_METADATA)}", file=path)
-    try:
-        import matplotlib as mpl  # noqa: F401 - whether it is there
-    except ImportError as error:
-        message = f"{path}: pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
-        raise PptraceError(message) from error
 
 
 def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
@@ -86,7 +82,6 @@ def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], N
 
     Raises:
         OutputError: another suffix, or a file that cannot be written.
-        PptraceError: matplotlib is not installed.
     """
     check_picture(path)
     import matplotlib as mpl
@@ -115,15 +110,20 @@ def draw_points(axes: Any, points: Mapping[str, Iterable[tuple[float, float]]]) 
 
 
 def draw_line(axes: Any, points: Iterable[tuple[float, float]], index: int, dashes: Any = "-") -> None:
-    """Draw a line. The first lines are wider, so that later lines do not cover them."""
+    """Draw a line."""
     axes.plot(*columns_of(sorted(points)), ls=dashes, zorder=2 + 0.01 * index, **line_style(index))
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Return the style of a line and its markers, for the line and for its legend."""
-    wide = max(3 - index, 0)
-    face = "white" if wide else look(index)["color"]
-    return {"lw": 1.4 + 0.6 * wide, "ms": 4.5 + 1.4 * wide, "mfc": face, "mew": 1.3, **look(index)}
+    """Return the style of a line and its hollow markers, for the line and for its legend."""
+    return {"lw": 1.8, "ms": 6, "mfc": "white", "mew": 1.4, **look(index)}
+
+
+def add_legend(figure: Any, handles: Sequence[Any]) -> None:
+    """Draw a legend above the axes, in as many columns as fit the width of the figure."""
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = int(figure.get_figwidth() / (_HANDLE + _LETTER * longest))
+    figure.legend(handles=handles, loc="outside upper left", ncols=max(min(columns, len(handles)), 1))
 
 
 def draw_bars(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup, escape
 
-from pptrace.errors import PptraceError
 from pptrace.sanitize import printable
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ def write_drawing(path: Path, suffix: str, svg: str) -> None:
     """Write an SVG document as ``.svg``, or convert it to ``.png`` or ``.pdf``; equal drawings give equal bytes.
 
     Raises:
-        PptraceError: typst or matplotlib is not installed.
         OSError: the file cannot be written.
     """
     if suffix == ".svg":
@@ -88,12 +86,9 @@ def write_drawing(path: Path, suffix: str, svg: str) -> None:
 
 def _convert(svg: str, extension: Literal["png", "pdf"]) -> bytes:
     """Return an SVG document as PNG or PDF, with a font of matplotlib instead of the system's."""
-    try:
-        import matplotlib as mpl
-        import typst
-    except ImportError as error:
-        message = f"{extension.upper()} needs typst and matplotlib: pip install 'pptrace[plot]', or write .svg"
-        raise PptraceError(message) from error
+    import matplotlib as mpl
+    import typst
+
     width, height = map(float, _SIZE.findall(svg)[0])
     converted: bytes = typst.compile(
         _PAGE,

@@ -154,7 +154,6 @@ class Comparison(Printed):
 
         Raises:
             OutputError: another suffix, or a file that cannot be written.
-            PptraceError: matplotlib is not installed.
         """
         rows = [row for row, _ in self.ran]
         rows.sort(key=lambda row: (row.simulated_rank or 0, row.entry.label))
@@ -419,7 +418,7 @@ def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     axes.tick_params(length=0, labelleft=False)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.set_title("rank", fontweight="bold", pad=22)
+    axes.set_title("place", fontweight="bold", pad=22)
 
 
 def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
@@ -430,8 +429,8 @@ def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     }
     shortest_ns = min(row.levels.run.metrics.step_ns for row in rows if row.levels is not None)
     draw_bars(
-        axes, [_name(row) for row in rows], parts, title="bubble, and idle time in the simulation",
-        unit="% of all ranks' time", notes=[_step(row, shortest_ns) for row in rows],
+        axes, [_name(row) for row in rows], parts, title="bubble, and simulated idle time",
+        unit="share of all ranks' time [%]", notes=[_step(row, shortest_ns) for row in rows],
     )  # fmt: skip
     axes.tick_params(labelleft=True)
 

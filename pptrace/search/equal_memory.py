@@ -216,7 +216,6 @@ class EqualComparison(Printed):
 
         Raises:
             OutputError: another suffix, or a file that cannot be written.
-            PptraceError: matplotlib is not installed.
         """
         rows = sorted((row for row in self.rows if row.fits), key=lambda row: (row.rank or 0, row.entry.label))
         runs = [row.run for row in rows if row.run]
@@ -602,11 +601,11 @@ _GIB = 2**30
 
 def _draw_steps(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run]) -> None:
     steps = [run.metrics.step_ns for run in runs]
-    slower = [slower_text(step, min(steps)).replace("-", "the shortest") for step in steps]
+    slower = [slower_text(step, min(steps)).replace("-", "shortest") for step in steps]
     texts = [time_text(run, step) for run, step in zip(runs, steps, strict=True)]
     draw_bars(
         axes, [_settings_label(row) for row in rows], {"step": ([step / 1e9 for step in steps], _STEP)},
-        title="step", unit="s", notes=list(map("{}, {}".format, texts, slower)), stacked=True,
+        title="step time", unit="s", notes=list(map("{}, {}".format, texts, slower)), stacked=True,
     )  # fmt: skip
 
 
@@ -615,10 +614,10 @@ def _draw_memory(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run], 
     activations = [int(memory.peak_activation_bytes[rank]) / _GIB for memory, rank in fullest]
     peaks = [int(memory.peak_bytes[rank]) / _GIB for memory, rank in fullest]
     state = [peak - activation for peak, activation in zip(peaks, activations, strict=True)]
-    parts = {"state": (state, _STATE_COLOR), "activations": (activations, _ACTIVATIONS)}
+    parts = {"model states": (state, _STATE_COLOR), "activations": (activations, _ACTIVATIONS)}
     limit = limit_bytes / _GIB, f"limit, {format_size(limit_bytes)}"
     draw_bars(
-        axes, [_settings_label(row) for row in rows], parts, title="memory of the fullest rank", unit="GiB",
+        axes, [_settings_label(row) for row in rows], parts, title="peak memory of a rank", unit="GiB",
         limit=limit, stacked=True,
     )  # fmt: skip
 

@@ -841,7 +841,6 @@ def save_frontier(plan: Plan, path: Path) -> None:
 
     Raises:
         OutputError: another suffix, or a file that cannot be written.
-        PptraceError: matplotlib is not installed.
     """
     points = [candidate for candidate in plan.candidates if candidate.outcome is Outcome.SIMULATED]
     names = list(dict.fromkeys(candidate.schedule for candidate in (*plan.ranking, *points)))
@@ -851,14 +850,20 @@ def save_frontier(plan: Plan, path: Path) -> None:
         coordinates = {name: _coordinates([point for point in points if point.schedule == name]) for name in names}
         draw_points(axes, coordinates)
         edge = columns_of(_coordinates(frontier(plan.ranking)))
-        axes.plot(*edge, color=INK, lw=1.2, drawstyle="steps-post", label="frontier", zorder=0)
+        axes.plot(*edge, color=INK, lw=1.2, drawstyle="steps-post", label="frontier", zorder=0.9)
         limit = int(plan.best.row["device_memory_bytes"] or 0)
         if limit:
             axes.axvline(limit / _GIB, color=LIMIT, lw=1.2, ls="--", label="memory of a device")
         [best] = _coordinates([plan.best])
-        axes.annotate(f"#1 {plan.best.name}", best, xytext=(6, -12), textcoords="offset points", fontsize=8)
         axes.margins(0.06, 0.12)
-        axes.set(xlabel="memory of the fullest rank (GiB)", ylabel="step for as many sequences (s)")
+        is_right = best[0] > sum(axes.get_xlim()) / 2
+        axes.annotate(
+            f"#1 {plan.best.name}", best, xytext=(-6 if is_right else 6, -12), textcoords="offset points",
+            ha="right" if is_right else "left", fontsize=8,
+        )  # fmt: skip
+        batches = {point.layout.sequences for point in points}
+        scaled = f", scaled to {max(batches):,} sequences" if len(batches) > 1 else ""
+        axes.set(xlabel="peak memory of a rank [GiB]", ylabel=f"step time{scaled} [s]")
         title = f"{len(points):,} simulated configurations on {gpus_text(plan.request.gpus)}"
         axes.set_title(title, fontweight="bold")
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

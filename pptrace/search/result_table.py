@@ -30,7 +30,7 @@ ADVICE = "name another file with -o, or replace it with --fresh"
 
 _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?")
 _BOOLEANS = {"true": True, "false": False}
-_PARQUET = "Parquet needs pyarrow: pip install pyarrow (or 'pptrace[study]'), or name a .csv"
+_PARQUET = "Parquet needs pyarrow: pip install pyarrow, or name a .csv"
 
 
 def columns_of(axes: Sequence[str], rows: Iterable[Row]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.flags import key_of
 from pptrace.config.quantities import DURATION, FLOPS, RATE, SIZE
 from pptrace.errors import ConfigError, nearest
-from pptrace.report.charts import CYCLE, MUTED, draw_cells, draw_line, line_style, write_picture
+from pptrace.report.charts import CYCLE, MUTED, add_legend, draw_cells, draw_line, line_style, write_picture
 from pptrace.report.numbers import unique_names
 from pptrace.run.figures import FIGURES
 
@@ -228,7 +228,6 @@ def save_picture(over: Sequence[str], rows: Sequence[Row], picture: Picture, pat
     Raises:
         ConfigError: these axes or figures give no such picture.
         OutputError: the file cannot be written.
-        PptraceError: matplotlib is not installed.
     """
     check_choice(picture)
     rows = [row for row in rows if not row["error"]]
@@ -326,7 +325,7 @@ def _legend(drawn: Any, names: Sequence[str], figures: Sequence[Figure]) -> None
         for figure, dashes in zip(figures, _DASHES, strict=False):
             handles.append(Line2D([], [], color=MUTED, lw=2, ls=dashes, label=figure.title))
     if handles:
-        drawn.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 6))
+        add_legend(drawn, handles)
 
 
 def _labels_of(rows: Sequence[Row], key: str | None) -> list[str]:
@@ -340,7 +339,10 @@ def _percent(value: float, base: float) -> float:
 _NONE, _TIE = "#ffffff", "#d9dde2"
 _PALE = 0.5
 """Share of white in the color of a winner, for readable text."""
-_LONGEST_WINNER = 14
+_LONGEST_WINNER = 24
+"""The most letters of a winner's name."""
+_CELL, _CELL_LETTER = 0.3, 0.075
+"""Widths of the margins and of a letter in a cell, in inches."""
 
 
 def _save_winners(roles: Roles, rows: Sequence[Row], figure: Figure, path: Path) -> None:
@@ -363,11 +365,12 @@ def _save_winners(roles: Roles, rows: Sequence[Row], figure: Figure, path: Path)
             cells = [[_cell(runs[line, column], names, roles, figure) for column in columns] for line in lines]
             draw_cells(axes, [str(column) for column in columns], [str(line) for line in lines if vertical], cells)
             axes.set(ylabel=vertical or "", title=panel.title)
-        best = "highest" if figure.more_is_better else "least"
-        drawn.suptitle(f"{best} {figure.title}, and its lead over the second", x=0.01, ha="left")
+        best = "highest" if figure.more_is_better else "lowest"
+        drawn.suptitle(f"{best} {figure.title}, and its margin over the second", x=0.01, ha="left")
         drawn.supxlabel(roles.x)
 
-    size = 1.9 + max(1.05 * len(columns), 3.2), 0.9 + len(panels) * (0.75 + 0.55 * len(lines))
+    cell_width = _CELL + _CELL_LETTER * max(map(len, unique_names(names, _LONGEST_WINNER).values()))
+    size = 1.9 + max(cell_width * len(columns), 3.2), 0.9 + len(panels) * (0.75 + 0.55 * len(lines))
     write_picture(path, size, draw)
 
 
@@ -399,7 +402,7 @@ def _margin(best: float, second: float) -> str:
     if not best:
         return ""
     percent = 100 * abs(second / best - 1)
-    return f"{percent:.2g} %" if percent < 10 else f"{percent:.0f} %"  # noqa: PLR2004 - two digits either way
+    return f"{percent:.2g}%" if percent < 10 else f"{percent:.0f}%"  # noqa: PLR2004 - two digits either way
 
 
 def _paler(color: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -68,7 +67,6 @@ def test_json_and_csv_are_printed_alone(pptrace: Pptrace) -> None:
 
 
 def test_a_picture_is_written_beside_what_is_printed(pptrace: Pptrace, folder: Path) -> None:
-    pytest.importorskip("matplotlib")
 
     answer = pptrace("compare", "step.yaml", *BOTH, "-o", "compare.svg", "-o", "compare.png")
 
@@ -85,16 +83,6 @@ def test_a_schedule_that_cannot_run_costs_the_others_nothing(pptrace: Pptrace, f
 
     assert answer.code == 0
     assert "table.csv        cannot run: parallel.pp: table.csv has 1 rows, not 4: remove the key" in answer.out
-
-
-def test_without_matplotlib_nothing_runs(pptrace: Pptrace, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    answer = pptrace("compare", "step.yaml", *BOTH, "-o", "compare.png")
-
-    assert answer.complaint.startswith("compare.png: pictures need matplotlib: pip install")
-    assert answer.out == ""
-    assert not (folder / "compare.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +111,6 @@ def test_wrong_input_is_one_line(pptrace: Pptrace, arguments: list[str], line: s
 
 
 def test_a_picture_that_cannot_be_written_says_why(pptrace: Pptrace) -> None:
-    pytest.importorskip("matplotlib")
 
     assert pptrace("compare", "step.yaml", *BOTH, "-o", "none/compare.svg").complaint.startswith(
         "none/compare.svg: cannot be written: the folder does not exist"

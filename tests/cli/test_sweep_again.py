@@ -73,7 +73,6 @@ def test_more_values_run_the_new_points_alone(sweep: Pptrace) -> None:
 
 def test_another_output_of_the_same_sweep_runs_nothing(sweep: Pptrace) -> None:
     pytest.importorskip("pyarrow")
-    pytest.importorskip("matplotlib")
     sweep("--over", MICROBATCHES, "-o", "r.parquet")
     calls()
 

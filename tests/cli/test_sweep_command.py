@@ -72,7 +72,6 @@ def test_failed_points_are_listed_by_what_went_wrong_and_the_exit_code_says_so(s
 
 
 def test_where_every_point_fails_the_table_says_why_and_nothing_is_drawn(sweep: Pptrace) -> None:
-    pytest.importorskip("matplotlib")
 
     answer = sweep("--over", "microbatches=3,5", "--schedule", "./mine.py:even", "-o", "r.csv", "-o", "f.svg")
 
@@ -84,7 +83,6 @@ def test_where_every_point_fails_the_table_says_why_and_nothing_is_drawn(sweep: 
 
 def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
     pytest.importorskip("pyarrow")
-    pytest.importorskip("matplotlib")
     written = []
     for seed in "12":
         environment = {**os.environ, "PPTRACE_DISABLE_PLUGINS": "all", "PYTHONHASHSEED": seed}

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from pptrace.errors import DeadlockError, PptraceError
+from pptrace.errors import DeadlockError
 from pptrace.report import svg
 from pptrace.report.svg import document, element, write_drawing
 from pptrace.report.table_drawing import draw, plain_lines, rich_lines, svg_text, window
@@ -107,8 +106,6 @@ def test_svg_is_well_formed_with_a_tooltip_per_action() -> None:
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG\r\n\x1a\n"), (".pdf", b"%PDF-")])
 def test_svg_is_converted_to_the_same_bytes_twice(suffix: str, begins: bytes, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("typst")
     paths = tmp_path / "first", tmp_path / "second"
 
     for path in paths:
@@ -119,8 +116,8 @@ def test_svg_is_converted_to_the_same_bytes_twice(suffix: str, begins: bytes, tm
 
 
 def test_converted_text_is_visible(tmp_path: Path) -> None:
-    imread = pytest.importorskip("matplotlib.image").imread
-    pytest.importorskip("typst")
+    from matplotlib.image import imread
+
     label = element("text", "step \N{RIGHTWARDS ARROW}", x=2, y=15)
 
     for name, parts in (("empty.png", ()), ("text.png", (label,))):
@@ -131,20 +128,10 @@ def test_converted_text_is_visible(tmp_path: Path) -> None:
 
 
 def test_large_drawings_are_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    imread = pytest.importorskip("matplotlib.image").imread
-    pytest.importorskip("typst")
+    from matplotlib.image import imread
+
     monkeypatch.setattr(svg, "_MOST_PIXELS", 5000)
 
     write_drawing(tmp_path / "small.png", ".png", document(200, 100, "#000000"))
 
     assert imread(tmp_path / "small.png").shape[:2] == (50, 100)
-
-
-@pytest.mark.parametrize("library", ["matplotlib", "typst"])
-def test_without_a_library_png_says_what_to_install(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-
-    with pytest.raises(PptraceError, match=r"pptrace\[plot\]"):
-        write_drawing(tmp_path / "t.png", ".png", svg_text(draw(GPIPE), "gpipe"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from small_schedules import small_registry
 
 from pptrace.api import compare
-from pptrace.errors import OutputError, PptraceError
+from pptrace.errors import OutputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +20,6 @@ STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 @pytest.fixture
 def comparison() -> Comparison:
-    pytest.importorskip("matplotlib")
     return compare(
         schedules="eager,lumped,even,chunky,even:microbatches=3", pp=2, microbatches=4, registry=small_registry()
     )
@@ -56,16 +54,6 @@ def test_a_user_s_settings_change_nothing(comparison: Comparison, tmp_path: Path
 def test_another_suffix_is_refused(comparison: Comparison, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"compare.jpg: a picture ends in .png, .svg, .pdf"):
         comparison.save(tmp_path / "compare.jpg")
-
-
-def test_without_matplotlib_one_line_says_how_to_get_it(
-    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    with pytest.raises(PptraceError, match=r"compare.png: pictures need matplotlib: pip install matplotlib"):
-        comparison.save(tmp_path / "compare.png")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_old_picture_outlives_one_that_fails(

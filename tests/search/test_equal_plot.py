@@ -20,7 +20,6 @@ COSTS = {"name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "
 
 @pytest.fixture
 def comparison() -> EqualComparison:
-    pytest.importorskip("matplotlib")
     return compare(
         schedules="eager,even,chunky",
         memory="6 GiB",

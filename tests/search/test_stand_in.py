@@ -128,7 +128,6 @@ def test_a_switch_that_a_table_cannot_have_is_left_to_its_default(values: dict[s
 
 
 def test_a_picture_names_the_policy(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     drawn = compared("eager,chunky", memory="1 GiB", vary="vp").save(tmp_path / "equal.svg").read_text()
 
     assert drawn.count("p2p ordered") == 1

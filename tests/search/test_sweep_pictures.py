@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
 import pytest
 
 from pptrace.errors import ConfigError, PptraceError
@@ -13,6 +14,7 @@ from pptrace.search.sweep import Sweep
 from pptrace.search.sweep_charts import (
     PLOTS,
     _draw_difference,
+    _draw_lines,
     _percent,
     figure_of,
     number_of,
@@ -23,7 +25,6 @@ from pptrace.search.sweep_charts import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-mpl = pytest.importorskip("matplotlib")
 
 OWN = {"error": None, "pptrace": "0", "plugins": None, "over": "", "configuration": "c", "point": "p"}
 
@@ -73,9 +74,11 @@ def test_winners_are_named_with_their_margins(tmp_path: Path) -> None:
 
     message = words(tmp_path / "f.svg")
     assert message.count("a") == message.count("b") == 3
-    assert message.count("33 %") == 3
-    assert message.count("100 %") == 3
-    assert {"microbatches", "network.bandwidth", "least step time, and its lead over the second"} <= set(message)
+    assert message.count("33%") == 3
+    assert message.count("100%") == 3
+    assert {"microbatches", "network.bandwidth", "lowest step time, and its margin over the second"} <= set(
+        message
+    )
 
 
 def test_ties_and_lone_and_missing_winners_are_said(tmp_path: Path) -> None:
@@ -90,7 +93,7 @@ def test_the_best_mfu_is_the_highest(tmp_path: Path) -> None:
     rows = [row(8, "slow", mfu=0.25), row(8, "fast", mfu=0.5)]
     swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners", y="mfu")
 
-    assert {"fast", "50 %", "highest MFU, and its lead over the second"} <= set(words(tmp_path / "f.svg"))
+    assert {"fast", "50%", "highest MFU, and its margin over the second"} <= set(words(tmp_path / "f.svg"))
 
 
 def test_differences_are_measured_by_the_first_schedule(tmp_path: Path) -> None:
@@ -117,6 +120,37 @@ def test_a_difference_is_the_share_by_which_a_schedule_is_behind_the_first() -> 
         pytest.approx([-50] * 3),  # 1 against 2
     ]
     assert [label.get_text() for label in drawn.legends[0].get_texts()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("schedules", [2, 7, 12])
+def test_legends_are_within_the_picture(schedules: int) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [
+        row(8 * size, f"interleaved-1f1b:vp={number}", idle=0.2, formula_bubble=0.1)
+        for size in (1, 2) for number in range(schedules)
+    ]  # fmt: skip
+    drawn = Figure(figsize=(6.9, 4.4), layout="constrained")
+    canvas = FigureCanvasAgg(drawn)
+    figures = [figure_of(column, rows) for column in ("idle", "formula_bubble")]
+
+    _draw_lines(
+        drawn, roles_of(("microbatches", "schedule"), rows, None, numbers=True), figures, panels_of((), rows)
+    )
+    canvas.draw()
+
+    (legend,) = drawn.legends
+    box = legend.get_window_extent()
+    assert len(legend.get_texts()) == schedules + 2
+    assert (box.x0 >= 0, box.y0 >= 0, box.x1 <= drawn.bbox.x1, box.y1 <= drawn.bbox.y1) == (True,) * 4
+
+
+def test_long_names_of_winners_are_whole(tmp_path: Path) -> None:
+    rows = [row(8, "interleaved-1f1b", step_ns=1), row(8, "1f1b", step_ns=2)]
+    swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners")
+
+    assert "interleaved-1f1b" in words(tmp_path / "f.svg")
 
 
 def test_a_difference_to_nothing_is_a_gap() -> None:

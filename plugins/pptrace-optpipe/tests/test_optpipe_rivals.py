@@ -214,4 +214,4 @@ def test_a_sweep_draws_them_beside_what_is_found() -> None:
     names = {item["schedule"] for item in values["hand_made"]}
     assert {"1f1b", "1f1b+offload", "gpipe"} <= names
     drawn = Path("pareto.svg").read_text(encoding="utf-8")
-    assert all(text in drawn for text in ("gpipe", "found within a limit", "GiB"))
+    assert all(text in drawn for text in ("gpipe", "optimized within a limit", "GiB"))

@@ -317,7 +317,7 @@ def save_scatter(rows: Sequence[_Row], path: Path) -> None:
 
     Raises:
         OutputError: the suffix is not that of a picture, or the file cannot be written.
-        PptraceError: no row was simulated, or matplotlib is not installed.
+        PptraceError: no row was simulated.
     """
     simulated = [row for row in rows if row["error_pct"] is not None]
     if not simulated:

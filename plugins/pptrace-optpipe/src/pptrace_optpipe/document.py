@@ -257,7 +257,6 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
 
     Raises:
         OutputError: another suffix, or a file that cannot be written.
-        PptraceError: matplotlib is not installed.
     """
 
     def draw(figure: Any) -> None:
@@ -265,14 +264,14 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
         limits = [memory / _GIB for memory, _ in points]
         steps_ms = [result.simulated.step_ns / 1e6 for _, result in points]
         axes.step(limits, steps_ms, where="post", color=_RESULT_COLOUR, lw=1.8, marker="o", ms=4,
-                  label="found within a limit")  # fmt: skip
+                  label="optimized within a limit")  # fmt: skip
         bounded = [(memory / _GIB, result.bound_ns / 1e6) for memory, result in points if result.bound_ns]
         axes.plot(
             *zip(*bounded, strict=True) if bounded else ([], []),
             color=_BOUND_COLOUR,
             lw=1.2,
             ls="--",
-            label="bound",
+            label="lower bound",
             drawstyle="steps-pre",
         )
         plain = [rival for rival in rivals if not rival.name.endswith((COPIED, AGAIN))]
@@ -281,11 +280,11 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
             for suffix in (COPIED, AGAIN)
         )
         series = [
-            (_RIVAL_COLOUR, "made by hand", plain),
-            (_COPIED_COLOUR, "the same with copies to the host", copied.values()),
+            (_RIVAL_COLOUR, "other schedules", plain),
+            (_COPIED_COLOUR, "with copies to the host", copied.values()),
         ]
         if recomputed:
-            series.append((_RECOMPUTED_COLOUR, "the same with forwards computed again", recomputed.values()))
+            series.append((_RECOMPUTED_COLOUR, "with recomputed forwards", recomputed.values()))
         for colour, label, members in series:
             positions = [_dot_position(rival) for rival in members]
             axes.scatter([x for x, _ in positions], [y for _, y in positions], color=colour, s=22, zorder=3,
@@ -297,7 +296,7 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
                     axes.plot(*zip(*ends, strict=True), color=colour, lw=0.6)
         for (x, y), names in _labels(plain).items():
             axes.annotate("\n".join(names), (x, y), (5, 4), textcoords="offset points", fontsize=7)
-        axes.set(xlabel="memory of the fullest rank, GiB", ylabel="step, ms")
+        axes.set(xlabel="peak memory of a rank [GiB]", ylabel="step time [ms]")
         axes.legend(loc="upper right")
 
     write_picture(path, (9.0, 5.4), draw)

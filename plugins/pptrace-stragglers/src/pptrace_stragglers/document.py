@@ -155,7 +155,6 @@ def _write_heat_map(path: Path, stragglers: Stragglers) -> None:
 
     Raises:
         OutputError: another suffix than .png, .svg or .pdf, or a file that cannot be written.
-        PptraceError: matplotlib is not installed.
     """
     replicas, ranks = stragglers.heat.shape
     size = min(max(replicas * 0.34 + 1.6, 5.0), 60.0), min(max(ranks * 0.34 + 1.2, 1.8), 60.0)
