@@ -28,9 +28,8 @@ from pptrace.config.choices import Sharing
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
-from pptrace.sim.engines import run_jobs
+from pptrace.sim.engines import FINER, Contention, run_jobs, shared_links
 from pptrace.sim.kernels.sweep import Graph, Jobs
-from pptrace.sim.rate_sharing import FINER, Contention, shared_links
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure

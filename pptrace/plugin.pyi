@@ -23,11 +23,11 @@ from pptrace.errors import nearest as nearest
 from pptrace.files import print_or_write as print_or_write
 from pptrace.files import replace_file as replace_file
 from pptrace.measured.computations import extract_computations as extract_computations
+from pptrace.network.cluster import Layout as Layout
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE
 from pptrace.network.contract import UNLIMITED as UNLIMITED
 from pptrace.network.contract import Links as Links
 from pptrace.network.contract import Paths as Paths
-from pptrace.network.layout import Layout as Layout
 from pptrace.plugins.hookspecs import hookimpl as hookimpl
 from pptrace.plugins.offers import ClusterOffer as ClusterOffer
 from pptrace.plugins.offers import CommandOffer as CommandOffer
@@ -75,7 +75,6 @@ from pptrace.steps.list_scheduler import Actions as Actions
 from pptrace.steps.list_scheduler import InFlight as InFlight
 from pptrace.steps.list_scheduler import backward_first as backward_first
 from pptrace.steps.list_scheduler import list_schedule as list_schedule
-from pptrace.steps.megatron_tables import unsupported_by_megatron as unsupported_by_megatron
 from pptrace.steps.message_calls import MessageCalls as MessageCalls
 from pptrace.steps.message_calls import MessageRequest as MessageRequest
 from pptrace.steps.message_calls import Policy as Policy
@@ -88,6 +87,7 @@ from pptrace.steps.pytorch_tables import unsupported_parts as unsupported_parts
 from pptrace.steps.pytorch_tables import unsupported_stages as unsupported_stages
 from pptrace.steps.schedule import Schedule as Schedule
 from pptrace.steps.segments import Segment as Segment
+from pptrace.steps.text_forms import unsupported_by_megatron as unsupported_by_megatron
 from pptrace.steps.text_forms import write_table as write_table
 from pptrace.steps.weight_filling import Filled as Filled
 from pptrace.steps.weight_filling import fill_weights as fill_weights

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.message_calls import IssueOrder
     from pptrace.timeline.timeline import Slice, Timeline
 
 __all__ = ["NAMES", "SAID", "GpuRun"]

@@ -105,7 +105,7 @@ def _convert_table(schedule: Schedule, target: str, messages: str | None, *, wai
 def _exporters(target: str) -> Exporters:
     """Return the exporters by name, and check that one writes the target."""
     from pptrace.plugins.registry import Registry
-    from pptrace.run.saving import exporter_for
+    from pptrace.run.trace_files import exporter_for
 
     exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
     exporter_for(target, exporters)
@@ -116,7 +116,7 @@ def _convert_trace(
     timeline: Timeline, target: str, exporters: Exporters, only: Sequence[str], color: str
 ) -> list[Path]:
     from pptrace.measured.dependencies import explain_waits
-    from pptrace.run.saving import save
+    from pptrace.run.trace_files import save
     from pptrace.timeline.trim import parse_only, trim
 
     timeline = explain_waits(timeline)

@@ -28,7 +28,7 @@ from pptrace.traces.perfetto.wire import read_varint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pptrace.network.layout import Layout
+    from pptrace.network.cluster import Layout
     from pptrace.run.replicas import Replicas
     from pptrace.timeline.timeline import Timeline
 
@@ -293,7 +293,7 @@ def _read(file: Path) -> Timeline:
 
 def _layout(timeline: Timeline) -> Layout | None:
     """Return the layout in the trace's configuration; None if it has no valid layout."""
-    from pptrace.network.layout import Layout
+    from pptrace.network.cluster import Layout
 
     configuration = timeline.provenance.get("configuration")
     parallel = configuration.get("parallel") if isinstance(configuration, dict) else None

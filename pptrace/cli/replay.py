@@ -80,7 +80,7 @@ def command(
     if output is not None:
         from pptrace.measured.dependencies import explain_waits
         from pptrace.plugins.registry import Registry
-        from pptrace.run.saving import save
+        from pptrace.run.trace_files import save
 
         exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
         timeline = explain_waits(next(iter(replays.values())).timeline)

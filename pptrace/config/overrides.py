@@ -11,8 +11,8 @@ from typing import Any
 from pptrace.config.choices import Choice
 from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
 from pptrace.config.places import KeyPath, Place, Places, Plain, key_text, record
+from pptrace.config.quantities import is_one_word, tag_of, value_of
 from pptrace.config.validation import shown
-from pptrace.config.yaml_scalars import is_one_word, tag_of, value_of
 from pptrace.errors import ConfigError, nearest
 
 _SIZES = frozenset({"parallel", "batch"})

@@ -10,7 +10,7 @@ import yaml
 
 from pptrace.config.limits import is_named_pipe
 from pptrace.config.places import Document, KeyPath, Place, Plain, key_text
-from pptrace.config.yaml_scalars import MOST_DIGITS, is_of, tag_of, value_of
+from pptrace.config.quantities import MOST_DIGITS, is_of, tag_of, value_of
 from pptrace.errors import ConfigError
 
 _MOST_BYTES = 2**20

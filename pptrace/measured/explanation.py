@@ -13,14 +13,14 @@ from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
 from pptrace.files import check_targets, replace_file
 from pptrace.measured.dependencies import BETWEEN, follow_chain
-from pptrace.measured.kernel_names import kernel_cells, without_parameters
+from pptrace.measured.operations_diff import kernel_cells, without_parameters
 from pptrace.measured.replay import Resimulation, nearest_policy
 from pptrace.measured.sides import simulation_of
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
 from pptrace.report.document import Cell, Document, Section, Table, write_page
 from pptrace.report.numbers import Figure, ms, several_steps, share
-from pptrace.run.saving import save
+from pptrace.run.trace_files import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

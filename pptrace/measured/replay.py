@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import MessagePolicyOffer, Provided
     from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Prepared
-    from pptrace.sim.rate_sharing import Contention
+    from pptrace.sim.engines import Contention
     from pptrace.sim.simulation import LoweredStep
     from pptrace.sim.task_graph import ActionTimes
     from pptrace.timeline.timeline import Timeline

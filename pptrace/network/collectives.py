@@ -252,7 +252,7 @@ class LinkCollectives:
     network: Network
     """The network between GPUs; a network other than a cluster counts as one node."""
     groups: Callable[[str], Int32s]
-    """Returns the groups along an axis, one per row, such as :meth:`pptrace.network.layout.Layout.groups`."""
+    """Returns the groups along an axis, one per row, such as :meth:`pptrace.network.cluster.Layout.groups`."""
     _rings: dict[str, list[dict[int, Plan]]] = field(default_factory=dict, init=False, repr=False)
     _plans: dict[tuple[str, str], list[Plan]] = field(default_factory=dict, init=False, repr=False)
     _fastest: dict[tuple[str, str, int], Plan] = field(default_factory=dict, init=False, repr=False)

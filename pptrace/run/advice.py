@@ -1,6 +1,6 @@
 """Advice: changes of a configuration that shorten its step.
 
-Estimates rank the candidates (:mod:`pptrace.run.estimates`), and the best few are simulated. The advice is the
+Estimates rank the candidates (:mod:`pptrace.run.neighbourhood`), and the best few are simulated. The advice is the
 shortest simulated step that fits.
 """
 
@@ -16,7 +16,6 @@ from pptrace.config.quantities import format_size
 from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
 from pptrace.report.document import Document, Table
-from pptrace.run.estimates import estimate
 from pptrace.run.neighbourhood import (
     DIVISION,
     Advice,
@@ -24,6 +23,7 @@ from pptrace.run.neighbourhood import (
     Tried,
     change_of,
     chunks_of,
+    estimate,
     memory_savings,
     policy_settings,
     schedules_of,
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from pptrace.config.schema import Experiment, Parallel
     from pptrace.plugins.offers import Provided, ScheduleOffer
     from pptrace.run.costs import Costs
-    from pptrace.run.estimates import Estimate
-    from pptrace.run.neighbourhood import Factor, Sizes
+    from pptrace.run.neighbourhood import Estimate, Factor, Sizes
     from pptrace.run.simulated_step import SimulatedStep
 
 _MIN_SAVING = 0.005

@@ -12,10 +12,10 @@ import numpy as np
 from pptrace.config.quantities import format_rate
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError
+from pptrace.network.cluster import Layout
 from pptrace.network.contract import NO_ROUTE, Paths
-from pptrace.network.layout import Layout
 from pptrace.report.svg import document, element
-from pptrace.run.cluster import job_network
+from pptrace.run.hardware import job_network
 from pptrace.run.inputs import Inputs
 from pptrace.sim.engines import steady_rates
 from pptrace.steps.text_forms import load_table

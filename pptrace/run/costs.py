@@ -16,7 +16,7 @@ from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import CostRequest
-from pptrace.run.devices import check_unread_device, fill_first_device, preset_values, rank_devices
+from pptrace.run.hardware import check_unread_device, fill_first_device, preset_values, rank_devices
 from pptrace.run.inputs import at_location
 from pptrace.run.speeds import speeds_of
 

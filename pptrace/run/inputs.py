@@ -10,7 +10,7 @@ from pptrace.config.flags import HEADLINES
 from pptrace.config.places import Place, place_of
 from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
-from pptrace.network.layout import Layout
+from pptrace.network.cluster import Layout
 from pptrace.plugins.from_file import is_file_reference
 from pptrace.report.numbers import microbatches_text
 from pptrace.sim.simulation import lower_step
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import ScheduleRequest
     from pptrace.run.speeds import ReplicaCosts
-    from pptrace.sim.rate_sharing import Contention
+    from pptrace.sim.engines import Contention
     from pptrace.sim.simulation import Simulated
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule

@@ -12,7 +12,7 @@ from pptrace.errors import DeadlockError
 from pptrace.network.contract import Flat
 from pptrace.plugins.construction import GuardedNetwork
 from pptrace.run.heterogeneous_replicas import changed
-from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.engines import Contention
 from pptrace.steps.message_calls import Policy
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import measure

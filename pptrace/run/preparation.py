@@ -18,15 +18,15 @@ from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
-from pptrace.run.cluster import fill_cluster_device
 from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
+from pptrace.run.hardware import fill_cluster_device
 from pptrace.run.heterogeneous_replicas import with_slowest_replica
 from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
 from pptrace.run.speeds import ReplicaCosts
 from pptrace.run.stacks import fill_stack
 from pptrace.run.table_changes import change_table, overlap_notes, with_interleave, with_validation
-from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.engines import Contention
 from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.message_calls import Policy
 
@@ -159,7 +159,7 @@ def _with_sizes(resolved: Resolved, table: Schedule, slices: int) -> Resolved:
 def _network(inputs: Inputs) -> Network:
     layout_of(inputs.resolved)  # refuses sizes that do not fit each other
     if inputs.experiment.cluster is not None:
-        from pptrace.run.cluster import job_network
+        from pptrace.run.hardware import job_network
 
         return job_network(inputs)
     provided = inputs.look_up(inputs.registry.networks, inputs.experiment.network.name, "network")

@@ -67,7 +67,7 @@ class Run(SimulatedStep, Printed):
             ConfigError: ``only`` cannot be read.
         """
         from pptrace.plugins.offers import ExporterOffer
-        from pptrace.run.saving import RANK, exporter_for, save, table_exporters
+        from pptrace.run.trace_files import RANK, exporter_for, save, table_exporters
         from pptrace.timeline.trim import parse_only, trim
 
         def write_page(timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:

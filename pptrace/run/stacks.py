@@ -15,7 +15,7 @@ from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError
 from pptrace.plugins.offers import StackOffer, StackRule
 from pptrace.run.costs import look_up_cost_model
-from pptrace.run.devices import preset_values
+from pptrace.run.hardware import preset_values
 from pptrace.run.inputs import at_location
 
 if TYPE_CHECKING:

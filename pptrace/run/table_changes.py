@@ -16,7 +16,7 @@ import numpy as np
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
 from pptrace.run.speeds import PASSES
-from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.engines import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.action_insertion import (
     blocks_of,

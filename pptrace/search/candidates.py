@@ -25,7 +25,6 @@ from pptrace.config.places import key_text
 from pptrace.config.quantities import format_size
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PptraceError
-from pptrace.run.cost_changes import at_speeds, jittered
 from pptrace.run.figures import figures_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import prepare
@@ -35,6 +34,7 @@ from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 from pptrace.search.pricing import Group, Origin, Pricing
 from pptrace.search.runner import Runner, installed, journal_path, plugins_text, row_or_error
 from pptrace.search.space import LAYERS, PLAIN, PlanProblem, setting
+from pptrace.search.what_if import at_speeds, jittered
 from pptrace.steps.pytorch_tables import compute_only
 from pptrace.steps.text_forms import table_text
 from pptrace.timeline.idle import IdleCause

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Reshard
-from pptrace.steps.megatron_tables import group_in_megatron, unsupported_by_megatron
 from pptrace.steps.placement import Placement
 from pptrace.steps.pytorch_tables import unsupported_parts
+from pptrace.steps.text_forms import group_in_megatron, unsupported_by_megatron
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Variable settings of a schedule, and the search for their best values.
 
-Estimates order the variants (:mod:`pptrace.run.estimates`). A step is rarely a tenth shorter than its estimate, so
-the search simulates variants until no estimate promises a shorter step. It then varies the other settings of the
-best variant. The configured variant is always simulated, so the result is never worse.
+Estimates order the variants (:mod:`pptrace.run.neighbourhood`). A step is rarely a tenth shorter than its
+estimate, so the search simulates variants until no estimate promises a shorter step. It then varies the other
+settings of the best variant. The configured variant is always simulated, so the result is never worse.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pptrace.config.quantities import exact_size
 from pptrace.config.resolution import load
 from pptrace.config.schema import Offload, Recompute
 from pptrace.errors import ConfigError, ConstraintError, PptraceError, nearest
-from pptrace.run.estimates import Estimate, estimate
 from pptrace.run.inputs import Inputs
 from pptrace.run.neighbourhood import (
     Change,
+    Estimate,
     Tried,
     chunks_of,
+    estimate,
     literals,
     memory_savings,
     sizes_of,

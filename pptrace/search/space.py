@@ -19,7 +19,7 @@ from pptrace.config.overrides import Assignment, assignment, assignments, overla
 from pptrace.config.places import Document, Place, key_text, place_of
 from pptrace.config.resolution import document_of, load
 from pptrace.errors import ConfigError, nearest
-from pptrace.run.devices import ranks_named
+from pptrace.run.hardware import ranks_named
 from pptrace.run.inputs import Inputs
 from pptrace.run.neighbourhood import WIDELY, literals, value_of
 from pptrace.run.preparation import build_costs

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pptrace.sim.streams import Lanes, TaskColumns
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int8s, Int32s, Int64s
-    from pptrace.steps.issue_order import Issue, IssueOrder
+    from pptrace.steps.message_calls import Issue, IssueOrder
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload

@@ -36,7 +36,6 @@ from pptrace.sim.task_graph import TaskGraph
 from pptrace.steps.actions import CellColumns
 from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.dependencies import explain_deadlock
-from pptrace.steps.issue_order import with_messages, with_sends
 from pptrace.steps.kinds import (
     COMMUNICATION,
     COMPUTE,
@@ -50,7 +49,7 @@ from pptrace.steps.kinds import (
     KindSet,
     present,
 )
-from pptrace.steps.message_calls import in_calls
+from pptrace.steps.message_calls import in_calls, with_messages, with_sends
 from pptrace.steps.schedule import StageGraph, graph_of
 from pptrace.timeline.timeline import LANE_COLUMNS
 from pptrace_kernel import run
@@ -62,8 +61,7 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Network, Paths
     from pptrace.steps.columns import Int32s
-    from pptrace.steps.issue_order import Issue, IssueOrder
-    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.message_calls import Issue, IssueOrder, Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.steps.columns import Int32s
-    from pptrace.steps.issue_order import IssueOrder
-    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.message_calls import IssueOrder, Policy
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload

@@ -11,10 +11,9 @@ from pptrace.config.choices import PolicyName, Receive
 from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.network.contract import Flat, Paths, transfer_ns
 from pptrace.sim.cross_rank import with_epilogue
-from pptrace.sim.engines import graph_record, run_graph, run_jobs
+from pptrace.sim.engines import FINER, Contention, find_jobs, graph_record, run_graph, run_jobs, shared_links
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.lowering import lower
-from pptrace.sim.rate_sharing import FINER, Contention, find_jobs, shared_links
 from pptrace.sim.streams import check_costs, check_total
 from pptrace.steps.columns import empty_columns
 from pptrace.steps.dependencies import cycle_text

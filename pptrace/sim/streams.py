@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int8s, Int32s, Int64s
-    from pptrace.steps.issue_order import IssueOrder
     from pptrace.steps.kinds import KindTable
-    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.message_calls import IssueOrder, Policy
     from pptrace.steps.schedule import Schedule, StageGraph
     from pptrace.steps.workload import Workload
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pptrace.steps.columns import Int32s
-    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.message_calls import IssueOrder
     from pptrace.steps.schedule import Schedule
 
 

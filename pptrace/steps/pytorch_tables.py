@@ -22,7 +22,6 @@ from pptrace.errors import ScheduleError
 from pptrace.steps.action_insertion import insert_actions, insert_stage_actions, with_gathers
 from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import unset
-from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kernels import pytorch as kernels
 from pptrace.steps.kinds import (
     COMMUNICATION,
@@ -33,6 +32,7 @@ from pptrace.steps.kinds import (
     KindSet,
     Result,
 )
+from pptrace.steps.message_calls import with_messages
 from pptrace.steps.placement import chain
 from pptrace.steps.schedule import index_schedule
 from pptrace_kernel import run

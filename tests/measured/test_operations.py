@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.measured.explanation import MARK_ACTIONS_HINT, operations_document
-from pptrace.measured.kernel_names import kernel_cells, readable, without_parameters
+from pptrace.measured.operations_diff import kernel_cells, readable, without_parameters
 from pptrace.report.document import plain, text_of
 from pptrace.timeline.measurement import Clock, Measurement, Summary
 

@@ -10,9 +10,9 @@ import numpy as np
 from small_clusters import Ports, cluster
 
 from pptrace.network import collectives
+from pptrace.network.cluster import Layout
 from pptrace.network.collectives import LinkCollectives, Plan, _group_by_members
 from pptrace.network.contract import Flat
-from pptrace.network.layout import Layout
 
 if TYPE_CHECKING:
     import pytest

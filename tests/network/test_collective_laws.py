@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from small_clusters import cluster
 
 from pptrace.network import collectives
+from pptrace.network.cluster import AXES, Layout
 from pptrace.network.collectives import LinkCollectives, _group_by_members, ring, trees
 from pptrace.network.contract import Links, Network, Paths
-from pptrace.network.layout import AXES, Layout
 
 if TYPE_CHECKING:
     from pptrace.network.cluster import Cluster

@@ -16,9 +16,9 @@ from small_clusters import Ports, cluster
 
 from pptrace.errors import ConfigError
 from pptrace.network import collectives
+from pptrace.network.cluster import Layout
 from pptrace.network.collectives import LinkCollectives
 from pptrace.network.contract import Flat
-from pptrace.network.layout import Layout
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from small_clusters import cluster
 
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import RankNetwork, _hash
+from pptrace.network.cluster import AXES, Layout, RankNetwork, _hash
 from pptrace.network.contract import UNLIMITED, Flat, Paths, check_paths
-from pptrace.network.layout import AXES, Layout
 
 
 @st.composite

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from markupsafe import Markup
 
-from pptrace.measured import kernel_names
+from pptrace.measured import operations_diff
 from pptrace.report import document as documents
 from pptrace.report import numbers, svg
 from pptrace.report.document import (
@@ -210,7 +210,7 @@ def test_a_reason_replaces_the_figures_of_a_row() -> None:
     assert "<p>first</p>" in page_of(document)
 
 
-@pytest.mark.parametrize("module", [documents, kernel_names, numbers, svg])
+@pytest.mark.parametrize("module", [documents, operations_diff, numbers, svg])
 def test_examples_in_docstrings_say_what_comes_out(module: ModuleType) -> None:
     result = doctest.testmod(module)
 

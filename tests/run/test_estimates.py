@@ -9,7 +9,7 @@ import pytest
 import pptrace
 from pptrace.config.schema import Offload, Recompute
 from pptrace.plugins.registry import Registry
-from pptrace.run.estimates import Estimate, estimate
+from pptrace.run.neighbourhood import Estimate, estimate
 from pptrace.steps.workload import Workload
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import pytest
 
 import pptrace
 from pptrace.plugins.registry import Registry
-from pptrace.run.estimates import estimate
+from pptrace.run.neighbourhood import estimate
 from pptrace.run.trace_files import simulated_source
 from pptrace.steps.kinds import Kind
 from pptrace.steps.workload import Workload

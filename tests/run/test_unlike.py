@@ -8,8 +8,7 @@ import pytest
 
 import pptrace
 from pptrace.errors import ConfigError
-from pptrace.run.cost_changes import at_speeds
-from pptrace.search.what_if import whatif
+from pptrace.search.what_if import at_speeds, whatif
 from pptrace.timeline.idle import IdleCause, time_spent
 from pptrace.traces import kineto, perfetto
 

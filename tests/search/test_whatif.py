@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import pptrace
 from pptrace.errors import ConfigError
 from pptrace.plugins.registry import Registry
-from pptrace.run.cost_changes import at_speeds, evened, jittered
 from pptrace.run.run import Run
-from pptrace.search.what_if import reroute, step_without, whatif
+from pptrace.search.what_if import at_speeds, evened, jittered, reroute, step_without, whatif
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
 

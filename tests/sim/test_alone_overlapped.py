@@ -12,8 +12,8 @@ from segment_costs import action_spans, costs, random_kinds
 from pptrace.config.choices import PolicyName
 from pptrace.network.contract import Flat
 from pptrace.sim import simulation as module
+from pptrace.sim.engines import Contention
 from pptrace.sim.lowering import lower
-from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import SENDS, Kind, Stream
 from pptrace.steps.message_calls import Policy

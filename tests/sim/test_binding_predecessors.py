@@ -14,9 +14,8 @@ from pptrace.config.choices import Sharing
 from pptrace.errors import DeadlockError
 from pptrace.network.contract import Flat
 from pptrace.sim.cross_rank import with_epilogue
-from pptrace.sim.engines import graph_record, run_graph, run_jobs
+from pptrace.sim.engines import Contention, find_jobs, graph_record, run_graph, run_jobs, shared_links
 from pptrace.sim.lowering import lower
-from pptrace.sim.rate_sharing import Contention, find_jobs, shared_links
 from pptrace.sim.simulation import simulate
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload

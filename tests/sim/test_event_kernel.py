@@ -22,7 +22,7 @@ from pptrace.config.choices import Sharing
 from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.network.contract import Flat
 from pptrace.sim import simulation as module
-from pptrace.sim.rate_sharing import Contention, shared_links
+from pptrace.sim.engines import Contention, shared_links
 from pptrace.sim.simulation import Simulated, lower_step, simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from oracle_flows import Flow, fair_rates
 
 from pptrace.config.choices import Sharing
-from pptrace.sim.engines import Rates, run_jobs
+from pptrace.sim.engines import FINER, Contention, Rates, run_jobs
 from pptrace.sim.kernels.events import SharedLinks
 from pptrace.sim.kernels.sweep import Graph, Jobs
-from pptrace.sim.rate_sharing import FINER, Contention
 
 if TYPE_CHECKING:
     from pptrace.sim.engines import Ran

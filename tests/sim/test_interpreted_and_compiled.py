@@ -14,8 +14,7 @@ from interpreted import interpreted_kernels
 import pptrace_kernel
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
-from pptrace.steps.issue_order import Receive
-from pptrace.steps.message_calls import Policy, PolicyName
+from pptrace.steps.message_calls import Policy, PolicyName, Receive
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.text_forms import Dialect, in_dialect
 from pptrace.steps.validation import validate

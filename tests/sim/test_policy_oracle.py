@@ -16,9 +16,8 @@ from strategies import networks, valid_schedules, workloads
 from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import DeadlockError
 from pptrace.sim.simulation import simulate
-from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kinds import COMPUTE, SEND_WAITS, Kind, Stream
-from pptrace.steps.message_calls import Policy
+from pptrace.steps.message_calls import Policy, with_messages
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 

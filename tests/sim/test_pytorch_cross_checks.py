@@ -20,9 +20,8 @@ from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import DeadlockError
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
-from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kinds import Kind
-from pptrace.steps.message_calls import Policy
+from pptrace.steps.message_calls import Policy, with_messages
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.validation import validate

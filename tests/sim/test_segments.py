@@ -17,7 +17,7 @@ from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer
 from pptrace.errors import ScheduleError
 from pptrace.network.contract import Flat
 from pptrace.sim import simulation as module
-from pptrace.sim.rate_sharing import Contention, shared_links
+from pptrace.sim.engines import Contention, shared_links
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.message_calls import Policy

@@ -7,7 +7,7 @@ import pytest
 
 from pptrace.config.choices import PolicyName
 from pptrace.network.contract import Flat
-from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.engines import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.message_calls import Policy

@@ -15,8 +15,8 @@ import pptrace_kernel
 from pptrace.config.choices import Receive
 from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.steps.actions import Action
-from pptrace.steps.issue_order import IssueOrder, as_issued, with_messages, with_sends
 from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import IssueOrder, as_issued, with_messages, with_sends
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError
-from pptrace.network import layout
-from pptrace.network.layout import AXES, Layout
+from pptrace.network import cluster
+from pptrace.network.cluster import AXES, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,7 @@ def test_there_are_no_groups_along_other_axes() -> None:
 
 
 def test_the_examples_in_the_documentation_are_right() -> None:
-    assert doctest.testmod(layout).failed == 0
+    assert doctest.testmod(cluster).failed == 0
 
 
 @given(folded())

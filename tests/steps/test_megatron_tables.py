@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pptrace
-from pptrace.steps.megatron_tables import group_in_megatron, unsupported_by_megatron
 from pptrace.steps.schedule import Schedule
+from pptrace.steps.text_forms import group_in_megatron, unsupported_by_megatron
 
 if TYPE_CHECKING:
     from framework_calls import Program

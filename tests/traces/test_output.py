@@ -16,7 +16,7 @@ from pptrace.errors import OutputError
 from pptrace.files import compress, replace_file
 from pptrace.plugins import builtin
 from pptrace.plugins.offers import ExporterOffer
-from pptrace.run.saving import exporter_for, save
+from pptrace.run.trace_files import exporter_for, save
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
@@ -289,7 +289,7 @@ def test_a_failure_while_compressing_leaves_nothing(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr("pptrace.run.saving.compress", fail)
+    monkeypatch.setattr("pptrace.run.trace_files.compress", fail)
     with pytest.raises(OutputError, match="no space left"):
         save(timeline, [str(tmp_path / "a.txt.gz")], _offer(), {})
     assert list(tmp_path.iterdir()) == []

@@ -15,8 +15,7 @@ from simulated_steps import SimulatedStep, simulated_steps
 
 import pptrace
 from pptrace.plugin import Registry, Stream, kinds
-from pptrace.run.saving import save
-from pptrace.run.trace_files import read_measurement
+from pptrace.run.trace_files import read_measurement, save
 from pptrace.timeline.timeline import window
 from pptrace_chakra.plugin import pptrace_exporters
 

@@ -19,9 +19,9 @@ from pptrace.cli.convert import command as convert
 from pptrace.errors import TraceError
 from pptrace.plugin import ImportRequest, Kind
 from pptrace_chakra.linked import measure_linked
-from pptrace_chakra.messages import messages
+from pptrace_chakra.messages import message_types
 from pptrace_chakra.plugin import is_linked, is_step
-from pptrace_chakra.reader import read
+from pptrace_chakra.step_files import read
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LINKED = sorted((FIXTURES / "linked").iterdir())
@@ -122,9 +122,9 @@ def test_a_trace_without_times_names_the_program_that_adds_them(tmp_path: Path) 
 
 def protobuf(path: Path, starts: tuple[int, ...]) -> Path:
     """Write nodes as chakra_converter names them, with or without starts."""
-    found = [messages().metadata(version="1.0.0")]
+    found = [message_types().metadata(version="1.0.0")]
     for number, start in enumerate(starts, 1):
-        node = messages().node(id=number, name=f"PP:0F{number - 1}", type=4, duration_micros=50)
+        node = message_types().node(id=number, name=f"PP:0F{number - 1}", type=4, duration_micros=50)
         node.start_time_micros = start
         node.attr.add(name="is_cpu_op", bool_val=True)
         node.attr.add(name="scope", int64_val=7)

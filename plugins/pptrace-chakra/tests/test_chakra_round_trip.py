@@ -20,11 +20,10 @@ from pptrace.cli.convert import command as convert
 from pptrace.cli.diff import command as diff
 from pptrace.errors import ConfigError, OutputError, TraceError
 from pptrace.plugin import Counter
-from pptrace.run.saving import save
-from pptrace_chakra.messages import messages
+from pptrace.run.trace_files import save
+from pptrace_chakra.messages import message_types
 from pptrace_chakra.plugin import is_linked, is_step, pptrace_exporters
-from pptrace_chakra.reader import read
-from pptrace_chakra.writer import write
+from pptrace_chakra.step_files import read, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +95,7 @@ def test_files_are_recognised_by_their_first_message(files: list[Path], tmp_path
     head = files[0].read_bytes()[:4096]
     assert is_step(files[0], head)
     assert not is_linked(files[0], head)
-    metadata = messages().metadata(version="0.0.4").SerializeToString()
+    metadata = message_types().metadata(version="0.0.4").SerializeToString()
     foreign = bytes([len(metadata)]) + metadata
     assert is_linked(tmp_path, foreign)
     assert not is_step(tmp_path, foreign)

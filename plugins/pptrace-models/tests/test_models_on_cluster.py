@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.network.cluster import Layout
 from pptrace.network.collectives import LinkCollectives
 from pptrace.network.contract import Flat
-from pptrace.network.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from pptrace.errors import ConfigError, PluginError
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
 from pptrace.sim import simulation as module
-from pptrace.sim.rate_sharing import Contention, shared_links
+from pptrace.sim.engines import Contention, shared_links
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace_networks.plugin import pptrace_networks

@@ -12,7 +12,7 @@ from pptrace.cli.calibrate import command
 from pptrace.errors import TraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.trace_files import read_measurement
-from pptrace_profilers.foreign_files import advise
+from pptrace_profilers.plugin import advise
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,9 +20,8 @@ from pptrace.config.choices import PolicyName, StreamPer
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.sim.task_graph import ActionTimes
-from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kinds import Kind, Stream
-from pptrace.steps.message_calls import Policy
+from pptrace.steps.message_calls import Policy, with_messages
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.plugin import measure_kineto, measure_nsys

@@ -22,9 +22,8 @@ from pptrace.measured.diff import diff
 from pptrace.measured.replay import replay
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
-from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kinds import COMMUNICATION
-from pptrace.steps.message_calls import Policy
+from pptrace.steps.message_calls import Policy, with_messages
 from pptrace.steps.workload import Workload
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Paths
     from pptrace.steps.columns import Int32s
-    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.message_calls import IssueOrder
     from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
 

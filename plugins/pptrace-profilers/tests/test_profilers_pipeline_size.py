@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.plugin import Action, Kind
-from pptrace_profilers.pipelines import infer_pipeline_group, ranks_by_stages
+from pptrace_profilers.measurement import infer_pipeline_group, ranks_by_stages
 from pptrace_profilers.recording import Executions, Recording
 
 NAMES = {"dp": "data_parallel_group", "cp": "mesh_cp", "tp": "TENSOR_MODEL_PARALLEL_GROUP"}

@@ -10,7 +10,7 @@ import pytest
 from pptrace.api import simulate as simulate_step
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.engines import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.schedule import Schedule

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from straggler_parquet import operations, write_job
 
 from pptrace.errors import TraceError
-from pptrace_stragglers.table import read_job_table
+from pptrace_stragglers.measurement import read_job_table
 
 if TYPE_CHECKING:
     from pathlib import Path

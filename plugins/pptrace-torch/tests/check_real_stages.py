@@ -13,7 +13,7 @@ from pptrace.plugin import Registry, prepare
 from pptrace.plugin import load as load_configuration
 from pptrace_torch import load
 from pptrace_torch.scaled_model import ScaledModel
-from pptrace_torch.stages import real_stage, token_loss, tokens
+from pptrace_torch.worker import real_stage, token_loss, tokens
 
 RANKS, MICROBATCHES, CLOSE = 2, 4, 5e-6
 BASE = {

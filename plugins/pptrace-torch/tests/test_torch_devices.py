@@ -83,21 +83,21 @@ class Event:
 def test_a_stage_on_a_gpu_occupies_it_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from pptrace_torch import stages
+    from pptrace_torch import worker
 
     clock = Clock()
     monkeypatch.setattr(torch.cuda, "_sleep", clock.spin)
     monkeypatch.setattr(torch.cuda, "Event", clock.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    stages.cycles_per_ns.cache_clear()
+    worker.cycles_per_ns.cache_clear()
     device = torch.device("cuda", 0)
 
-    stages.occupy(0, device)  # measures the clock
+    worker.occupy(0, device)  # measures the clock
     before = clock.cycles
-    stages.occupy(10_000_000, device)
+    worker.occupy(10_000_000, device)
 
     assert clock.cycles - before == 15_000_000
-    stages.cycles_per_ns.cache_clear()
+    worker.cycles_per_ns.cache_clear()
 
 
 def test_kernels_are_recorded_where_stages_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,7 +207,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 _RAISING = """
 import os, sys
-from pptrace_torch import stages, worker
+from pptrace_torch import worker
 from pptrace_torch.command import command
 
 def fail(*_, **__):
@@ -219,7 +219,7 @@ def _stage(job, index, count, device):
         if where == "forward":
             stage.submod.forward = fail
         if where == "gradient":
-            stages._SleepOnWeight.backward = staticmethod(fail)
+            worker._SleepOnWeight.backward = staticmethod(fail)
         if where == "exit":
             stage.backward_one_chunk = lambda *_, **__: os._exit(7)
         if where == "building":

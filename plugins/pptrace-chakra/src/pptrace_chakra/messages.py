@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = "1.0.0"
-"""Version in GlobalMetadata of the files that :mod:`pptrace_chakra.writer` writes."""
+"""Version in GlobalMetadata of the files that :mod:`pptrace_chakra.step_files` writes."""
 
 
 class NodeType(IntEnum):
@@ -62,7 +62,7 @@ _PACKAGE = "ChakraProtoMsg"
 _ONEOF = "value"
 
 
-class Messages(NamedTuple):
+class MessageTypes(NamedTuple):
     """Classes of messages."""
 
     metadata: Any
@@ -72,7 +72,7 @@ class Messages(NamedTuple):
 
 
 @cache
-def messages() -> Messages:
+def message_types() -> MessageTypes:
     """Return the classes of messages, in a separate descriptor pool."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
@@ -98,7 +98,7 @@ def messages() -> Messages:
     pool = DescriptorPool()
     pool.Add(file)
     classes = {name: GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _FIELDS}
-    return Messages(metadata=classes["GlobalMetadata"], node=classes["Node"])
+    return MessageTypes(metadata=classes["GlobalMetadata"], node=classes["Node"])
 
 
 def value_of(attribute: Any) -> Any:
@@ -123,7 +123,7 @@ def parse(raw: bytes, path: Path) -> Iterator[Any]:
     """
     from google.protobuf.message import DecodeError
 
-    message_class, offset, count = messages().metadata, 0, 0
+    message_class, offset, count = message_types().metadata, 0, 0
     while offset < len(raw):
         size, start = read_varint(raw, offset)
         if not start or start + size > len(raw):
@@ -134,5 +134,5 @@ def parse(raw: bytes, path: Path) -> Iterator[Any]:
             raise TraceError(
                 f"is no Chakra trace: the message at byte {offset} cannot be decoded", file=path
             ) from None
-        message_class, offset, count = messages().node, start + size, count + 1
+        message_class, offset, count = message_types().node, start + size, count + 1
         check_events(count, path)

@@ -63,13 +63,13 @@ def is_linked(path: Path, head: bytes) -> bool:
 
 
 def _write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    from pptrace_chakra.writer import write
+    from pptrace_chakra.step_files import write
 
     write(timeline, path, options)
 
 
 def _read_step(paths: Sequence[Path]) -> Timeline:
-    from pptrace_chakra.reader import read
+    from pptrace_chakra.step_files import read
 
     return read(paths)
 

@@ -1,27 +1,313 @@
-"""Measured steps with their summaries."""
+"""Pipelines of a recorded job, and measured steps with their summaries."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, KernelTotal, Measurement, Occupied, Replica, Summary, TraceError, kinds
+from pptrace.plugin import (
+    ConfigError,
+    KernelTotal,
+    Layout,
+    Measurement,
+    Occupied,
+    Replica,
+    Summary,
+    TraceError,
+    kinds,
+)
 from pptrace_profilers.action_inference import infer
 from pptrace_profilers.alignment import align
 from pptrace_profilers.gpu_spans import totals, union_ns
-from pptrace_profilers.pipelines import choose_pipeline, complete_pipelines, numbers_of
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, list_some, members_of, pipeline_group
 from pptrace_profilers.timeline_assembly import assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from pptrace.plugin import Clock, ImportRequest
     from pptrace_profilers.alignment import Transfers
     from pptrace_profilers.recording import Operations, Recording
+
+_SIZE = re.compile(r"([a-z]+)=(\d+)")
+_SPAN_KINDS = ("slowest", "median")
+
+
+def choose_pipeline(
+    recordings: Sequence[Recording], layout: str = "", replica: str = ""
+) -> tuple[list[Recording], tuple[str, ...]]:
+    """Return the recordings of a pipeline, first stage first, and notes on assumptions.
+
+    Args:
+        recordings: one per process, in any order.
+        layout: sizes such as ``pp=4,tp=2,dp=8``, with the order of axes that :class:`Layout` has by default; empty
+            for the process groups of the trace.
+        replica: ``dp=0,tp=0``, ``slowest`` or ``median``; empty for the first replica.
+
+    Raises:
+        TraceError: two recordings have the same rank, or ranks are unknown.
+        ConfigError: the layout or replica is invalid.
+    """
+    by_rank = _by_rank(recordings)
+    pipelines, note = _pipelines(by_rank, layout)
+    candidates = complete_pipelines(recordings, layout) or _most_recorded(pipelines, by_rank)
+    chosen = _choose(candidates, by_rank, replica)
+    ranks = candidates[chosen]
+    notes = [note] if note else []
+    if missing := [rank for rank in pipelines[chosen] if rank not in by_rank]:
+        notes.append(f"no file of rank {list_some(missing, len(missing))}: only the recorded ranks are read")
+    if len(pipelines) > 1:
+        named = list_some(ranks, len(ranks))
+        notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {named}")
+    local = {rank: number for number, rank in enumerate(ranks)}
+    return [_local(by_rank[rank], local) for rank in ranks], tuple(notes)
+
+
+def _most_recorded(
+    pipelines: dict[str, tuple[int, ...]], by_rank: dict[int, Recording]
+) -> dict[str, tuple[int, ...]]:
+    """Return the recorded ranks of the pipelines with the most recorded ranks."""
+    recorded = {place: tuple(rank for rank in ranks if rank in by_rank) for place, ranks in pipelines.items()}
+    most = max(map(len, recorded.values()))
+    return {place: ranks for place, ranks in recorded.items() if len(ranks) == most}
+
+
+def complete_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each completely recorded pipeline, by its place.
+
+    Raises:
+        TraceError: two recordings have the same rank, or ranks are unknown.
+        ConfigError: the layout is invalid.
+    """
+    by_rank = _by_rank(recordings)
+    pipelines, _ = _pipelines(by_rank, layout)
+    return {place: ranks for place, ranks in pipelines.items() if all(rank in by_rank for rank in ranks)}
+
+
+def numbers_of(
+    pipeline: Sequence[Recording], recordings: Sequence[Recording], layout: str = ""
+) -> tuple[tuple[int, ...], int]:
+    """Return the pipeline ranks if files are missing, else none, and the number of ranks.
+
+    Without a layout, groups and inferred stages, the pipeline has all ranks of the job.
+    """
+    ranks = tuple(max(recording.rank, 0) for recording in pipeline)
+    if layout or any(map(_members, recordings)):
+        pipelines, _ = _pipelines(_by_rank(recordings), layout)
+        all_ranks = next(members for members in pipelines.values() if ranks[0] in members)
+        return tuple(map(all_ranks.index, ranks)) if len(ranks) < len(all_ranks) else (), len(all_ranks)
+    world = max((recording.world for recording in recordings), default=0)
+    if len(ranks) >= world or max(ranks) >= world:
+        return (), len(ranks)
+    size = ranks_by_stages(pipeline, world)
+    numbers = tuple(stages_of(recording)[0] for recording in pipeline) if size else ()
+    if numbers and all(a < b for a, b in pairwise(numbers)):
+        return numbers if len(numbers) < size else (), size
+    return ranks, world
+
+
+def _members(recording: Recording) -> tuple[int, ...]:
+    """Return the global ranks of a recording's pipeline, from its group or from the groups of all other axes."""
+    rank = max(recording.rank, 0)
+    return pipeline_group(recording.groups, rank) or infer_pipeline_group(recording.groups, rank, recording.world)
+
+
+def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
+    unknown = [recording for recording in recordings if recording.rank < 0]
+    if unknown and len(recordings) > 1:
+        message = "has no rank: name the files rank0.json, rank1.json and so on"
+        raise TraceError(message, file=unknown[0].path)
+    by_rank: dict[int, Recording] = {}
+    for recording in recordings:
+        rank, path = max(recording.rank, 0), recording.path
+        if rank in by_rank:
+            raise TraceError(f"is of rank {rank}, as {_duplicate_text(by_rank[rank].path, path)}", file=path)
+        by_rank[rank] = recording
+    return dict(sorted(by_rank.items()))
+
+
+def _duplicate_text(first: Path, second: Path) -> str:
+    """Return the text on a file of the same rank and the remedy."""
+    if first.parent == second.parent:
+        return f"{first.name} is: leave one out"
+    return f"{first.parent.name}/{first.name} is: give the folder of one run"
+
+
+def _pipelines(by_rank: dict[int, Recording], layout: str) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Return the global ranks of each pipeline by its place, and a note on missing ranks."""
+    if layout:
+        return _from_layout(by_rank, layout), ""
+    groups = {_members(recording) for recording in by_rank.values()} - {()}
+    if groups:
+        pipelines = sorted(groups)
+        places = [_place(by_rank, ranks) for ranks in pipelines]
+        if len(set(places)) < len(places) or "" in places:
+            places = [f"of rank {min(ranks)}" for ranks in pipelines]
+        return dict(zip(places, pipelines, strict=True)), ""
+    world = max((recording.world for recording in by_rank.values()), default=0) or len(by_rank)
+    present = tuple(by_rank)
+    # A file may have any number of ranks, so ranks are counted and not listed.
+    if len(present) == world or max(present) >= world:
+        return {"": present}, ""
+    absent = (rank for rank in range(world) if rank not in by_rank)
+    missing = list_some(absent, world - len(by_rank))
+    return {"": present}, f"no file of rank {missing}: only the recorded ranks are read"
+
+
+def _place(by_rank: dict[int, Recording], pipeline: Sequence[int]) -> str:
+    """Return the place of a pipeline, ``dp=0,tp=1``, from its first rank's index in the groups of other axes."""
+    rank = next((rank for rank in pipeline if rank in by_rank), -1)
+    parts = []
+    for axis, described in GROUPED.items():
+        groups = by_rank[rank].groups.items()
+        ranks = next((ranks for name, ranks in groups if described.search(name) and rank in ranks), ())
+        if len(ranks) > 1:
+            parts.append(f"{axis}={ranks.index(rank)}")
+    return ",".join(parts)
+
+
+def _from_layout(by_rank: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        match = _SIZE.fullmatch(part.strip())
+        if match is None or match[1] not in Layout().order or not int(match[2]):
+            raise ConfigError(f"{part!r} is no size: write such as pp=4,tp=2,dp=8", file="--layout")
+        sizes[match[1]] = int(match[2])
+    pp, dp, cp, ep, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "ep", "tp"))
+    layout = Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp)
+    if layout.gpus > MOST_RANKS:
+        raise ConfigError(f"{text} is {layout.gpus} ranks: more than {MOST_RANKS}", file="--layout")
+    if layout.gpus <= max(by_rank):
+        message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(by_rank)}"
+        raise ConfigError(message, file="--layout")
+    pipelines: dict[str, tuple[int, ...]] = {}
+    grid = layout.grid()
+    for dp, cp, tp in product(range(layout.dp), range(layout.cp), range(layout.tp)):
+        coordinates = (("dp", dp, layout.dp), ("cp", cp, layout.cp), ("tp", tp, layout.tp))
+        place = ",".join(f"{axis}={index}" for axis, index, size in coordinates if size > 1)
+        pipelines[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
+    return pipelines
+
+
+def _choose(pipelines: dict[str, tuple[int, ...]], by_rank: dict[int, Recording], replica: str) -> str:
+    if not replica or replica in pipelines:
+        return replica if replica in pipelines else next(iter(pipelines))
+    if replica in _SPAN_KINDS:
+        # Clocks may differ by rank, so spans are measured per rank.
+        spans = sorted((max(_span(by_rank[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
+        return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
+    chosen = next((place for place in pipelines if _coordinates(place) == _coordinates(replica)), None)
+    if chosen is None:
+        known_text = "; ".join(pipelines) or "the only one"
+        raise ConfigError(
+            f"no such replica among those recorded: {known_text}, slowest, median", file=f"--replica {replica}"
+        )
+    return chosen
+
+
+def _coordinates(place: str) -> set[str]:
+    """Return the coordinates of a place that are not 0."""
+    return {part for part in place.replace(" ", "").split(",") if part and not part.endswith("=0")}
+
+
+def _span(recording: Recording) -> int:
+    """Return the time from the first to the last action of a rank, by default of its operations."""
+    operations = recording.operations
+    if len(recording.executions):
+        start_ns, end_ns = recording.executions.work_ns
+        return int(end_ns.max() - start_ns.min())
+    if operations is not None and operations.start_ns.size:
+        return int(operations.end_ns.max()) - int(operations.start_ns.min())
+    return 0
+
+
+def _local(recording: Recording, local: dict[int, int]) -> Recording:
+    """Return a recording with pipeline ranks as peers; -1 for peers outside of the pipeline."""
+    peers = np.array([local.get(peer, -1) for peer in recording.ends.peer.tolist()])
+    return replace(recording, ends=replace(recording.ends, peer=peers))
+
+
+GROUPED = {
+    "dp": re.compile(r"(?:^|[_\W])dp(?:$|[_\W])|^data_parallel", re.IGNORECASE),
+    "cp": re.compile(r"(?:^|[_\W])cp(?:$|[_\W])|^context_parallel", re.IGNORECASE),
+    "tp": re.compile(r"(?:^|[_\W])tp(?:$|[_\W])|^tensor_model_parallel", re.IGNORECASE),
+}
+"""Descriptions of the groups of each axis, in PyTorch's device meshes and in Megatron-LM."""
+
+
+def infer_pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> tuple[int, ...]:
+    """Return the ranks of a rank's pipeline from the groups of all other axes, first stage first; else none.
+
+    The ranks of a group have a constant stride: the product of the sizes of all faster axes. A single gap in
+    these products is the axis of the pipeline.
+
+    Args:
+        groups: the process groups of the rank, by description.
+        rank: the global rank.
+        world: ranks of the job.
+    """
+    strides = []
+    for described in GROUPED.values():
+        candidates = [ranks for name, ranks in groups.items() if described.search(name) and rank in ranks]
+        ranks = min(
+            candidates, key=len, default=()
+        )  # Megatron-LM has data-parallel groups with and without context
+        if len(ranks) > 1:
+            strides.append((ranks[1] - ranks[0], len(ranks)))
+            if ranks != tuple(range(ranks[0], ranks[0] + len(ranks) * strides[-1][0], strides[-1][0] or 1)):
+                return ()
+    free, faster = [], 1
+    for stride, size in [*sorted(strides), (world, 1)] if strides else ():
+        if stride < faster or stride % faster:
+            return ()
+        if stride > faster:
+            free.append((faster, stride // faster))
+        faster = stride * size
+    if len(free) != 1:
+        return ()
+    ((stride, size),) = free
+    first = rank - rank // stride % size * stride
+    return tuple(range(first, first + size * stride, stride))
+
+
+def ranks_by_stages(pipeline: Sequence[Recording], world: int) -> int:
+    """Return the number of ranks of a pipeline from the stages of its recorded ranks; 0 if uncertain.
+
+    The distance between the stages of a rank depends on the route: interleaved, or V-shaped. The first stage of a
+    rank is its pipeline rank.
+    """
+    fitting: set[int] | None = None
+    for recording in pipeline:
+        stages = stages_of(recording)
+        if len(stages) <= 1 or stages[0] == NO_STAGE:
+            return 0
+        candidates = {
+            size
+            for size in (stages[1] - stages[0], (stages[0] + stages[1] + 1) // 2)
+            if size and world % size == 0 and stages in _stages_of_rank(stages[0], size, len(stages))
+        }
+        fitting = candidates if fitting is None else fitting & candidates
+    return next(iter(fitting)) if fitting and len(fitting) == 1 else 0
+
+
+def stages_of(recording: Recording) -> list[int]:
+    """Return the stages of a rank's actions, in order."""
+    return sorted({member.stage for action in recording.executions.action for member in members_of(action)})
+
+
+def _stages_of_rank(number: int, ranks: int, chunks: int) -> tuple[list[int], list[int]]:
+    """Return the stages of a rank on an interleaved route, and on a V-shaped route."""
+    if number >= ranks:
+        return [], []
+    interleaved = [chunk * ranks + number for chunk in range(chunks)]
+    v_shaped = [chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)]
+    return interleaved, v_shaped
 
 
 def measure_recordings(

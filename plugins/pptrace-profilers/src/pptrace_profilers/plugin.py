@@ -38,7 +38,7 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield _offer("opentelemetry", otel, is_otel, measure_otel)
     yield _offer("xplane", "XPlane files of JAX and TensorFlow.", is_xplane, measure_xplane)
     yield _offer("pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", is_pftrace, measure_pftrace)
-    yield replace(_offer("chrome", "Any Chrome JSON, by --rules.", is_chrome, measure_chrome), advise=_advise)
+    yield replace(_offer("chrome", "Any Chrome JSON, by --rules.", is_chrome, measure_chrome), advise=advise)
 
 
 @hookimpl
@@ -51,10 +51,45 @@ def pptrace_commands() -> Iterable[CommandOffer]:
     )
 
 
-def _advise(path: Path) -> str:
-    from pptrace_profilers.foreign_files import advise
+_REPORTS = (".nsys-rep", ".qdrep")
+_LOOKED_BYTES = 16 << 20
+_TIMERS = (
+    "is a log with Megatron-LM's timers, which are sums over iterations without actions: record a profile instead;"
+    " pptrace annotate --framework megatron marks its actions"
+)
+_FLOPS = (
+    "is the text of DeepSpeed's flops profiler, which is of one step without actions: record train_batch on every "
+    "rank with torch.profiler.profile instead, and export_chrome_trace"
+)
+_OPERATORS = (
+    "is an execution trace of PyTorch, whose operators have no times: give the trace of torch.profiler that was "
+    "recorded beside it"
+)
+_REPORT = "is a report of Nsight Systems: nsys export --type sqlite {} makes the .sqlite file that is read"
+_ADVICE = (
+    (rb"times? across ranks \(ms\):", _TIMERS),
+    (rb"DeepSpeed Flops Profiler -", _FLOPS),
+    (rb'\A\s*\{\s*"schema"\s*:\s*"[\d.]+', _OPERATORS),
+)
+"""Patterns in a file's first bytes, and the sentence for each.
 
-    return advise(path)
+Sources: Megatron-LM's megatron/core/timers.py, DeepSpeed's profiling/flops_profiler/profiler.py, and PyTorch's
+ExecutionTraceObserver. NVIDIA publishes no description of Nsight Systems' reports, so their names decide.
+"""
+
+
+def advise(path: Path) -> str:
+    """Return what an unreadable file is and what to record or convert instead; empty for other files."""
+    from pptrace.plugin import TraceError, UnpackedFile
+
+    if path.name.lower().endswith(_REPORTS):
+        return _REPORT.format(path.name)
+    try:
+        with UnpackedFile.open(path) as file:
+            content = file.read(_LOOKED_BYTES)
+    except TraceError:
+        return ""
+    return next((text for pattern, text in _ADVICE if re.search(pattern, content)), "")
 
 
 def _annotate() -> Command:

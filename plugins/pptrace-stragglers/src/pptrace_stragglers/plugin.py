@@ -36,7 +36,7 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
 
 
 def _explain(measurement: Measurement, step: Step) -> ExplanationPart | None:
-    from pptrace_stragglers.document import explain_job
+    from pptrace_stragglers.what_if import explain_job
 
     return explain_job(measurement, step)
 
