@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pptrace.plugins.requests import CostRequest
 from pptrace_models import memory
 from pptrace_models.layer import shard
-from pptrace_models.transformer import Transformer, checked
+from pptrace_models.transformer import Layer, Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> memory.Kept:
     model = checked(Transformer, values, "model")
     request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
-    return memory.layer_kept(model, shard(model, request), experts=moe)
+    return memory.layer_kept(model, shard(model, request), Layer(experts=moe))
 
 
 @given(

@@ -114,11 +114,11 @@ class Tower:
         )
         if self.encoder.frozen:
             return memory.Kept(), projector
-        return memory.layer_kept(self.model, self.shard, experts=False), projector
+        return memory.layer_kept(self.model, self.shard, Layer()), projector
 
     def held(self) -> tuple[memory.Held, memory.Held]:
         """Return the parameters of a layer and of the projector."""
-        layer = memory.layer_held(self.model, self.shard, experts=False)
+        layer = memory.layer_held(self.model, self.shard, Layer())
         projector = sum(matrix.weights for matrix in self.projections)
         return (
             memory.Held(frozen=layer.dense) if self.encoder.frozen else layer,

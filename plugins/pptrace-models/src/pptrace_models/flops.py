@@ -28,7 +28,7 @@ _ROUTING_KERNELS = 8
 
 def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) -> tuple[Operation, ...]:
     """Return a layer's operations on one device."""
-    matrices = linears(model, shard, experts=kind.experts)
+    matrices = linears(model, shard, kind)
     groups = dict.fromkeys(matrix.group for matrix in matrices)
     element = model.element_bytes
     operations = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pptrace_models.layer import Operation, Shard
     from pptrace_models.options import RooflineOptions
-    from pptrace_models.transformer import Transformer
+    from pptrace_models.transformer import Layer, Transformer
 
 
 _BESIDE = {"attn": 30, "mlp": 10, "moe_router": 20, "moe_preprocess": 20, "moe": 30}
@@ -46,14 +46,14 @@ _ROUTER = {"router", "shared experts", "shared activation function"}
 
 
 def issued_operations(
-    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], *, experts: bool
+    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], kind: Layer
 ) -> Counter[str]:
     """Return the number of operations that the host issues in a layer's forward, by part.
 
     Parts have the names of Megatron-LM's ``--cuda-graph-scope``: ``attn``, and ``mlp`` or ``moe_router``,
     ``moe_preprocess`` and ``moe``.
     """
-    parts = ("attn", "moe_router", "moe_preprocess", "moe") if experts else ("attn", "mlp")
+    parts = ("attn", "moe_router", "moe_preprocess", "moe") if kind.experts else ("attn", "mlp")
     counts = Counter({part: _BESIDE[part] for part in parts})
     for operation in operations:
         if operation.name in _ATTENTION:
@@ -68,9 +68,9 @@ def issued_operations(
         counts[parts[-1]] += _TENSOR_PARALLEL
     if shard.cp > 1:
         counts["attn"] += _RING_STEP * shard.cp
-    if experts and shard.ep > 1:
+    if kind.experts and shard.ep > 1:
         counts["moe"] += _EXCHANGES
-    if experts and not options.fused_routing:
+    if kind.experts and not options.fused_routing:
         counts.update(_UNFUSED)
     return counts
 
@@ -88,16 +88,16 @@ def _kernels(model: Transformer, operation: Operation) -> int:
 
 
 def layer_host_ns(
-    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], *, experts: bool
+    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], kind: Layer
 ) -> int:
     """Return the time of the host to issue a forward of a layer, in ns."""
     if options.cuda_graphs is True:
         return 0
     if options.host:
-        return options.host if experts else 0
+        return options.host if kind.experts else 0
     if not options.host_launch:
         return 0
-    counts = issued_operations(options, model, shard, operations, experts=experts)
+    counts = issued_operations(options, model, shard, operations, kind)
     captured = set(options.cuda_graphs or ())
     if "moe" in captured:
         captured |= {"moe_router", "moe_preprocess"}

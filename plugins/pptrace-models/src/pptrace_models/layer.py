@@ -11,7 +11,7 @@ from pptrace_models.transformer import divisors_near
 
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
-    from pptrace_models.transformer import Transformer
+    from pptrace_models.transformer import Layer, Transformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +204,11 @@ class Linear:
         return self.inputs * self.outputs * self.copies
 
 
-def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear, ...]:
+def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
     """Return a layer's matrices on one device."""
     h, up_matrices = model.hidden, model.matrices - 1
     attention, parallel = _attention(model, shard), _parallel(shard)
-    if not experts:
+    if not kind.experts:
         up = Linear(group="mlp", inputs=h, outputs=up_matrices * shard.ffn, normed=True, **parallel)
         return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, **parallel))
     width, copies, shared = shard.expert_ffn, shard.experts, shard.shared_ffn

@@ -94,12 +94,12 @@ class LayerCollectives:
     """Reduce-scatter of the gradients of keys and values."""
 
 
-def layer_collectives(costing: Costing, *, experts: bool) -> LayerCollectives:
+def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
     model, shard, groups = costing.model, costing.shard, costing.groups
     first = second = _half_ns(costing)
     exchange = 0
-    if experts:
+    if kind.experts:
         second = _experts_ns(model, shard, groups, first)
         exchange = groups.exchange_ns(_exchange(model, shard))
     keys_values = shard.cp * shard.tokens * (shard.kv + shard.value) * model.element_bytes
@@ -112,14 +112,14 @@ def layer_collectives(costing: Costing, *, experts: bool) -> LayerCollectives:
     )
 
 
-def layer_ns(costing: Costing, *, experts: bool) -> GroupTimes:
+def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     """Return the total times of a layer's collectives."""
-    times, recomputed_modules = layer_collectives(costing, experts=experts), costing.model.again
+    times, recomputed_modules = layer_collectives(costing, kind), costing.model.again
     others = 2 * times.exchange_ns + times.keys_ns
     recomputed = times.keys_ns * ("core_attn" in recomputed_modules)
-    if experts and "moe" in recomputed_modules:
+    if kind.experts and "moe" in recomputed_modules:
         recomputed += times.second.forward_ns + 2 * times.exchange_ns
-    if not experts and "mlp" in recomputed_modules:
+    if not kind.experts and "mlp" in recomputed_modules:
         recomputed += times.second.forward_ns
     return GroupTimes(
         forward_ns=times.first.forward_ns + times.second.forward_ns + others,
@@ -321,7 +321,7 @@ class Costing:
         """Return the time of the host to issue a forward of a layer, in ns; 0 with CUDA graphs."""
         options = self.options
         if kind.experts or options.host_launch:
-            return layer_host_ns(options, self.model, self.shard, self.layer(kind), experts=kind.experts)
+            return layer_host_ns(options, self.model, self.shard, self.layer(kind), kind)
         return 0 if options.cuda_graphs else options.host_kernel * self._forward_kernels(kind)
 
     def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
@@ -368,14 +368,14 @@ def _exact(share: float) -> Fraction:
 def layer_cost(costing: Costing, kind: Layer) -> Cost:
     """Return a layer's time, including recomputation."""
     model, options, operations = costing.model, costing.options, costing.layer(kind)
-    group = layer_ns(costing, experts=kind.experts)
+    group = layer_ns(costing, kind)
     if options.overlap_tp:
         group = beside_products(group, operations, costing.shard.tp, partial(_product_ns, costing))
     cost = costing.cost(operations, group)
     cost = cost.at_least(costing.layer_host_ns(kind), frozen=model.frozen)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective) if kind.again else cost
-    recomputed_ns = group.again_ns + again_ns(costing, operations, experts=kind.experts)
+    recomputed_ns = group.again_ns + again_ns(costing, operations, kind)
     return cost + Cost(i=recomputed_ns, i_collective=group.again_ns)
 
 
@@ -385,12 +385,12 @@ def _product_ns(costing: Costing, product: Product) -> int:
     return costing.work_ns(Work(flops=product.flops, size_bytes=moved, products=(product,)), "linear")
 
 
-def again_ns(costing: Costing, operations: Iterable[Operation], *, experts: bool) -> int:
+def again_ns(costing: Costing, operations: Iterable[Operation], kind: Layer) -> int:
     """Return the time of recomputed modules, without their collectives."""
     return sum(
         int(costing.work_ns(operation.forward, operation.unit) * again_share(operation.name))
         for operation in operations
-        if again_of(operation.name, experts=experts) & costing.model.again
+        if again_of(operation.name, kind) & costing.model.again
     )
 
 
@@ -399,10 +399,10 @@ def again_share(operation: str) -> float:
     return _NORMS_OF_TEN / 10 if operation == "norms and residuals" else 1.0
 
 
-def again_of(operation: str, *, experts: bool) -> frozenset[str]:
+def again_of(operation: str, kind: Layer) -> frozenset[str]:
     """Return the modules that contain an operation of a layer."""
     modules = {name for name, operations in _MODULES.items() if operation in operations}
-    if experts:
+    if kind.experts:
         return frozenset(modules - {"mlp", "mlp_act"})
     return frozenset(modules & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
 

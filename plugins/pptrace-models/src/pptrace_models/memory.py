@@ -50,18 +50,13 @@ class Kept:
         )
 
 
-def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool = True) -> Kept:
-    """Return the bytes that a layer keeps; ``again`` is whether full recomputation applies to the layer."""
+def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
+    """Return the bytes that a layer keeps."""
     scores = _scores(model, shard)
-    all_bytes = (
-        _boundary_bytes(model, shard, experts=experts)
-        + _attention(model, shard)
-        + _mlp(model, shard, experts=experts)
-        + scores
-    )
-    weight_part = 0 if model.frozen else min(_weight_part(model, shard, experts=experts), all_bytes)
-    kept_bytes = all_bytes - _freed_bytes(model, shard, experts=experts)
-    if model.recompute == "full" and again:
+    all_bytes = _boundary_bytes(model, shard, kind) + _attention(model, shard) + _mlp(model, shard, kind) + scores
+    weight_part = 0 if model.frozen else min(_weight_part(model, shard, kind), all_bytes)
+    kept_bytes = all_bytes - _freed_bytes(model, shard, kind)
+    if model.recompute == "full" and kind.again:
         kept_bytes = shard.split_tokens * model.hidden * model.element_bytes
     return Kept(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
 
@@ -103,19 +98,19 @@ def head_kept(model: Transformer, shard: Shard, *, fused_loss: bool) -> Kept:
     return Kept(activation=2 * row + of_loss, weight_part=row + model.element_bytes * logits)
 
 
-def _boundary_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:
+def _boundary_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
     inputs = 2 * shard.split_tokens * model.hidden * (model.element_bytes + model.dropout)
-    return inputs + _normed_bytes(model, shard, experts=experts)
+    return inputs + _normed_bytes(model, shard, kind)
 
 
-def _normed_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:
+def _normed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of norms' outputs, as each matrix keeps its input; a router keeps it uncast."""
     row = shard.split_tokens * model.hidden
     is_cast, is_latent = model.precision in NARROW, model.kv_rank > 0
     factor = _factor_bytes(model, row)
     first = factor * (1 + (is_cast and is_latent))
-    if not experts:
+    if not kind.experts:
         return first + factor
     routed = 0 if model.frozen else row * model.element_bytes
     return first + routed + factor * (is_cast and shard.shared_ffn > 0)
@@ -147,13 +142,13 @@ def _expanded_width(shard: Shard) -> int:
     return shard.query + shard.kv + shard.value
 
 
-def _freed_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:
+def _freed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes that recomputed modules do not keep."""
-    mlp = _mlp(model, shard, experts=experts)
+    mlp, experts = _mlp(model, shard, kind), kind.experts
     freed = {
         "core_attn": _scores(model, shard),
         "mla_up_proj": shard.tokens * _expanded_width(shard) * model.element_bytes if model.kv_rank else 0,
-        "layernorm": _normed_bytes(model, shard, experts=experts),
+        "layernorm": _normed_bytes(model, shard, kind),
         "mlp": 0 if experts else mlp,
         "mlp_act": 0 if experts else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
         "moe": mlp if experts else 0,
@@ -172,13 +167,13 @@ def _scores(model: Transformer, shard: Shard) -> int:
     return per_score * shard.heads * shard.tokens * shard.sequence
 
 
-def _mlp(model: Transformer, shard: Shard, *, experts: bool) -> int:
+def _mlp(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of an MLP, or of experts.
 
     The activation function of experts multiplies by the router's probabilities, so the tokens that experts return
     are not kept (Megatron-Core 0.13 and newer).
     """
-    if not experts:
+    if not kind.experts:
         return _inner_bytes(model, shard.tokens * shard.ffn, fused=model.fused_activation)
     routed = _inner_bytes(model, shard.routed * shard.expert_ffn) + _factor_bytes(
         model, shard.routed * model.hidden
@@ -196,14 +191,14 @@ def _shared_activation_bytes(model: Transformer, shard: Shard) -> int:
     return _inner_bytes(model, shard.tokens * shard.shared_ffn)
 
 
-def _weight_part(model: Transformer, shard: Shard, *, experts: bool) -> int:
+def _weight_part(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of inputs and output gradients of a layer's matrices."""
     # Inputs of column-parallel and output gradients of row-parallel matrices are between tensor-parallel regions.
-    between = shard.split_tokens * model.hidden * (3 if experts else 4)
+    between = shard.split_tokens * model.hidden * (3 if kind.experts else 4)
     attention = shard.tokens * (_expanded_width(shard) + shard.output)
     attention += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
-    inner = shard.tokens * model.matrices * (shard.shared_ffn if experts else shard.ffn)
-    if experts:
+    inner = shard.tokens * model.matrices * (shard.shared_ffn if kind.experts else shard.ffn)
+    if kind.experts:
         inner += shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden)
         inner += shard.split_tokens * model.num_experts
     return model.operand_bytes(between + attention + inner)
@@ -245,11 +240,11 @@ class Held:
         return self.trained() + self.frozen + self.frozen_experts
 
 
-def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:
+def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
     """Return a layer's parameters; norms, routers and compressions are on every tensor-parallel device."""
     dense = 2 * _norm(model) + model.query_rank + model.kv_rank
     routed = 0
-    for matrix in linears(model, shard, experts=experts):
+    for matrix in linears(model, shard, kind):
         bias = (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)
         if matrix.group == "experts":
             routed += matrix.weights + bias
@@ -373,8 +368,8 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
     """
     shapes = {
         (matrix.inputs, matrix.outputs)
-        for experts in {layer.experts for layer in layers}
-        for matrix in linears(model, shard, experts=experts)
+        for kind in {*layers}
+        for matrix in linears(model, shard, kind)
         if matrix.group != "router"
     }
     return sum(inputs * outputs for inputs, outputs in shapes) * model.element_bytes

@@ -207,7 +207,7 @@ class _Job:
         model, part, stages = self.model, self.part, tuple(dict.fromkeys(self.stages))
 
         def layer(kind: Layer) -> memory.Kept:
-            return memory.layer_kept(model, part, experts=kind.experts, again=kind.again)
+            return memory.layer_kept(model, part, kind)
 
         items = items_of(
             model, stages, layer=layer, embedding=memory.embedding_kept(model, part),
@@ -311,7 +311,7 @@ class _Job:
             return held.untrained() if model.frozen else held
 
         def layer(kind: Layer) -> memory.Held:
-            return freeze(memory.layer_held(model, part, experts=kind.experts))
+            return freeze(memory.layer_held(model, part, kind))
 
         embedding = freeze(memory.embedding_held(model, part))
         (items,) = items_of(
@@ -378,7 +378,7 @@ def _stage_kernels(rows: _Rows, stage: Stage, tower: Tower | None) -> Iterable[K
             yield replace(row, causal=causal and row.name == CORE)
         yield from rows.of("experts" if layer.experts else "mlp", second_half, count)
         if kind is Kind.I and layer.again:
-            for row in rows.recomputed(operations, count, experts=layer.experts):
+            for row in rows.recomputed(operations, count, layer):
                 yield replace(row, causal=causal and row.name == CORE)
     if stage.mtp:
         yield from rows.of("prediction", costing.prediction(), stage.mtp)
@@ -393,7 +393,7 @@ def _encoder_kernels(rows: _Rows, tower: Tower, stage: Stage) -> Iterable[Kernel
     if kind is Kind.F or not frozen:
         yield from rows.of("encoder", operations, stage.tower)
     if kind is Kind.I and not frozen:
-        yield from rows.recomputed(operations, stage.tower, experts=False)
+        yield from rows.recomputed(operations, stage.tower, costing.model.layer(0))
     if stage.projector:
         yield from rows.of("projector", [tower.projection(gradient_bytes(costing.options))], 1)
 
@@ -404,13 +404,13 @@ class _Rows(NamedTuple):
     costing: Costing
     kind: Kind
 
-    def recomputed(self, operations: Sequence[Operation], count: int, *, experts: bool) -> Iterable[KernelCost]:
+    def recomputed(self, operations: Sequence[Operation], count: int, layer: Layer) -> Iterable[KernelCost]:
         """Yield the recomputed kernels of a backward, one row per operation."""
         for operation in operations:
             share = again_share(operation.name)
             if self.costing.model.recompute == "full":
                 share = 1.0
-            elif not again_of(operation.name, experts=experts) & self.costing.model.again:
+            elif not again_of(operation.name, layer) & self.costing.model.again:
                 continue
             for row in self._work("computed again", operation, operation.forward, count):
                 duration_ns = int(row.duration_ns * share)

@@ -123,13 +123,13 @@ def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment,
 
 def _layer(costing: Costing, kind: Layer) -> Unit:
     model, options, operations = costing.model, costing.options, costing.layer(kind)
-    collectives = layer_times.layer_collectives(costing, experts=kind.experts)
+    collectives = layer_times.layer_collectives(costing, kind)
     norms = costing.cost(operation for operation in operations if operation.name == "norms and residuals")
     attention = costing.cost(operation for operation in operations if operation.name in _ATTENTION) + norms.share(
         1, 2
     )
     layer = costing.cost(operations)
-    whole = costing.cost(operations, layer_times.layer_ns(costing, experts=kind.experts))
+    whole = costing.cost(operations, layer_times.layer_ns(costing, kind))
     host_ns = costing.layer_host_ns(kind)
     waits = whole.host_waits(host_ns, frozen=model.frozen)
     if layer.f and layer.i:
@@ -244,11 +244,11 @@ def _recomputed_parts(
     of_second: list[Operation] = []
     of_first: list[Operation] = []
     for operation in operations:
-        is_second = again_of(operation.name, experts=kind.experts) & model.again & _SECOND_HALF
+        is_second = again_of(operation.name, kind) & model.again & _SECOND_HALF
         (of_second if is_second else of_first).append(operation)
     name = "core" if model.again == {"core_attn"} else "modules"
     first, second_half = (
-        Part(f"recompute-{name}", again_ns(costing, half, experts=kind.experts)) for half in (of_first, of_second)
+        Part(f"recompute-{name}", again_ns(costing, half, kind)) for half in (of_first, of_second)
     )
     return (*keys, first), (*exchanged, second_half)
 
