@@ -14,11 +14,11 @@ the product of the weight gradient (Korthikanti et al., 2022, and Transformer En
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pptrace_models import flops
 from pptrace_models.accelerator import Exchange
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Transformer
 
 
+_Value = TypeVar("_Value")
 _ROW_BYTES = 4
 """A row's maximum, sum and target logit are reduced in fp32."""
 
@@ -284,10 +285,19 @@ class Costing:
     """Times of collectives."""
     options: RooflineOptions
     """Options of the cost model."""
+    _values: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
+        """Return ``compute(self, *arguments)``, computed at the first call with these arguments."""
+        key = compute, arguments
+        if key not in self._values:
+            self._values[key] = compute(self, *arguments)
+        value: _Value = self._values[key]
+        return value
 
     def layer(self, kind: Layer) -> tuple[Operation, ...]:
         """Return a layer's operations."""
-        return flops.layer(self.model, self.shard, gradient_bytes(self.options), kind)
+        return self.once(_layer_operations, kind)
 
     def embedding(self) -> tuple[Operation, ...]:
         """Return the embedding's operation."""
@@ -319,10 +329,7 @@ class Costing:
 
     def layer_host_ns(self, kind: Layer) -> int:
         """Return the time of the host to issue a forward of a layer, in ns; 0 with CUDA graphs."""
-        options = self.options
-        if kind.experts or options.host_launch:
-            return layer_host_ns(options, self.model, self.shard, self.layer(kind), kind)
-        return 0 if options.cuda_graphs else options.host_kernel * self._forward_kernels(kind)
+        return self.once(_layer_host_ns, kind)
 
     def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
         """Return the time of the host to issue a forward of a stage with these layers, in ns."""
@@ -330,7 +337,7 @@ class Costing:
             self.options, self.model, [self.layer_host_ns(kind) for kind in layers], paired=paired
         )
 
-    def _forward_kernels(self, kind: Layer) -> int:
+    def forward_kernels(self, kind: Layer) -> int:
         """Return the number of kernels of a layer's forward, with casts and tensor-parallel collectives."""
         collectives = 2 * (1 + self.shard.is_split) if self.shard.tp > 1 else 0
         return collectives + sum(self._kernels(operation) for operation in self.layer(kind))
@@ -352,6 +359,17 @@ class Costing:
             i += self.work_ns(operation.input_gradient, operation.unit)
             w += self.work_ns(operation.weight_gradient, operation.unit)
         return Cost(f=f, i=i, w=w, f_collective=group.forward_ns, i_collective=group.backward_ns)
+
+
+def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
+    return flops.layer(costing.model, costing.shard, gradient_bytes(costing.options), kind)
+
+
+def _layer_host_ns(costing: Costing, kind: Layer) -> int:
+    options = costing.options
+    if kind.experts or options.host_launch:
+        return layer_host_ns(options, costing.model, costing.shard, costing.layer(kind), kind)
+    return 0 if options.cuda_graphs else options.host_kernel * costing.forward_kernels(kind)
 
 
 def _duration_ns(amount: int, rate: Fraction) -> int:

@@ -259,10 +259,11 @@ class _Job:
             costings: the inputs of each stage's times.
             kept: the bytes that each item of each stage keeps of a microbatch.
         """
-        by_stage = [
-            stage_segments(costing, self.tower, stage, stage_kept)
-            for costing, stage, stage_kept in zip(costings, self.stages, kept, strict=True)
-        ]
+        known: dict[tuple[int, Stage], dict[Kind, tuple[Segment, ...]]] = {}
+        for costing, stage, stage_kept in zip(costings, self.stages, kept, strict=True):
+            if (id(costing), stage) not in known:
+                known[id(costing), stage] = stage_segments(costing, self.tower, stage, stage_kept)
+        by_stage = [known[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
         return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
     def held(self, stage: Stage) -> memory.Held:

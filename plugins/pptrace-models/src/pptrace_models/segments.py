@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream
@@ -51,8 +52,8 @@ def stage_segments(
     """
     options = costing.options
     (order,) = units = items_of(
-        costing.model, [stage], layer=lambda kind: _layer(costing, kind), embedding=_embedding(costing),
-        prediction=_prediction(costing), head=_head(costing),
+        costing.model, [stage], layer=partial(costing.once, _layer), embedding=costing.once(_embedding),
+        prediction=costing.once(_prediction), head=costing.once(_head),
     )  # fmt: skip
     if tower:
         (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
