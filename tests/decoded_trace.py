@@ -27,12 +27,12 @@ class Decoded:
         self.packets = list(trace.packet)
         self.names: dict[int, str] = {}
         self.categories: dict[int, str] = {}
-        self.microbatches: dict[int, str] = {}
+        self.colors: dict[int, str] = {}
         for packet in self.packets:
             interned = packet.interned_data
             self.names |= {entry.iid: entry.name for entry in interned.event_names}
             self.categories |= {entry.iid: entry.name for entry in interned.event_categories}
-            self.microbatches |= {entry.iid: entry.str.decode() for entry in interned.correlation_id_str}
+            self.colors |= {entry.iid: entry.str.decode() for entry in interned.correlation_id_str}
         self.tracks = {
             p.track_descriptor.uuid: p.track_descriptor for p in self.packets if p.HasField("track_descriptor")
         }
@@ -58,5 +58,5 @@ class Decoded:
             result["name"] = self.names[result.pop("name_iid")]
             result["category"] = [self.categories[iid] for iid in result.pop("category_iids")]
         if "correlation_id_str_iid" in result:
-            result["color"] = self.microbatches[result.pop("correlation_id_str_iid")]
+            result["color"] = self.colors[result.pop("correlation_id_str_iid")]
         return result

@@ -90,7 +90,7 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
     _write_ladder(head, tracks, findings, start_ns - findings.steps[0].begin_ns)
     delays, difference_runs = _differences(findings, late, start_ns, differences, len(texts) + 1)
     runs += [*difference_runs, _lateness_run(late, start_ns, counters)]
-    write_names(head, [*texts, *delays], ["difference"])
+    write_names(head, [*texts, *delays], ["difference"], names.correlations)
     write_packets(path, head.SerializeToString(), sorted(runs, key=lambda run: run.place))
 
 

@@ -181,6 +181,8 @@ class Traits:
     """As above, for terminals of sixteen colours."""
     trace_colour: str = "grey"
     """Reserved colour name of chrome://tracing."""
+    perfetto_text: str = ""
+    """Text whose hash is its colour in the Perfetto UI; by default, its name."""
     meaning: str = ""
     """Legend text; empty for a kind that pictures omit."""
 
@@ -195,22 +197,25 @@ KINDS: dict[Kind, Traits] = {
     Kind.F: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.ACTIVATION,), direction=_F, waits_for=_GATHERED,
         activation=1, cost="f", colour=_BLUE, terminal_colour=("blue", "yellow"),
-        trace_colour="thread_state_runnable", meaning="F forward",
+        trace_colour="thread_state_runnable", perfetto_text="F: forward of a stage", meaning="F forward",
     ),
     Kind.B: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.GRADIENT, Result.WEIGHT_GRADIENT), direction=_B,
         waits_for=(*_GATHERED, "RELOAD"), activation=-1, slots=2, cost="b", colour=_GREEN,
-        terminal_colour=("green", "red"), trace_colour="thread_state_running", meaning="B backward",
+        terminal_colour=("green", "red"), trace_colour="thread_state_running",
+        perfetto_text="B: backward step", meaning="B backward",
     ),
     Kind.I: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.GRADIENT,), direction=_B,
         waits_for=(*_GATHERED, "RELOAD"), activation=-1, weight_activation=1, cost="i", colour=_GREEN,
-        terminal_colour=("green", "red"), trace_colour="rail_animation", meaning="I input gradient",
+        terminal_colour=("green", "red"), trace_colour="rail_load",
+        perfetto_text="I: input grad", meaning="I input gradient",
     ),
     Kind.W: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.WEIGHT_GRADIENT,), direction=_B,
         waits_for=_GATHERED, weight_activation=-1, cost="w", colour=("#cdebc3", "#f7cfc6"),
-        terminal_colour=("cyan", "magenta"), trace_colour="rail_idle", meaning="W weight gradient",
+        terminal_colour=("cyan", "magenta"), trace_colour="cq_build_passed",
+        perfetto_text="W: weight gradient", meaning="W weight gradient",
     ),
     Kind.SEND_F: Traits(
         role=Role.SEND, stream=Stream.COMM, results=(Result.SENT_ACTIVATION,), direction=_F, colour=_ACTIVATIONS,
@@ -248,8 +253,8 @@ KINDS: dict[Kind, Traits] = {
     ),
     Kind.RECOMPUTE: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.RECOMPUTED,), waits_for=_GATHERED,
-        recomputed=1, cost="recompute", colour=("#d5c6ee", "#d5c6ee"), trace_colour="rail_load",
-        meaning="recompute",
+        recomputed=1, cost="recompute", colour=("#d5c6ee", "#d5c6ee"), trace_colour="detailed_memory_dump",
+        perfetto_text="RECOMPUTE: recompute forward", meaning="recompute",
     ),
     Kind.OPTIMIZER: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, ends_stage=True,

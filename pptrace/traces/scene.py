@@ -47,6 +47,9 @@ CATEGORY = tuple(_CATEGORIES[traits.role] for traits in KINDS.values())
 COLORS = tuple(traits.trace_colour for traits in KINDS.values())
 """Color of each kind: a reserved color name of chrome://tracing (``cname``)."""
 
+COLOR_TEXTS = tuple(traits.perfetto_text or kind.name for kind, traits in KINDS.items())
+"""Text of each kind from which the Perfetto UI derives its color (``correlation_id``)."""
+
 NUMBERED = np.array([traits.role is Role.COMPUTE and not traits.per_stage for traits in KINDS.values()])
 """Whether each kind computes on a microbatch; its names contain the microbatch's number."""
 
@@ -62,7 +65,8 @@ TOWARDS_NEXT = WITH_NEXT.mask(_ALL_KINDS)
 """Whether the rank at a message's other end holds the next stage; else it holds the previous stage."""
 
 COLOR_BY = ("kind", "microbatch")
-"""Properties that determine a slice's color; chrome://tracing reads ``cname``, Perfetto colors by name."""
+"""Properties that determine a slice's color. chrome://tracing reads ``cname`` of Chrome JSON. The Perfetto UI
+reads ``correlation_id`` of its own format, and colors by name without it."""
 
 _STREAM_TITLES = {"COMM": "communication", "RECV": "receive"}
 

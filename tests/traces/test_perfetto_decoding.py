@@ -15,6 +15,7 @@ from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.timeline import Counter, Slice, Timeline
 from pptrace.traces.perfetto import write
+from pptrace.traces.scene import COLOR_TEXTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +76,7 @@ def test_every_slice_has_every_field_and_no_other(decoded: Decoded) -> None:
             "track": _track(item),
             "name": _name(item.action),
             "category": [_category(item.action.kind)],
+            "color": COLOR_TEXTS[item.action.kind],
             "Step.row": row,
             "Step.kind": int(item.action.kind),
             "Step.rank": item.rank,
@@ -94,6 +96,28 @@ def test_every_slice_has_every_field_and_no_other(decoded: Decoded) -> None:
         }
         expected |= {f"Step.{name}": value for name, (value, default) in optional.items() if value != default}
         assert found == expected
+
+
+def hue(text: str) -> int:
+    """Return the hue that the Perfetto UI gives a text: FNV-1a, in doubles as JavaScript multiplies.
+
+    Source: https://github.com/google/perfetto, ui/src/base/hash.ts and ui/src/components/colorizer.ts, v52.0.
+    """
+    value = 0x811C9DC5 & 0xFFFFFFF
+    for letter in text:
+        product = int(16777619.0 * (value ^ ord(letter))) & 0xFFFFFFFF
+        value = product - (1 << 32) * (product >> 31)
+    return abs(value) % 360
+
+
+def test_the_perfetto_ui_draws_forwards_blue_and_gradients_green() -> None:
+    hues = {kind.name: hue(COLOR_TEXTS[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE)}
+
+    assert abs(hue("F") - hue("B")) < 10  # names alone give similar colours
+    assert 245 <= hues["F"] <= 275
+    assert all(95 <= hues[name] <= 155 for name in "BIW")
+    assert 285 <= hues["RECOMPUTE"] <= 315
+    assert len(set(COLOR_TEXTS)) == len(Kind)
 
 
 def test_every_slice_ends_once(decoded: Decoded) -> None:

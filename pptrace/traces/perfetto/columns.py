@@ -11,7 +11,7 @@ from pptrace.timeline.actions import in_group
 from pptrace.timeline.messages import messages
 from pptrace.traces.perfetto.descriptors import CATEGORY_NUMBERS, FIELD_NUMBERS
 from pptrace.traces.perfetto.wire import BEGIN, END, Cell, Layout, Run, cell_size, packet, varint
-from pptrace.traces.scene import CARRIES, CATEGORY, COLLECTIVE, NAMES, labels_of, numbered
+from pptrace.traces.scene import CARRIES, CATEGORY, COLLECTIVE, COLOR_TEXTS, NAMES, labels_of, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,16 +147,16 @@ def _peers(timeline: Timeline, ends: Messages) -> Int32s:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Slice names such as ``F 3`` and, where slices are colored by microbatch, texts such as ``mb 3``."""
+    """Slice names such as ``F 3``, and texts from which the Perfetto UI derives colors."""
 
     names: list[str]
     """Names, numbered from 1."""
     name: Int32s
     """Number of each row's name."""
-    microbatches: list[str]
-    """Texts of microbatches, numbered from 1."""
-    microbatch: Int32s | None = None
-    """Number of each row's microbatch, -1 for none; None where slices are colored by name."""
+    correlations: Sequence[str]
+    """Texts for colors by kind or by microbatch, such as ``mb 3``, numbered from 1."""
+    correlation: Int32s
+    """Number of each row's text for its color, -1 for the color of its name."""
 
     @classmethod
     def of(cls, scene: Scene) -> Self:
@@ -165,13 +165,17 @@ class Names:
         keys, name = numbered(labels.of_row * np.int64(len(NAMES)) + scene.timeline.kind)
         pairs = [divmod(key, len(NAMES)) for key in keys.tolist()]
         names = [f"{NAMES[kind]}{labels.microbatch[label]}{labels.segment[label]}" for label, kind in pairs]
+        name += np.int32(1)
         if scene.color_by != "microbatch":
-            return cls(names=names, name=name + np.int32(1), microbatches=[])
+            parts, kind = scene.timeline.parts, scene.timeline.kind.astype(np.int32)
+            in_segment = np.zeros(kind.size, dtype=bool) if parts is None else parts.name >= 0
+            correlation = np.where(in_segment, np.int32(-1), kind + np.int32(1))
+            return cls(names=names, name=name, correlations=COLOR_TEXTS, correlation=correlation)
         number = {text: number for number, text in enumerate(dict.fromkeys(labels.microbatch), 1)}
         number_of_label = np.array([number[text] for text in labels.microbatch], dtype=np.int32)
         microbatch = np.where(scene.timeline.microbatch < 0, np.int32(-1), number_of_label[labels.of_row])
-        microbatches = [f"mb{text}" for text in number]
-        return cls(names=names, name=name + np.int32(1), microbatches=microbatches, microbatch=microbatch)
+        correlations = [f"mb{text}" for text in number]
+        return cls(names=names, name=name, correlations=correlations, correlation=microbatch)
 
 
 def row_columns(scene: Scene, lane_uuid: Int32s, names: Names, peer: Int32s) -> dict[str, Column]:
@@ -197,9 +201,8 @@ def row_columns(scene: Scene, lane_uuid: Int32s, names: Names, peer: Int32s) -> 
         "collective_ns": Column.of(t.collective_ns, 0),
         "cause": Column.of(t.cause),
         "pair": Column.of(t.pair),
+        "correlation": Column.of(names.correlation),
     }
-    if names.microbatch is not None:
-        columns["correlation"] = Column.of(names.microbatch)
     if t.parts is not None:
         columns["segment_number"] = Column.of(t.parts.number)
     return columns

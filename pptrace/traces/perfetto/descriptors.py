@@ -152,13 +152,17 @@ CATEGORY_NUMBERS = {name: number for number, name in enumerate(_CATEGORIES, 1)}
 _STATE_CLEARED = 1
 
 
-def write_names(head: Trace, names: Sequence[str], more_categories: Sequence[str] = ()) -> InternedData:
-    """Write names, numbered from 1, and the categories of slices; return the interned data."""
+def write_names(
+    head: Trace, names: Sequence[str], more_categories: Sequence[str] = (), correlations: Sequence[str] = ()
+) -> InternedData:
+    """Write names and correlations, each numbered from 1, and categories of slices; return the interned data."""
     packet = head.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=_STATE_CLEARED)
     for category in (*SLICE_CATEGORIES, *more_categories):
         packet.interned_data.event_categories.add(iid=CATEGORY_NUMBERS[category], name=category)
     for iid, name in enumerate(names, 1):
         packet.interned_data.event_names.add(iid=iid, name=printable(name))
+    for iid, text in enumerate(correlations, 1):
+        packet.interned_data.correlation_id_str.add(iid=iid, str=text.encode())
     interned: InternedData = packet.interned_data
     return interned
 

@@ -118,9 +118,8 @@ def _write_names(head: Trace, scene: Scene, names: Names) -> int:
     """Write the names of slices, messages, waits and path parts; return the number of the first cause."""
     why, hops = scene.timeline.why, scene.hops
     links = ["link"] if len(hops) else []
-    interned = write_names(head, names.names, [*links, *(["wait", "critical path"] if why else [])])
-    for iid, text in enumerate(names.microbatches, 1):
-        interned.correlation_id_str.add(iid=iid, str=text.encode())
+    categories = [*links, *(["wait", "critical path"] if why else [])]
+    interned = write_names(head, names.names, categories, names.correlations)
     if len(hops):
         interned.MergeFromString(_encode_names(scene.hop_titles(), len(names.names) + 1))
     first_cause = len(names.names) + hops.sent.size + 1
