@@ -210,7 +210,7 @@ def _write(timeline: Timeline, trace: Path, file: Path, request: PartRequest, sa
         perfetto.write(trim(timeline, ranks, kept.microbatches), trace, {"title": title})
         return
     if request.overview or (request.replica is None and not file.is_dir()):
-        from pptrace.traces.perfetto.overview import write_overview
+        from pptrace.traces.perfetto.writer import write_overview
 
         write_overview(timeline, trace, f"{title}: overview", _rank_descriptions(timeline), _named_replicas(job))
         return

@@ -540,7 +540,7 @@ def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolera
 def rank_causes(
     found: Sequence[Candidate],
     step_ns: Sides,
-    effect_ns: Callable[[Candidate, Sequence[Candidate]], float] | None,
+    effects_ns: Callable[[Sequence[Candidate], Sequence[Candidate]], list[float]] | None,
 ) -> tuple[tuple[Culprit, ...], tuple[Culprit, ...]]:
     """Return the causes, and remarks on changes with little effect; each with the largest first.
 
@@ -549,32 +549,28 @@ def rank_causes(
     Args:
         found: the candidates.
         step_ns: the lengths of the steps.
-        effect_ns: returns the effect of a candidate on the length of the second step without other candidates;
+        effects_ns: returns the effect of each candidate on the length of the second step without other candidates;
             None where steps cannot be replayed, then total changes are ranked.
     """
     change_ns = step_ns.change.value
     left = sorted(found, key=lambda item: (-abs(item.culprit.total_ns), item.culprit.kind, item.culprit.what))
-    if effect_ns is None:
+    if effects_ns is None:
         least_ns = _LEAST_OF_LARGEST * max((abs(item.culprit.total_ns) for item in left), default=0)
         causes = [item.culprit for item in left if abs(item.culprit.total_ns) >= least_ns]
         causes.sort(key=lambda cause: cause.total_ns * change_ns < 0)
         return tuple(causes), tuple(item.culprit for item in left if item.culprit not in causes)
     left, unranked = left[:_MOST_REPLAYED], left[_MOST_REPLAYED:]
     taken: list[Candidate] = []
-    causes, least_ns = [], 0.0
-    while left:
-        effects = [effect_ns(item, taken) for item in left]
-        if not taken:
-            largest_ns = max(map(abs, effects))
-            least_ns = max(
-                _LEAST_OF_DIFFERENCE * abs(change_ns), _LEAST_OF_STEP * step_ns.second.value,
-                _LEAST_OF_LARGEST * largest_ns, 1.0,
-            )  # fmt: skip
-        eligible = [at for at, effect in enumerate(effects) if abs(effect) >= least_ns]
-        if not eligible:
-            break
-        best = max(eligible, key=lambda at: (effects[at] * change_ns > 0, abs(effects[at]), -at))
+    causes = []
+    effects = effects_ns(left, taken)
+    least_ns = max(
+        _LEAST_OF_DIFFERENCE * abs(change_ns), _LEAST_OF_STEP * step_ns.second.value,
+        _LEAST_OF_LARGEST * max(map(abs, effects), default=0.0), 1.0,
+    )  # fmt: skip
+    while eligible := [index for index, effect in enumerate(effects) if abs(effect) >= least_ns]:
+        best = max(eligible, key=lambda index: (effects[index] * change_ns > 0, abs(effects[index]), -index))
         causes.append(replace(left[best].culprit, effect_ns=Figure(effects[best])))
         taken.append(left.pop(best))
-    remarks = [replace(item.culprit, effect_ns=Figure(effect_ns(item, taken))) for item in left]
+        effects = effects_ns(left, taken)
+    remarks = [replace(item.culprit, effect_ns=Figure(effect)) for item, effect in zip(left, effects, strict=True)]
     return tuple(causes), (*remarks, *(item.culprit for item in unranked))

@@ -207,16 +207,19 @@ class Computations(Cells):
             for step in (self, other)
             if step is not None
         ]
-        place = np.unique(np.concatenate([self.places, *(places for places, _, _ in sends)]))
+        own_places = self.places
+        place = np.unique(np.concatenate([own_places, *(places for places, _, _ in sends)]))
+        own_index = find(place, own_places)
         duration_ns, transfer_ns = (np.full(place.size, -1, dtype=np.int64) for _ in range(2))
         gap_ns, blocked_ns, late_ns = (np.zeros(place.size, dtype=np.int64) for _ in range(3))
         for times, column, other in (
             (duration_ns, "duration_ns", durations), (gap_ns, "gap_ns", gaps), (late_ns, "late_ns", late),
         ):  # fmt: skip
-            times[find(place, self.places)] = getattr(self, column)
+            times[own_index] = getattr(self, column)
             if other is not None:
-                common = np.isin(other.places, self.places)
-                times[find(place, other.places[common])] = getattr(other, column)[common]
+                places = other.places
+                common = np.isin(places, own_places)
+                times[find(place, places[common])] = getattr(other, column)[common]
         for places, sent, column in sends:
             times, index = transfer_ns if column == "duration_ns" else blocked_ns, find(place, places)
             times[index] = np.where(sent.duration_ns >= 0, getattr(sent, column), times[index])
@@ -284,9 +287,10 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
 
 def _places(cells: Cells, placement: Placement) -> Int64s:
     """Return the index of each action in kinds x stages x microbatches; 0 where the placement lacks it."""
-    exists = (cells.stage < placement.stages) & (cells.microbatch < placement.microbatches)
-    stage = cells.kind.astype(np.int64) * placement.stages + cells.stage
-    return np.where(exists, stage * placement.microbatches + cells.microbatch, 0)
+    stages, microbatches = placement.stages, placement.microbatches
+    exists = (cells.stage < stages) & (cells.microbatch < microbatches)
+    stage = cells.kind.astype(np.int64) * stages + cells.stage
+    return np.where(exists, stage * microbatches + cells.microbatch, 0)
 
 
 def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:

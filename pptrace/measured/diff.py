@@ -170,8 +170,11 @@ def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
         return None
     reordered = moved = second
     if not first.has_setting_of(second):
-        reordered = replace(first, schedule=second.schedule)
-        moved = replace(reordered, workload=second.workload, network=second.network)
+        same_placement = first.schedule.placement == second.schedule.placement
+        same_order = same_placement and not first.schedule.difference(second.schedule)
+        reordered = first if same_order else replace(first, schedule=second.schedule)
+        if (first.policy, first.contention) != (second.policy, second.contention):
+            moved = replace(reordered, workload=second.workload, network=second.network)
     times = b.step.times()
     try:
         spans_ns = [first.span_ns(a.step.times()), first.span_ns(a.step.times(durations=b.step))]
@@ -511,7 +514,7 @@ def diff(
         *spikes(first, second, pair.matched, tolerance, deviations_ns),
         *(late_hosts(first, second, pair.matched, tolerance) if a.measured or b.measured else ()),
     ]
-    causes, remarks = rank_causes(found, pair.step_ns, _effect_of(compared_b[0]) if found else None)
+    causes, remarks = rank_causes(found, pair.step_ns, _effects_of(compared_b[0]) if found else None)
     metrics = compared_a[0].metrics, compared_b[0].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
@@ -528,26 +531,38 @@ def diff(
     )  # fmt: skip
 
 
-def _effect_of(compared: ComparedStep) -> Callable[[Candidate, Sequence[Candidate]], float] | None:
-    """Return a function from a candidate and those taken before it to its effect; None without replays."""
+def _effects_of(
+    compared: ComparedStep,
+) -> Callable[[Sequence[Candidate], Sequence[Candidate]], list[float]] | None:
+    """Return a function from candidates and those taken before them to their effects; None without replays."""
     if compared.partial:
         return None
     step, replay, simulation = compared.step, compared.replay, compared.simulation
 
-    def effect_ns(candidate: Candidate, taken: Sequence[Candidate]) -> float:
+    def span_ns(changed: Computations, *, replayed: bool) -> int:
+        if simulation is not None and not replayed:
+            return simulation.span_ns(changed.times())
+        return replay.span_ns(changed.times(with_late=True))
+
+    def effects_ns(found: Sequence[Candidate], taken: Sequence[Candidate]) -> list[float]:
         before = step
-        for other in taken:
-            before = other.without(before)
-        after = candidate.without(before)
-        if simulation is not None and not candidate.only_replayed:
-            return simulation.span_ns(before.times()) - simulation.span_ns(after.times())
-        return replay.span_ns(before.times(with_late=True)) - replay.span_ns(after.times(with_late=True))
+        for cause in taken:
+            before = cause.without(before)
+        before_ns = {
+            replayed: span_ns(before, replayed=replayed)
+            for replayed in {candidate.only_replayed for candidate in found}
+        }
+        return [
+            before_ns[candidate.only_replayed]
+            - span_ns(candidate.without(before), replayed=candidate.only_replayed)
+            for candidate in found
+        ]
 
     try:
         replay.span_ns(step.times(with_late=True))
     except ScheduleError:
         return None
-    return effect_ns
+    return effects_ns
 
 
 def _add_deviations(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:

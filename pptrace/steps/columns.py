@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
@@ -55,10 +56,14 @@ class Columns:
     """Base of records with columns, whose annotations (``Int8s``, ``Int32s``, ``Int64s``) are their dtypes."""
 
     def __post_init__(self) -> None:
-        for attribute in fields(self):
-            if attribute.type in _DTYPES:
-                values = column(getattr(self, attribute.name), _DTYPES[attribute.type])
-                object.__setattr__(self, attribute.name, values)
+        record: Any = type(self)
+        for name, dtype in _columns_of(record):
+            object.__setattr__(self, name, column(getattr(self, name), dtype))
+
+
+@cache
+def _columns_of(record: type[Any]) -> list[tuple[str, type[np.integer[Any]]]]:
+    return [(field.name, _DTYPES[field.type]) for field in fields(record) if field.type in _DTYPES]
 
 
 def empty_columns(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:

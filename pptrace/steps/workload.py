@@ -194,18 +194,7 @@ class Workload:
     def __post_init__(self) -> None:
         for name in (*PER_STAGE, "boundary_bytes"):
             object.__setattr__(self, name, checked(name, getattr(self, name)))
-            if name != "boundary_bytes" and getattr(self, name).size != self.stages:
-                msg = f"{name} has {getattr(self, name).size} values for {self.stages} stages: one each"
-                raise ValueError(msg)
-        for name in (*OPTIONAL, "offload_bytes"):
-            values = getattr(self, name)
-            if not np.size(values) and name != "offload_bytes":
-                values = 0
-            if np.size(values) not in {0, 1, self.stages}:
-                msg = f"{name} has {np.size(values)} values for {self.stages} stages: one each"
-                raise ValueError(msg)
-            spread = np.broadcast_to(values, (self.stages,)) if np.size(values) else values
-            object.__setattr__(self, name, checked(name, spread))
+        self._check_lengths()
         for name in ("rank_capacity_bytes", "boundary_gradient_bytes"):
             object.__setattr__(self, name, checked(name, getattr(self, name)))
         if self.boundary_gradient_bytes.size not in {0, self.boundary_bytes.size}:
@@ -221,6 +210,24 @@ class Workload:
         object.__setattr__(self, "notes", tuple(self.notes))
         self._check_segments()
         self._check_classes()
+
+    def _check_lengths(self) -> None:
+        """Check the number of values per column; spread single and missing values of optional columns."""
+        stages = self.stages
+        zeros = np.zeros(stages, dtype=np.int64)
+        for name in (*PER_STAGE, *OPTIONAL, "offload_bytes"):
+            values = getattr(self, name)
+            size = np.size(values)
+            is_allowed = size == stages or (size <= 1 and name not in PER_STAGE)
+            if not is_allowed:
+                msg = f"{name} has {size} values for {stages} stages: one each"
+                raise ValueError(msg)
+            if size == 0 and name in OPTIONAL:
+                values = zeros
+            elif size == 1:
+                values = np.broadcast_to(values, (stages,))
+            if name not in PER_STAGE:
+                object.__setattr__(self, name, checked(name, values))
 
     def _check_segments(self) -> None:
         for kind, stages in self.segments.items():
@@ -322,8 +329,12 @@ class Workload:
         half = np.asarray(columns["b_ns"]) // 2
         columns.setdefault("i_ns", np.asarray(columns["b_ns"]) - np.asarray(columns.get("w_ns", half)))
         columns.setdefault("w_ns", np.asarray(columns["b_ns"]) - np.asarray(columns["i_ns"]))
+        zeros = np.zeros(stages, dtype=np.int64)
         for name in PER_STAGE:
-            columns[name] = np.broadcast_to(np.asarray(columns.get(name, 0), dtype=np.int64), (stages,))
+            if name in columns:
+                columns[name] = np.broadcast_to(np.asarray(columns[name], dtype=np.int64), (stages,))
+            else:
+                columns[name] = zeros
         count = stages - 1 if edges < 0 else edges
         return cls(boundary_bytes=np.full(max(count, 0), boundary_bytes, dtype=np.int64), **columns)
 

@@ -104,7 +104,7 @@ def test_causes_that_only_repeat_another_are_remarks() -> None:
     causes, remarks = rank_causes(
         names,
         Sides(Figure(100), Figure(110)),
-        lambda candidate, taken: 0.0 if taken else effects[candidate.culprit.what],
+        lambda found, taken: [0.0 if taken else effects[candidate.culprit.what] for candidate in found],
     )
 
     assert [cause.what for cause in causes] == [drift.culprit.what]

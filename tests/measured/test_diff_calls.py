@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs_plugins
 
-MOST_CALLS, MOST_MODULES = 18_000, 120
+MOST_CALLS, MOST_MODULES = 15_000, 120
 
 
 def calls_of_diff(registry: Registry, first: Run | Measurement, second: Run | Measurement) -> Counter[str]:

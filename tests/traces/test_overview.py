@@ -19,8 +19,8 @@ from pptrace.timeline.critical_path import why
 from pptrace.timeline.metrics import in_flight, measure
 from pptrace.timeline.timeline import window
 from pptrace.traces import perfetto
-from pptrace.traces.perfetto.overview import busy_percent, write_overview
 from pptrace.traces.perfetto.wire import BEGIN, COUNTER
+from pptrace.traces.perfetto.writer import busy_percent, write_overview
 
 if TYPE_CHECKING:
     from pathlib import Path
