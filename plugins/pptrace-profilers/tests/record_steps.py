@@ -189,7 +189,8 @@ def main() -> None:
         os.environ |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
     Path(options.folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(ran, (options, folder), nprocs=options.ranks)
+        method = "spawn" if options.touched_mib else "fork"
+        processes.start_processes(ran, (options, folder), nprocs=options.ranks, start_method=method)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +14,9 @@ from pptrace_torch.processes import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from forked_python import ForkedPython
 
 pytestmark = [
     pytest.mark.torch,
@@ -132,15 +132,15 @@ if __name__ == "__main__":
 """
 
 
-def test_spawned_ranks_run_as_forked_ones_do(tmp_path: Path) -> None:
+def test_spawned_ranks_run_as_forked_ones_do(tmp_path: Path, torch_python: ForkedPython) -> None:
     """Ranks with GPUs are spawned; the same path runs here with gloo."""
     (tmp_path / "spawned.py").write_text(_SPAWNED, encoding="utf-8")
     sizes = ["--set", "parallel.pp=2", "--set", "batch.microbatches=2"]
-    words = [sys.executable, "spawned.py", "run", "1f1b", *sizes, "--steps", "1", "--timeout", "200s", "-o", "run"]
+    words = ["run", "1f1b", *sizes, "--steps", "1", "--timeout", "200s", "-o", "run"]
 
-    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    ran = torch_python.run(tmp_path, *words, program=tmp_path / "spawned.py")
 
     assert ran.returncode == 0, ran.stderr
-    assert sorted(file.name for file in Path(tmp_path / "run").iterdir()) == [
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [
         "rank0.json.gz", "rank1.json.gz", "run.manifest.json",
     ]  # fmt: skip

@@ -6,12 +6,11 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from markdown import blocks, commands
@@ -21,6 +20,11 @@ from pptrace.errors import ConfigError, ScheduleError
 from pptrace.steps.pytorch_tables import insert_messages
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.text_forms import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forked_python import ForkedPython
 
 pytestmark = [
     pytest.mark.torch,
@@ -32,44 +36,56 @@ PROGRAM = Path(__file__).with_name("check_megatron.py")
 ROWS = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
 
-def run_program(*arguments: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+@pytest.fixture
+def run_program(tmp_path: Path, torch_python: ForkedPython) -> Callable[..., None]:
+    """Return a function that runs the program of checks."""
+
+    def run(*arguments: str) -> None:
+        ran = torch_python.run(tmp_path, *arguments, program=PROGRAM)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+    return run
 
 
-def pptrace_command(folder: Path, line: str) -> str:
-    """Return the output of a command; a diff of different steps ends with status 1."""
-    name, *arguments = shlex.split(line)
-    command = [str(Path(sys.executable).with_name(name)), *arguments]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode in {0, int(arguments[0] == "diff")}, ran.stderr
-    return ran.stdout
+@pytest.fixture
+def pptrace_command(tmp_path: Path, torch_python: ForkedPython) -> Callable[[str], str]:
+    """Return a function that returns the output of a command; a diff of different steps ends with status 1."""
+
+    def output_of(line: str) -> str:
+        _, *arguments = shlex.split(line)
+        ran = torch_python.run(tmp_path, *arguments)
+        assert ran.returncode in {0, int(arguments[0] == "diff")}, ran.stderr
+        return ran.stdout
+
+    return output_of
 
 
-def test_tables_run_in_their_order_with_the_losses_and_gradients_of_autograd() -> None:
+def test_tables_run_in_their_order_with_the_losses_and_gradients_of_autograd(
+    run_program: Callable[..., None],
+) -> None:
     run_program("tables")
 
 
-def test_the_page_on_megatron_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_page_on_megatron_runs_from_top_to_bottom(
+    tmp_path: Path, run_program: Callable[..., None], pptrace_command: Callable[[str], str]
+) -> None:
     """The jobs of the page are those of the stand-in: 1F1B with annotations, then a table."""
     (step,) = (text for language, text in blocks(PAGE) if language == "yaml")
     (tmp_path / "step.yaml").write_text(step, encoding="utf-8")
 
-    printed = {line: pptrace_command(tmp_path, line) for line in commands(PAGE)[:2]}
+    printed = {line: pptrace_command(line) for line in commands(PAGE)[:2]}
     assert "without" not in printed["pptrace torch export step.yaml -o step.csv --for megatron"]
     assert "pptrace_annotate.annotate()" in (tmp_path / "pptrace_annotate.py").read_text(encoding="utf-8")
     run_program("trace", str(tmp_path / "run" / "torch_profile"))
-    printed |= {line: pptrace_command(tmp_path, line) for line in commands(PAGE)[2:7]}
+    printed |= {line: pptrace_command(line) for line in commands(PAGE)[2:7]}
     run_program("trace", str(tmp_path / "run2" / "torch_profile"), str(tmp_path / "best.csv"))
-    printed |= {line: pptrace_command(tmp_path, line) for line in commands(PAGE)[7:]}
+    printed |= {line: pptrace_command(line) for line in commands(PAGE)[7:]}
 
     assert list(printed) == commands(PAGE)
     assert "inferred" not in "".join(printed.values())
     assert re.search("the order of . ranks", printed["pptrace diff run/torch_profile run2/torch_profile"])
     for run, table in (("run", "step.csv"), ("run2", "best.csv")):
-        pptrace_command(tmp_path, f"pptrace convert {run}/torch_profile {run}.csv")
+        pptrace_command(f"pptrace convert {run}/torch_profile {run}.csv")
         assert read_table(tmp_path / f"{run}.csv").rows() == read_table(tmp_path / table).rows()
 
 
@@ -85,12 +101,12 @@ OTHERS = {"--framework", "--for", "--set", "--layout", "--capture-range", "--cap
 """Arguments of pptrace and of Nsight Systems."""
 
 
-def test_the_arguments_on_the_page_are_those_of_megatron() -> None:
+def test_the_arguments_on_the_page_are_those_of_megatron(request: pytest.FixtureRequest) -> None:
     found = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", PAGE.read_text(encoding="utf-8")))
 
     assert found - OTHERS == ARGUMENTS
     if "PPTRACE_MEGATRON" in os.environ:
-        run_program("arguments", *sorted(ARGUMENTS))
+        request.getfixturevalue("run_program")("arguments", *sorted(ARGUMENTS))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +15,13 @@ from pptrace_torch.manifest import Manifest
 from pptrace_torch.scaled_model import MOST_FLOPS, ScaledModel
 
 if TYPE_CHECKING:
+    from forked_python import ForkedPython
+
     from pptrace.plugin import Prepared
 
 pytest.importorskip("pptrace_models")
 pytest.importorskip("pptrace_schedules")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-PPTRACE = str(Path(sys.executable).with_name("pptrace"))
 SMALL = {"layers": 5, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "vocabulary": 128}
 BASE = {
     "schedule": "1f1b", "parallel": {"pp": 4}, "batch": {"microbatches": 8, "sequence": 4096, "micro": 2},
@@ -133,27 +132,25 @@ def test_a_configuration_without_a_model_is_told_what_to_write() -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_gradients_of_real_stages_are_those_of_autograd() -> None:
+def test_gradients_of_real_stages_are_those_of_autograd(tmp_path: Path, torch_python: ForkedPython) -> None:
     program = Path(__file__).with_name("check_real_stages.py")
-    words = [sys.executable, str(program), "1f1b", "zb-h1", "zb-v", "dualpipe-v"]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+
+    ran = torch_python.run(tmp_path, "1f1b", "zb-h1", "zb-v", "dualpipe-v", program=program)
+
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.torch
 @needs_torch
-def test_a_run_of_a_model_states_its_scale_and_lends_its_stages(tmp_path: Path) -> None:
+def test_a_run_of_a_model_states_its_scale_and_lends_its_stages(
+    tmp_path: Path, torch_python: ForkedPython
+) -> None:
     step = {**BASE, "parallel": {"pp": 2}, "batch": {"microbatches": 4, "sequence": 32}, "model": SMALL}
     (tmp_path / "step.yaml").write_text(json.dumps(step), encoding="utf-8")
 
-    def pptrace(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [PPTRACE, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-        )
-
-    ran = pptrace("torch", "run", "step.yaml", "--real", "--steps", "1", "-o", "run")
+    ran = torch_python.run(tmp_path, "torch", "run", "step.yaml", "--real", "--steps", "1", "-o", "run")
     assert ran.returncode == 0, ran.stderr
-    again = pptrace("torch", "run", "zb-h1", "--costs", "run", "--steps", "1", "-o", "again")
+    again = torch_python.run(tmp_path, "torch", "run", "zb-h1", "--costs", "run", "--steps", "1", "-o", "again")
     assert again.returncode == 0, again.stderr
 
     first, second = Manifest.read(tmp_path / "run"), Manifest.read(tmp_path / "again")
@@ -161,9 +158,9 @@ def test_a_run_of_a_model_states_its_scale_and_lends_its_stages(tmp_path: Path) 
     assert f"configured sizes: hidden {first.model.hidden}" in ran.stderr
     assert (first.stages, first.model.divisor, first.model) == ((), 1, second.model)
     assert second.microbatches == 4
-    explained = pptrace("explain", "again", "--json")
+    explained = torch_python.run(tmp_path, "explain", "again", "--json")
     assert explained.returncode == 0, explained.stderr
-    both = pptrace("torch", "run", "step.yaml", "--real", "--costs", "run", "-o", "both")
+    both = torch_python.run(tmp_path, "torch", "run", "step.yaml", "--real", "--costs", "run", "-o", "both")
     assert (both.returncode, both.stderr.splitlines()[-1:]) == (
         2, ["pptrace: --costs gives the stages of another run: leave --real out"],
     )  # fmt: skip

@@ -7,15 +7,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from runnable import NOT_RUN, merged_gradients
+from runnable import merged_gradients
 
 from pptrace.measured.sides import measured_side
 from pptrace.plugin import Registry
@@ -26,45 +24,36 @@ from pptrace_torch.manifest import Manifest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forked_python import ForkedPython, Program
+
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
 ]
 
-PPTRACE = str(Path(sys.executable).with_name("pptrace"))
 SIZES = ("--set", "parallel.pp=4", "--set", "batch.microbatches=8")
 TWO_STAGES = ("--set", "parallel.vp=2")
 SCHEDULES = {
-    "gpipe": (), "1f1b": (), "eager-1f1b": (), "seq-1f1b": (), "zb-h1": (), "zb-h2": (), "zb-v": (), "v-half": (),
-    "v-min": (), "dualpipe-v": (), "optpipe": (), "stp": ("--set", "batch.microbatches=12"),
-    "interleaved-1f1b": TWO_STAGES, "looped-bfs": TWO_STAGES, "interleaved-zb": TWO_STAGES,
-    "combined-1f1b": TWO_STAGES, "hanayo": TWO_STAGES, "mine.csv": (),
+    "1f1b": (), "zb-v": (), "dualpipe-v": (), "interleaved-zb": TWO_STAGES, "combined-1f1b": TWO_STAGES,
+    "mine.csv": (),
 }  # fmt: skip
-"""Schedules that run here, with further settings."""
-MINE = "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1I1,1F2,1W1,1B2\n"
+"""Schedules with each kind of action and placement that PyTorch runs, with further settings.
 
-_ALL = """
-import json, sys
-from pptrace_torch.command import command
-for arguments in json.loads(sys.argv[1]):
-    command.main(arguments, standalone_mode=False)
+``test_gradients_are_those_of_autograd`` runs all schedules.
 """
+CHECKS = Path(__file__).with_name("check_programs.py")
+MINE = "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1I1,1F2,1W1,1B2\n"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of one run of every schedule, all from one process: PyTorch takes seconds to import."""
+def folder(tmp_path_factory: pytest.TempPathFactory, torch_python: ForkedPython) -> Path:
+    """Return the folder of one run of every schedule."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "mine.csv").write_text(MINE)
-    calls = [
-        ["run", name, *(() if name.endswith(".csv") else SIZES), *more, "--steps", "1", "-o", run_of(name)]
-        for name, more in SCHEDULES.items()
-    ]
-    ran = subprocess.run(
-        [sys.executable, "-c", _ALL, json.dumps(calls)], cwd=folder, capture_output=True, text=True, timeout=900,
-        check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+    for name, more in SCHEDULES.items():
+        sizes = () if name.endswith(".csv") else SIZES
+        ran = torch_python.run(folder, "torch", "run", name, *sizes, *more, "--steps", "1", "-o", run_of(name))
+        assert ran.returncode == 0, ran.stderr
     return folder
 
 
@@ -72,58 +61,60 @@ def run_of(name: str) -> str:
     return f"run-{name.removesuffix('.csv')}"
 
 
-def pptrace(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [PPTRACE, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_every_schedule_runs_here_but_those_with_replicated_stages() -> None:
-    assert set(Registry.load().schedules) == {*SCHEDULES, *NOT_RUN} - {"mine.csv"}
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_run_has_the_order_of_its_table(name: str, folder: Path) -> None:
-    converted = pptrace(folder, "convert", run_of(name), "order.csv")
+def test_a_run_has_the_order_of_its_table(name: str, folder: Path, torch_python: ForkedPython) -> None:
+    converted = torch_python.run(folder, "convert", run_of(name), "order.csv")
 
     assert converted.returncode == 0, converted.stderr
     table = Manifest.read(folder / run_of(name)).schedule
     assert merged_gradients(read_table(folder / "order.csv").rows()) == merged_gradients(table.rows())
 
 
-def test_a_fit_has_no_input_gradient_of_the_first_stage_where_only_other_stages_split(folder: Path) -> None:
-    fitted = pptrace(folder, "calibrate", "run-mine", "--json")
+def test_a_fit_has_no_input_gradient_of_the_first_stage_where_only_other_stages_split(
+    folder: Path, torch_python: ForkedPython
+) -> None:
+    fitted = torch_python.run(folder, "calibrate", "run-mine", "--json")
 
     assert json.loads(fitted.stdout)["empty_input_gradient"] is True
 
 
-def test_the_times_of_a_run_are_those_of_another(folder: Path) -> None:
-    ran = pptrace(folder, "torch", "run", "zb-h1", "--costs", "run-1f1b", "--steps", "1", "-o", "run-again")
+def test_the_times_of_a_run_are_those_of_another(folder: Path, torch_python: ForkedPython) -> None:
+    ran = torch_python.run(
+        folder, "torch", "run", "zb-h1", "--costs", "run-1f1b", "--steps", "1", "-o", "run-again"
+    )
 
     assert ran.returncode == 0, ran.stderr
     again, first = Manifest.read(folder / "run-again"), Manifest.read(folder / "run-1f1b")
     assert again.stages == first.stages
     assert (again.microbatches, len(again.table), again.empty_input_gradient) == (8, 4, True)
-    compared = pptrace(folder, "diff", "run-1f1b", "run-again")
+    compared = torch_python.run(folder, "diff", "run-1f1b", "run-again")
     assert compared.returncode == 1, "the orders differ"
     assert "manifest" not in compared.stdout
 
 
+LONG_RUN = ("torch", "run", "1f1b", *SIZES, "--steps", "100", "-o", "run")
+
+
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def running(tmp_path: Path, torch_python: ForkedPython) -> Iterator[Program]:
     """Yield a long run whose ranks have begun their steps."""
-    command = [PPTRACE, "torch", "run", "1f1b", *SIZES, "--steps", "100", "-o", "run"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert "warm-up" in line, line + process.stderr.read()
-        yield process
-        process.kill()
+    command = torch_python.start(tmp_path, *LONG_RUN)
+    try:
+        while "warm-up" not in command.printed("stderr"):
+            assert is_running(command.process), command.printed("stderr")
+            time.sleep(0.02)
+        yield command
+    finally:
+        if is_running(command.process):
+            os.kill(command.process, signal.SIGKILL)
+            command.wait(60)
 
 
-def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+def ranks_of(command: Program) -> list[int]:
+    try:
+        children = Path(f"/proc/{command.process}/task/{command.process}/children").read_text()
+    except OSError:  # it has ended
+        return []
     return [int(child) for child in children.split()]
 
 
@@ -145,50 +136,47 @@ def assert_nothing_is_left(ranks: list[int], folder: Path) -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_the_command_alone_ends_all_ranks(
-    number: int, status: int, running: subprocess.Popen[str], tmp_path: Path
+    number: int, status: int, running: Program, tmp_path: Path
 ) -> None:
     ranks = ranks_of(running)
     assert len(ranks) == 4
 
-    running.send_signal(number)
+    os.kill(running.process, number)
 
     assert running.wait(60) == status
     assert_nothing_is_left(ranks, tmp_path)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_ranks_start_ends_them(number: int, status: int, tmp_path: Path) -> None:
-    command = [PPTRACE, "torch", "run", "1f1b", *SIZES, "--steps", "100", "-o", "run"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        while process.poll() is None and not (ranks := ranks_of(process)):
-            time.sleep(0.001)
+def test_a_signal_while_ranks_start_ends_them(
+    number: int, status: int, tmp_path: Path, torch_python: ForkedPython
+) -> None:
+    command = torch_python.start(tmp_path, *LONG_RUN)
+    while is_running(command.process) and not (ranks := ranks_of(command)):
+        time.sleep(0.001)
 
-        os.killpg(process.pid, number)
+    os.killpg(command.process, number)
 
-        assert process.wait(60) == status
-        assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
+    assert command.wait(60) == status
+    assert "Traceback" not in command.printed("stderr")
     assert_nothing_is_left(ranks, tmp_path)
 
 
-def test_a_killed_rank_is_named_and_the_others_end(running: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_and_the_others_end(running: Program, tmp_path: Path) -> None:
     ranks = ranks_of(running)
 
     os.kill(ranks[2], signal.SIGKILL)
 
     assert running.wait(60) == 2
-    assert running.stderr is not None
-    assert running.stderr.read().splitlines()[-1] == "pptrace: rank 2 was ended by signal 9"
+    assert running.printed("stderr").splitlines()[-1] == "pptrace: rank 2 was ended by signal 9"
     assert_nothing_is_left(ranks, tmp_path)
 
 
-def test_no_rank_outlives_a_killed_command(running: subprocess.Popen[str]) -> None:
+def test_no_rank_outlives_a_killed_command(running: Program) -> None:
     ranks = ranks_of(running)
 
-    running.kill()
-    running.wait()
+    os.kill(running.process, signal.SIGKILL)
+    assert running.wait(60) == -signal.SIGKILL
 
     for _ in range(100):
         if not any(map(is_running, ranks)):
@@ -197,8 +185,10 @@ def test_no_rank_outlives_a_killed_command(running: subprocess.Popen[str]) -> No
     pytest.fail("a rank is left")
 
 
-def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    ran = pptrace(tmp_path, "torch", "run", "1f1b", *SIZES, "--steps", "100", "--timeout", "300ms", "-o", "run")
+def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, torch_python: ForkedPython) -> None:
+    ran = torch_python.run(
+        tmp_path, "torch", "run", "1f1b", *SIZES, "--steps", "100", "--timeout", "300ms", "-o", "run"
+    )
 
     assert ran.returncode == 2
     assert "in time: give a longer --timeout" in ran.stderr.splitlines()[-1]
@@ -244,11 +234,10 @@ except Exception as error:
         ("exit", "rank 1 ended with status 7"),
     ],
 )
-def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(where: str, said: str, tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", _RAISING, where, "run", "1f1b", *SIZES, "-o", "run"], cwd=tmp_path,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(
+    where: str, said: str, tmp_path: Path, torch_python: ForkedPython
+) -> None:
+    ran = torch_python.run(tmp_path, where, "run", "1f1b", *SIZES, "-o", "run", program=_RAISING)
 
     assert ran.stdout.startswith(said), ran.stdout + ran.stderr
     assert len(ran.stdout.splitlines()) == 1
@@ -276,10 +265,12 @@ def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(where: str, sa
         (("export", "1f1b", *SIZES, "-o", "table.txt"), "end in .csv"),
     ],
 )
-def test_a_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_wrong_input_is_one_line(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, torch_python: ForkedPython
+) -> None:
     (tmp_path / "other").write_text("")
 
-    ran = pptrace(tmp_path, "torch", *arguments)
+    ran = torch_python.run(tmp_path, "torch", *arguments)
 
     assert ran.returncode == 2
     assert len(ran.stderr.splitlines()) == 1
@@ -287,10 +278,10 @@ def test_a_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["other"]
 
 
-def test_a_run_over_nccl_needs_a_gpu_for_each_rank(tmp_path: Path) -> None:
+def test_a_run_over_nccl_needs_a_gpu_for_each_rank(tmp_path: Path, torch_python: ForkedPython) -> None:
     sizes = ("--set", "parallel.pp=64", "--set", "batch.microbatches=64")
 
-    ran = pptrace(tmp_path, "torch", "run", "1f1b", *sizes, "--backend", "nccl", "-o", "run")
+    ran = torch_python.run(tmp_path, "torch", "run", "1f1b", *sizes, "--backend", "nccl", "-o", "run")
 
     assert ran.returncode == 2
     assert "nccl needs a GPU per rank, and 64 ranks have" in ran.stderr
@@ -306,7 +297,7 @@ def test_a_run_over_nccl_needs_a_gpu_for_each_rank(tmp_path: Path) -> None:
     ],
 )
 def test_costs_of_an_unfit_run_are_refused(
-    name: str, more: tuple[str, ...], said: str, folder: Path, tmp_path: Path
+    name: str, more: tuple[str, ...], said: str, folder: Path, tmp_path: Path, torch_python: ForkedPython
 ) -> None:
     manifest = Manifest.read(folder / "run-1f1b")
     (tmp_path / "captured").mkdir()
@@ -314,7 +305,7 @@ def test_costs_of_an_unfit_run_are_refused(
     (tmp_path / "run-1f1b").mkdir()
     manifest.write(tmp_path / "run-1f1b")
 
-    ran = pptrace(tmp_path, "torch", "run", "1f1b", "--costs", name, *more, "-o", "run")
+    ran = torch_python.run(tmp_path, "torch", "run", "1f1b", "--costs", name, *more, "-o", "run")
 
     assert ran.returncode == 2
     assert said in ran.stderr
@@ -322,35 +313,40 @@ def test_costs_of_an_unfit_run_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_exported_table_reads_as_the_schedule(tmp_path: Path) -> None:
-    ran = pptrace(tmp_path, "torch", "export", "zb-v", *SIZES, "-o", "table.csv", "--for", "torchtitan")
+def test_an_exported_table_reads_as_the_schedule(tmp_path: Path, torch_python: ForkedPython) -> None:
+    ran = torch_python.run(tmp_path, "torch", "export", "zb-v", *SIZES, "-o", "table.csv", "--for", "torchtitan")
 
     assert ran.returncode == 0, ran.stderr
     assert "pipeline_parallel_schedule=ZBVZeroBubble" in ran.stdout.replace(" ZBV", "=ZBV")
     assert "pipeline_parallel_schedule_csv" in ran.stdout
-    shown = pptrace(tmp_path, "validate", "table.csv")
+    shown = torch_python.run(tmp_path, "validate", "table.csv")
     assert shown.returncode == 0, shown.stderr
 
 
-def test_an_exported_table_has_the_arguments_of_megatron_if_it_runs_it(tmp_path: Path) -> None:
+def test_an_exported_table_has_the_arguments_of_megatron_if_it_runs_it(
+    tmp_path: Path, torch_python: ForkedPython
+) -> None:
     arguments = ("--set", "p2p.policy=megatron", "-o", "table.csv", "--for", "megatron")
 
-    ran = pptrace(tmp_path, "torch", "export", "1f1b", *SIZES, *arguments)
+    ran = torch_python.run(tmp_path, "torch", "export", "1f1b", *SIZES, *arguments)
 
     assert "--pipeline-model-parallel-size 4" in ran.stdout
     assert "--global-batch-size 8" in ran.stdout
     assert "without" not in ran.stdout
-    ran = pptrace(tmp_path, "torch", "export", "zb-h1", *SIZES, "-o", "table.csv", "--for", "megatron")
+    ran = torch_python.run(tmp_path, "torch", "export", "zb-h1", *SIZES, "-o", "table.csv", "--for", "megatron")
     assert "# without schedule zb-h1: split backwards such as 0I0" in ran.stdout
 
 
-def test_gradients_are_those_of_autograd() -> None:
-    _check("gradients")
+def test_gradients_are_those_of_autograd(tmp_path: Path, torch_python: ForkedPython) -> None:
+    ran = torch_python.run(tmp_path, "gradients", program=CHECKS)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_capture_records_every_class_and_removes_its_changes(tmp_path: Path) -> None:
-    printed = _check("captures", str(tmp_path))
+def test_capture_records_every_class_and_removes_its_changes(tmp_path: Path, torch_python: ForkedPython) -> None:
+    ran = torch_python.run(tmp_path, "captures", str(tmp_path), program=CHECKS)
 
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     runs = sorted(manifest.parent for manifest in tmp_path.glob("*/run.manifest.json"))
     assert len(runs) == 8
     for run in runs:
@@ -359,15 +355,5 @@ def test_capture_records_every_class_and_removes_its_changes(tmp_path: Path) -> 
         order = measured_side(measurement, run.name).computations.order
         assert merged_gradients(order.rows()) == merged_gradients(Manifest.read(run).schedule.rows()), run.name
         assert re.search(
-            rf"recorded 2 steps of .* \(before the recording .* in .*{run.name}$", printed, re.MULTILINE
+            rf"recorded 2 steps of .* \(before the recording .* in .*{run.name}$", ran.stderr, re.MULTILINE
         )
-
-
-def _check(*arguments: Any) -> str:
-    """Run a check, and return what it prints on standard error."""
-    program = Path(__file__).with_name("check_programs.py")
-    ran = subprocess.run(
-        [sys.executable, str(program), *arguments], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stderr

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from pptrace.plugin import Registry, load, prepare
-from pptrace_torch.command import _configured_times, _earlier_stages
+from pptrace_torch.command import _configured_times, _earlier_stages, command
 from pptrace_torch.manifest import Manifest, StageTimes
 
+if TYPE_CHECKING:
+    from pathlib import Path
+    from subprocess import CompletedProcess
+
+    from forked_python import ForkedPython
+
 pytest.importorskip("pptrace_schedules")
-PPTRACE = str(Path(sys.executable).with_name("pptrace"))
 SIZES = ("--set", "parallel.pp=2", "--set", "batch.microbatches=4")
 MS = 1_000_000
 
@@ -77,11 +81,9 @@ def test_the_stages_of_a_run_fit_tables_of_whole_microbatches_and_of_as_many_sli
 
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-def test_a_run_of_slices_comes_back_as_microbatches_in_slices(tmp_path: Path) -> None:
-    def pptrace(*words: str) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            [PPTRACE, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-        )
+def test_a_run_of_slices_comes_back_as_microbatches_in_slices(tmp_path: Path, torch_python: ForkedPython) -> None:
+    def pptrace(*words: str) -> CompletedProcess[str]:
+        ran = torch_python.run(tmp_path, *words)
         assert ran.returncode in (0, 1), ran.stderr
         assert ran.returncode == 0 or words[0] == "diff", ran.stderr
         return ran
@@ -111,11 +113,9 @@ def test_a_run_of_slices_comes_back_as_microbatches_in_slices(tmp_path: Path) ->
 
 
 def test_an_exported_table_of_slices_says_what_runs(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [PPTRACE, "torch", "export", "seq-1f1b", *SIZES, "-o", "table.csv"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+    arguments = ["export", "seq-1f1b", *SIZES, "-o", str(tmp_path / "table.csv")]
 
-    assert ran.returncode == 0, ran.stderr
+    ran = CliRunner().invoke(command, arguments, catch_exceptions=False)
+
     said = "4 microbatches in 2 slices each: PyTorch runs every slice as a microbatch, 8 in all"
     assert ran.stderr.splitlines()[-1] == said
