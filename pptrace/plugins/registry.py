@@ -321,7 +321,12 @@ def more_of(kind: OfferKind[Any], registry: Registry) -> str:
         return f"; {source} is disabled by PPTRACE_DISABLE_PLUGINS"
     if _has(source, failed):
         return f"; {source} failed to load, see `pptrace plugins`"
-    return f"; more come with `pip install {source}`"
+    return f"; more come with {installation(source)}"
+
+
+def installation(plugin: str) -> str:
+    """Return the command that installs a plugin of the repository, to end a message."""
+    return f"`pip install ./plugins/{plugin}` in a copy of the repository"
 
 
 def _has(distribution: str, providers: Iterable[Provider]) -> bool:

@@ -15,6 +15,7 @@ from pptrace.errors import ConfigError
 from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
+from pptrace.plugins.registry import installation
 from pptrace.plugins.requests import CostRequest
 from pptrace.run.hardware import check_unread_device, fill_first_device, preset_values, rank_devices
 from pptrace.run.inputs import at_location
@@ -171,7 +172,7 @@ def look_up_cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
     if name is None:
         readers = [name for name, provided in sorted(models.items()) if provided.offer.model is not None]
         if len(readers) != 1:
-            known = ", ".join(readers) or "none is installed: pip install pptrace-models"
+            known = ", ".join(readers) or f"none is installed: {installation('pptrace-models')}"
             raise inputs.resolved.error("costs", f"write which cost model reads the model: {known}")
         (name,) = readers
         inputs.resolved = inputs.resolved.with_values("costs", {"name": name}, "the cost model that reads models")

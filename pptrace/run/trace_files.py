@@ -17,6 +17,7 @@ from pptrace.config.limits import check_regular
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, OutputError, PptraceError, TraceError
 from pptrace.files import check_distinct, compress, make_folders, replace_file
+from pptrace.plugins.registry import installation
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.steps.kinds import COMMUNICATION, TABLE
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
@@ -345,7 +346,8 @@ def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceEr
     if advice:
         return TraceError(advice, file=file)
     known = ", ".join(f"{offer.name} ({offer.summary})" for offer in offers)
-    hint = "" if any(offer.measure for offer in offers) else "; for measured traces pip install pptrace-profilers"
+    can_measure = any(offer.measure for offer in offers)
+    hint = "" if can_measure else f"; measured traces need {installation('pptrace-profilers')}"
     return TraceError(f"no importer recognises it; there are {known}{hint}", file=file)
 
 

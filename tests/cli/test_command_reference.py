@@ -23,6 +23,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 OPENING = """# Commands
 
 Every command with every option, as `pptrace COMMAND --help` prints them. All commands take `-h` and `--help`.
+For completion of commands, options, names and files, add `eval "$(_PPTRACE_COMPLETE=bash_source pptrace)"` to
+`~/.bashrc`. Other shells use `zsh_source` and `fish_source`.
 
 | exit code | meaning |
 |---|---|

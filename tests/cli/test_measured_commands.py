@@ -157,7 +157,7 @@ def test_wires_of_a_node_have_a_bandwidth(pptrace: Any, folder: Path) -> None:
         (("explain", "gone.yaml"), "gone.yaml: no such file"),
         (("explain", "step.yaml", "step.pftrace"), "step.pftrace: a configuration or a table is explained alone"),
         (("replay", "table.csv"), "no importer recognises it"),
-        (("replay", "step.yaml"), "pip install pptrace-profilers"),
+        (("replay", "step.yaml"), "pip install ./plugins/pptrace-profilers"),
         (("calibrate", "step.pftrace", "-o", "costs.json"), "a calibration is written as .yaml"),
         (("explain", "step.pftrace", "--step", "7"), "no step 7: there are 0 (simulated), and median"),
         (("diff", "step.pftrace", "nothing"), "there is no such file or folder"),

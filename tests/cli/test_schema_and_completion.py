@@ -66,12 +66,12 @@ def test_each_shell_has_a_script(pptrace: Pptrace, monkeypatch: pytest.MonkeyPat
     assert f"_PPTRACE_COMPLETE={name}_complete" in pptrace().out
 
 
-def test_the_readme_says_how_to_switch_completion_on(root: Path) -> None:
-    readme = (root / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_commands_has_the_line_for_completion(root: Path) -> None:
+    page = (root / "docs" / "commands.md").read_text(encoding="utf-8")
 
-    assert '`eval "$(_PPTRACE_COMPLETE=bash_source pptrace)"`' in readme
-    assert "`zsh_source`" in readme
-    assert "`fish_source`" in readme
+    assert '`eval "$(_PPTRACE_COMPLETE=bash_source pptrace)"`' in page
+    assert "`zsh_source`" in page
+    assert "`fish_source`" in page
 
 
 def test_commands_and_options_are_completed() -> None:

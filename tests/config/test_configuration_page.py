@@ -48,7 +48,7 @@ def test_every_key_of_an_experiment_stands_in_one_table() -> None:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    _, example = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "step.yaml").write_text(example)
     rows = [[f"{rank}{kind}0" for kind in "FB"] for rank in range(4)]
     (tmp_path / "table.csv").write_text("".join(",".join(row) + "\n" for row in rows))

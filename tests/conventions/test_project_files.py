@@ -20,6 +20,13 @@ def test_readme_and_contributing_have_the_same_test_line() -> None:
         assert f"\n{TEST_LINE}\n" in (ROOT / page).read_text(encoding="utf-8"), page
 
 
+def test_pages_install_from_the_repository() -> None:
+    pages = [page for page in ROOT.rglob("*.md") if ".venv" not in page.parts]
+
+    assert len(pages) > 30
+    assert [page for page in pages if re.search(r"pip install '?pptrace", page.read_text(encoding="utf-8"))] == []
+
+
 def test_the_development_requirements_are_the_core_and_every_plugin_editable() -> None:
     lines = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
     plugins = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))

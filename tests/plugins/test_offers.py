@@ -151,7 +151,8 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
 
     assert str(caught.value) == (
         "no installed plugin offers a schedule named 'gpip' (did you mean 'gpipe'? known: 1f1b, gpipe); "
-        "more come with `pip install pptrace-schedules`, or write ./FILE.py:FUNCTION for your own"
+        "more come with `pip install ./plugins/pptrace-schedules` in a copy of the repository, or write "
+        "./FILE.py:FUNCTION for your own"
     )
 
 

@@ -1,4 +1,4 @@
-"""The README as what it promises: blocks of commands, each with the output that follows it."""
+"""Pages of Markdown as blocks of commands, each with its output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Readme:
+@dataclass(frozen=True)
+class Page:
     """A page of Markdown with fenced blocks."""
 
     path: Path
@@ -43,5 +43,10 @@ class Readme:
 
 
 @pytest.fixture(scope="session")
-def readme(root: Path) -> Readme:
-    return Readme(path=root / "README.md")
+def page() -> type[Page]:
+    return Page
+
+
+@pytest.fixture(scope="session")
+def readme(root: Path) -> Page:
+    return Page(root / "README.md")

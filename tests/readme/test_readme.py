@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import urllib.parse
@@ -11,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.config.choices import PolicyName
-from pptrace.plugins.offers import COMMANDS
-
 if TYPE_CHECKING:
     from pathlib import Path
 
-INSTALL, TOUR, CLUSTER, OWN_SCHEDULE, DEVELOP = range(5)
-SUMMARY, TABLE = range(2)
+INSTALL, OPEN, *NEXT, DEVELOP = range(7)
+"""The numbers of the commands, one per block."""
 SET_UP = "python3 -m venv .venv && .venv/bin/pip install "
-"""What the lines of ``INSTALL`` and ``DEVELOP`` begin with; ``test_installation`` and ``.ci/run`` do the rest."""
+"""What ``INSTALL`` and ``DEVELOP`` begin with; ``test_installation`` and ``.ci/run`` do the rest."""
 
 
 @pytest.fixture(scope="module")
@@ -41,29 +37,32 @@ def summary(readme: Any, shell: Any, folder: Path) -> str:
 def test_the_first_command_prints_what_the_readme_shows(
     readme: Any, summary: str, folder: Path, pytestconfig: pytest.Config
 ) -> None:
-    check(readme, SUMMARY, summary, pytestconfig)
+    check(readme, 0, summary, pytestconfig)
     assert (folder / "step.pftrace").stat().st_size > 0
     assert summary.rstrip().endswith("next: pptrace open step.pftrace")
 
 
-@pytest.mark.usefixtures("summary")
 @pytest.mark.needs_plugins
-def test_the_tour_runs_and_draws_what_the_readme_shows(
-    readme: Any, shell: Any, folder: Path, pytestconfig: pytest.Config
-) -> None:
-    printed = ""
-    for command in commands(readme, TOUR):
-        if not command.startswith("pptrace open"):
-            printed = shell.run(command, folder)
+@pytest.mark.parametrize("number", NEXT)
+def test_the_next_commands_run(readme: Any, shell: Any, folder: Path, number: int) -> None:
+    assert shell.run(command(readme, number), folder)
 
-    check(readme, TABLE, printed, pytestconfig)
+
+@pytest.mark.needs_plugins
+def test_the_table_is_what_show_prints(
+    root: Path, shell: Any, folder: Path, page: Any, pytestconfig: pytest.Config
+) -> None:
+    traces = page(root / "docs" / "traces.md")
+    shown = "pptrace show 1f1b --pp 4 --microbatches 4"
+    assert f"`{shown}` prints the table" in traces.text
+
+    check(traces, 0, shell.run(shown, folder), pytestconfig)
 
 
 @pytest.mark.usefixtures("summary")
 @pytest.mark.needs_plugins
 def test_open_serves_the_trace_until_it_is_fetched(readme: Any, shell: Any, folder: Path) -> None:
-    (command,) = [line for line in commands(readme, TOUR) if line.startswith("pptrace open")]
-    program, *arguments = shlex.split(command)
+    program, *arguments = shlex.split(command(readme, OPEN))
 
     with subprocess.Popen(
         [str(shell.programs / program), *arguments, "--no-browser", "--timeout", "60"],
@@ -96,81 +95,51 @@ def test_the_picture_of_a_table_is_what_show_draws(
     assert kept.read_text(encoding="utf-8") == drawn
 
 
-def test_the_yaml_is_the_example(readme: Any, root: Path) -> None:
-    (shown,) = readme.of("yaml")
-    example = (root / "examples" / "llama3-70b.yaml").read_text(encoding="utf-8")
+def test_the_yaml_of_the_page_on_configuration_is_the_example(root: Path, page: Any) -> None:
+    shown = page(root / "docs" / "configuration.md").of("yaml")[0]
 
-    assert shown == example
+    assert shown == (root / "examples" / "llama3-70b.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.needs_plugins
-def test_the_code_runs(readme: Any, shell: Any, folder: Path) -> None:
-    code = readme.of("python")[0]
+def test_the_code_of_the_page_on_configuration_runs(root: Path, page: Any, shell: Any, folder: Path) -> None:
+    (code,) = page(root / "docs" / "configuration.md").of("python")
     (folder / "code.py").write_text(code)
 
     printed = shell.run("python code.py", folder)
 
     assert "1f1b" in printed
     assert (folder / "step.json.gz").stat().st_size > 0
-    assert len([line for line in code.splitlines() if line]) <= len("five.")
-
-
-@pytest.mark.needs_plugins
-def test_the_commands_about_clusters_run(readme: Any, shell: Any, folder: Path) -> None:
-    printed = [shell.run(command, folder) for command in commands(readme, CLUSTER)]
-
-    assert "cluster dgx-h100, 8 nodes of 8" in printed[0]
-    assert "cluster pcie-8gpu, 8 nodes of 8" in printed[1]
-    assert (folder / "cluster.svg").stat().st_size > 0
-
-
-@pytest.mark.needs_plugins
-def test_a_schedule_of_ones_own_runs_as_written(readme: Any, shell: Any, folder: Path) -> None:
-    source = readme.of("python")[1]
-    (folder / source.split()[1]).write_text(source)
-    shell.run("rm -rf pptrace-mine", folder)
-
-    for command in commands(readme, OWN_SCHEDULE):
-        shell.run(command, folder)
-
-    assert (folder / "pptrace-mine" / "pyproject.toml").is_file()
 
 
 def test_every_command_is_one_that_a_test_runs(readme: Any) -> None:
-    assert len(readme.of("bash")) == len((INSTALL, TOUR, CLUSTER, OWN_SCHEDULE, DEVELOP))
-    for number in (INSTALL, DEVELOP):
-        (line,) = commands(readme, number)
-        assert line.startswith(SET_UP)
+    assert len(readme.of("bash")) == len((INSTALL, OPEN, *NEXT, DEVELOP))
+    assert command(readme, INSTALL).startswith(SET_UP)
+    assert command(readme, OPEN).startswith("pptrace open ")
+    assert command(readme, DEVELOP).startswith(SET_UP)
 
 
 def test_ci_installs_and_tests_as_the_readme_says(readme: Any, root: Path) -> None:
     script = (root / ".ci" / "run").read_text(encoding="utf-8")
-    _, install, test = commands(readme, DEVELOP)[0].split(" && .venv/bin/")
+    _, install, test = command(readme, DEVELOP).split(" && .venv/bin/")
 
     assert "\npip install -e '.[dev]'\n" in script
     assert f" {install.removeprefix('pip ')}\n" in script
     assert f"python -m {test} " in script
 
 
-def test_the_readme_names_every_command_and_policy(readme: Any) -> None:
-    for command in COMMANDS:
-        assert f"pptrace {command}" in readme.text
-    for policy in PolicyName:
-        assert f"| `{policy.value}` |" in readme.text
-
-
-def commands(readme: Any, number: int) -> list[str]:
-    """Return a block's commands without comments."""
-    lines = (re.sub(r"\s+# .*", "", line).strip() for line in readme.of("bash")[number].splitlines())
-    return [line for line in lines if line]
+def command(readme: Any, number: int) -> str:
+    """Return the command of a block, which has one line."""
+    (line,) = readme.of("bash")[number].splitlines()
+    return str(line)
 
 
 def main_job(readme: Any) -> str:
-    """Return what the first line runs once everything is set up."""
-    return str(commands(readme, INSTALL)[0].split(" && .venv/bin/")[-1])
+    """Return the last command of the first line, after the installation."""
+    return command(readme, INSTALL).split(" && .venv/bin/")[-1]
 
 
-def check(readme: Any, number: int, printed: str, config: pytest.Config) -> None:
+def check(page: Any, number: int, printed: str, config: pytest.Config) -> None:
     if config.getoption("--regenerate"):
-        readme.replace("text", number, printed)
-    assert readme.of("text")[number] == printed
+        page.replace("text", number, printed)
+    assert page.of("text")[number] == printed

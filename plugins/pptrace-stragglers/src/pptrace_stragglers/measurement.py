@@ -204,7 +204,7 @@ def _read_columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
-        message = "reading parquet needs pyarrow: pip install 'pptrace-stragglers[parquet]'"
+        message = "reading parquet needs pyarrow: pip install pyarrow"
         raise PptraceError(message) from error
     needed = [*_INTEGERS, *_SECONDS, _TYPES]
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["check_table", "read_table", "require_torch"]
 
 _LOWEST = (2, 13)
-_INSTALL = "pip install 'pptrace-torch[torch]'"
+_INSTALL = "pip install 'torch>=2.13'"
 
 
 def require_torch() -> None:
