@@ -1,0 +1,51 @@
+"""Every tutorial prints what it shows (``--regenerate`` writes outputs anew)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
+BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<content>.*?)^```$", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+"""The first line of a block that a reader saves as a file."""
+
+pytestmark = pytest.mark.needs_plugins
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.md")))
+def test_a_tutorial_prints_what_it_shows(
+    name: str, examples: Path, shell: Any, pytestconfig: pytest.Config
+) -> None:
+    page = (FOLDER / name).read_text(encoding="utf-8")
+    printed = ""
+
+    def executed(block: re.Match[str]) -> str:
+        nonlocal printed
+        language, content = block["language"], block["content"]
+        if language == "text":
+            return f"```text\n{printed}```"
+        if language == "bash":
+            printed = shell.run(f"set +o pipefail; {content}", examples)
+        elif file := NAMED.match(content):
+            (examples / file[1]).write_text(content, encoding="utf-8")
+        return block[0]
+
+    run = BLOCK.sub(executed, page)
+
+    if pytestconfig.getoption("--regenerate"):
+        (FOLDER / name).write_text(run, encoding="utf-8")
+    assert run == (FOLDER / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["llama3-70b-cluster.yaml", "plan-1f1b.yaml"])
+def test_a_configuration_of_a_tutorial_is_the_example(name: str, examples: Path) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")]
+    shown = [block["content"] for page in pages for block in BLOCK.finditer(page)]
+    example = (examples / name).read_text(encoding="utf-8")
+
+    settings = [line for line in example.splitlines() if not line.startswith("#")]
+    assert [f"# {name}", *settings] in [block.splitlines() for block in shown]
