@@ -223,8 +223,12 @@ Flops: TypeAlias = Annotated[int, FLOPS]
 Power: TypeAlias = Annotated[int, POWER]
 """Watts, written as a power; never zero."""
 
-parse_size, format_size, exact_size = SIZE.parse, SIZE.rounded, SIZE.exact
-"""``parse_size('64 KiB') == 65536``, ``format_size(123456) == '121 KiB'``, ``exact_size(65536) == '64 KiB'``."""
+parse_size = SIZE.parse
+"""``parse_size('64 KiB') == 65536``."""
+format_size = SIZE.rounded
+"""``format_size(123456) == '121 KiB'``."""
+exact_size = SIZE.exact
+"""``exact_size(65536) == '64 KiB'``."""
 format_rate, format_duration = RATE.rounded, DURATION.rounded
 """``format_rate(50 * 10**9) == '50 GB/s'``, ``format_duration(12_345_678) == '12.3 ms'``."""
 
