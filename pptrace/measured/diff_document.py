@@ -27,6 +27,7 @@ from pptrace.report.document import (
     Document,
     Line,
     Picture,
+    Printed,
     Section,
     Table,
     plain,
@@ -488,7 +489,7 @@ def culprits(findings: StepDiff) -> tuple[Block, ...]:
 
 
 @dataclass(frozen=True, repr=False)
-class Diff:
+class Diff(Printed):
     """The diff of two steps; its text is the output of the command line."""
 
     findings: StepDiff
@@ -540,7 +541,7 @@ class Diff:
         """
         return write_diff(targets, self.findings, self.sides, self.notes, top)
 
-    __str__ = __repr__ = summary
+    __repr__ = summary
 
 
 def compare_steps(

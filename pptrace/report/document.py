@@ -190,7 +190,12 @@ class Printed:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        return render(Path(__file__).parent / "notebook.html", document=self.document())
+        notebook = Path(__file__).parent / "notebook.html"
+        return render(notebook, document=self.document(), picture=self._picture())
+
+    def _picture(self) -> str:
+        """Return a drawing below the document in a notebook; empty for none."""
+        return ""
 
 
 GAP = 2

@@ -132,10 +132,10 @@ class Run(SimulatedStep, Printed):
     def __repr__(self) -> str:
         return self.summary()
 
-    def _repr_html_(self) -> str:
+    def _picture(self) -> str:
         from pptrace.report.step_drawing import chart_of, chart_svg
 
-        return f"{super()._repr_html_()}{chart_svg(chart_of(self.timeline))}"
+        return chart_svg(chart_of(self.timeline))
 
 
 def simulate(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | None = None) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from pptrace.config.quantities import DURATION, SIZE
 from pptrace.errors import OutputError, PptraceError
 from pptrace.files import check_distinct, replace_file
 from pptrace.report.charts import check_picture
-from pptrace.report.document import Column, Document, Section, table_of
+from pptrace.report.document import Column, Document, Printed, Section, table_of
 from pptrace.report.numbers import unique_names
 from pptrace.run.preparation import prepare
 from pptrace.search.ranking import share_text
@@ -39,8 +39,8 @@ _SIMULATED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """The table of a sweep."""
+class Sweep(Printed):
+    """The table of a sweep; prints as the output of the command line."""
 
     over: tuple[str, ...]
     """The swept keys, which are the first columns."""
@@ -53,6 +53,15 @@ class Sweep:
     def failed(self) -> tuple[Row, ...]:
         """Return the rows of points without figures; ``error`` has the reason."""
         return tuple(row for row in self.rows if row["error"])
+
+    def document(self) -> Document:
+        """Return a table with a row per point, and the messages of failed points."""
+        table = rows_document(self)
+        return replace(table, sections=failures_document(self).sections) if self.failed else table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the swept keys and all rows as plain JSON values."""
+        return {"over": list(self.over), "rows": [dict(row) for row in self.rows]}
 
     def save(
         self, *targets: str | Path, plot: str = "lines", x: str | None = None, y: str | Sequence[str] = "step_ns"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pptrace.errors import ConstraintError, ScheduleError
+from pptrace.config.validation import shown
+from pptrace.errors import ConfigError, ConstraintError, ScheduleError
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.offers import Provided, Provider
@@ -30,15 +32,22 @@ def grid(
     ranks: Iterable[int] = (1, 2, 3, 4, 8),
     microbatches: Iterable[int] = (1, 2, 3, 4, 5, 8, 12, 16, 24),
     chunks: Iterable[int] = (1,),
+    options: Mapping[str, Any] | None = None,
     **fields: object,
 ) -> tuple[ScheduleRequest, ...]:
-    """Return the requests of all combinations of sizes, each with ``fields`` in addition.
+    """Return the requests of all combinations of sizes, each with ``options`` and ``fields`` in addition.
+
+    Raises:
+        ConfigError: the options are no mapping.
 
     >>> len(grid(ranks=(2, 4), microbatches=(4, 8), chunks=(1, 2)))
     8
     """
+    if not isinstance(options, Mapping | None):
+        message = f"must be a mapping such as {{'waves': 2}}, not {shown(options)}: call grid for each mapping"
+        raise ConfigError(message, key="options")
     return tuple(
-        ScheduleRequest(ranks=p, microbatches=m, chunks=v, **fields)  # type: ignore[arg-type] # the caller's fields
+        ScheduleRequest(ranks=p, microbatches=m, chunks=v, options=options or {}, **fields)  # type: ignore[arg-type] # the caller's fields
         for p, m, v in product(ranks, microbatches, chunks)
     )
 

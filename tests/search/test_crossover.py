@@ -226,7 +226,7 @@ def test_a_margin_is_what_the_slower_takes_longer(first: int, second: int) -> No
         ("eager,eager", "microbatches", ConfigError, "eager is given twice"),
         ("eagre,lumped", "microbatches", PluginError, "did you mean 'eager'"),
         ("eager,lumped:part=2", "microbatches", ConfigError, "did you mean 'parts'"),
-        ("eager,lumped", "microbatchs", ConfigError, "--over microbatchs: .*did you mean 'batch.microbatches'"),
+        ("eager,lumped", "microbatchs", ConfigError, "over microbatchs: .*did you mean 'batch.microbatches'"),
         ("eager,lumped", "network.bandwith", ConfigError, "did you mean 'network.bandwidth'"),
         (
             "eager,lumped",
@@ -247,9 +247,9 @@ def test_a_margin_is_what_the_slower_takes_longer(first: int, second: int) -> No
         ("eager,lumped", "latency=1 us..4 GB/s", ConfigError, "unknown unit 'GB/s'"),
         ("eager,eager:microbatches=3", "microbatches", ConfigError, "eager:microbatches=3 sets the key that"),
         ("even,eager:vp=2", "microbatches=1..8", ConfigError, "no simulated value from 1 to 8 can be run by both"),
-        ("eager,lumped", "", ConfigError, "--over: no key"),
-        ("eager,lumped", "=1..8", ConfigError, "--over: no key"),
-        ("eager,lumped", "foo=1..8", ConfigError, "--over foo: no number of the configuration has this key"),
+        ("eager,lumped", "", ConfigError, "over: no key"),
+        ("eager,lumped", "=1..8", ConfigError, "over: no key"),
+        ("eager,lumped", "foo=1..8", ConfigError, "over foo: no number of the configuration has this key"),
     ],
 )
 def test_wrong_input_is_one_line(schedules: str, over: str, error: type[PptraceError], line: str) -> None:

@@ -54,6 +54,13 @@ def offer(**changes: Any) -> ScheduleOffer:
     return ScheduleOffer(**{**fields, "bubble": bubble, "peak_activations": peak, **changes})
 
 
+def test_options_of_a_grid_are_one_mapping() -> None:
+    with pytest.raises(
+        ConfigError, match=r"options: must be a mapping .*, not a list: call grid for each mapping"
+    ):
+        grid(options=[{"group": 1}, {"group": 2}])  # type: ignore[arg-type] # the mistake
+
+
 def test_a_sound_schedule_passes_the_whole_grid() -> None:
     assert_schedule_family(offer(check=even, constraints="microbatches are even"))
     assert_schedule_family(Provided(offer=offer(), provider=Provider(name="mine")), sizes=SMALL)
