@@ -297,7 +297,9 @@ def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[st
 
 
 def fill_cluster_device(inputs: Inputs) -> None:
-    """Fill in the device of the cluster's preset where the configuration has a model and no device.
+    """Fill in the device of the cluster's preset where the configuration has a model and no preset of a device.
+
+    Parameters that the configuration has override those of this device.
 
     Raises:
         ConfigError: a preset with an invalid number of nodes.
@@ -305,14 +307,14 @@ def fill_cluster_device(inputs: Inputs) -> None:
     """
     resolved, experiment = inputs.resolved, inputs.experiment
     section = experiment.device
-    has_device = section is not None and bool(section.preset or section.values)
-    if experiment.cluster is None or experiment.model is None or has_device:
+    if experiment.cluster is None or experiment.model is None or (section is not None and section.preset):
         return
     offer, _ = _preset(resolved, inputs.registry, experiment.cluster)
     if offer is None or not offer.offer.device:
         return
     device, label = offer.offer.device, f"cluster {offer.offer.name}"
-    ranks = section.ranks if section else None
-    values = {"preset": device} if isinstance(device, str) else device
-    filled = Device.model_validate({**values, "ranks": ranks})
-    inputs.resolved = resolved.with_section("device", filled, {f"device.{key}": label for key in values})
+    written = section.values if section else {}
+    values = merged({"preset": device} if isinstance(device, str) else device, written)
+    filled = Device.model_validate({**values, "ranks": section.ranks if section else None})
+    origins = {f"device.{key}": label for key in values if key not in written}
+    inputs.resolved = resolved.with_section("device", filled, origins)

@@ -113,3 +113,17 @@ def test_a_preset_that_ends_like_a_number_of_nodes_is_itself() -> None:
     assert run.prepared.resolved.experiment.cluster.nodes == 1
     with pytest.raises(PluginError, match="no installed plugin offers a cluster named 'dgx-h1000'"):
         simulate_experiment(schedule="1f1b", pp=2, microbatches=4, cluster="dgx-h1000x2")
+
+
+def test_parameters_without_a_preset_change_the_cluster_s_device() -> None:
+    job: dict[str, Any] = {
+        "schedule": "1f1b", "pp": 2, "tp": 4, "microbatches": 4, "sequence": 4096, "model": "llama3-8b",
+        "cluster": "dgx-h100x1",
+    }  # fmt: skip
+
+    whole = simulate_experiment(**job)
+    limited = simulate_experiment(**job, device={"power_limit": "500 W"})
+    named = simulate_experiment(**job, device={"preset": "h100-sxm", "power_limit": "500 W"})
+
+    assert limited.prepared.resolved.origins["device.preset"] == "cluster dgx-h100"
+    assert whole.metrics.step_ns < limited.metrics.step_ns == named.metrics.step_ns
