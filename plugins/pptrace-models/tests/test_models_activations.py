@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> memory.Kept:
     model = checked(Transformer, values, "model")
     request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
-    return memory.layer_kept(model, shard(model, request), Layer(experts=moe))
+    return memory.layer_kept(model, shard(model, request), Layer(feed_forward="experts" if moe else "mlp"))
 
 
 @given(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def layer_flops(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> list[int]:
     model = checked(Transformer, values, "model")
     request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
-    operations = flops.layer(model, shard(model, request), 4, Layer(experts=moe))
+    operations = flops.layer(model, shard(model, request), 4, Layer(feed_forward="experts" if moe else "mlp"))
     return [
         sum(getattr(operation, name).flops for operation in operations)
         for name in ("forward", "input_gradient", "weight_gradient")

@@ -87,7 +87,7 @@ def test_what_an_even_split_counts_is_said_once() -> None:
     for other in ({"layout": "EttL"}, {"layers_per_stage": [2]}):
         with pytest.raises(ConfigError, match="balance: layout and layers_per_stage already define it"):
             model("llama2-7b", balance="products", **other)
-    with pytest.raises(ConfigError, match="balance: products counts dense layers alone"):
+    with pytest.raises(ConfigError, match="balance: products does not count mtp"):
         model("deepseek-v3", balance="products")
 
 

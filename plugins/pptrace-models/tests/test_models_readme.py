@@ -11,7 +11,7 @@ import pytest
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.options import RooflineOptions
 from pptrace_models.presets import DEVICES, MODELS
-from pptrace_models.transformer import Encoder, Transformer, checked
+from pptrace_models.transformer import Delta, Encoder, Indexer, Mamba, Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +35,7 @@ def models() -> str:
         experts = f"{model.num_experts} of {model.expert_ffn}, {model.top_k} chosen" if model.num_experts else ""
         shared = f", {model.shared_ffn} shared" if model.shared_ffn else ""
         heads = f"{model.heads} / {'latent' if model.kv_rank else model.kv_heads}"
+        heads += "".join(f", {name}" for name in ("delta", "mamba", "indexer") if getattr(model, name))
         rows.append([
             f"`{offer.name}`", str(model.layers), str(model.hidden), heads, str(model.ffn), experts + shared,
             str(model.vocabulary), f"{model.parameters / 1e9:.4g} B", offer.source,
@@ -88,6 +89,9 @@ def keys(model: type[BaseModel]) -> Callable[[], str]:
         ("Presets", "| device |", devices),
         ("model", KEYS, keys(Transformer)),
         ("model.encoder", KEYS, keys(Encoder)),
+        ("model.delta", KEYS, keys(Delta)),
+        ("model.mamba", KEYS, keys(Mamba)),
+        ("model.indexer", KEYS, keys(Indexer)),
         ("device", KEYS, keys(Accelerator)),
         ("costs: roofline", KEYS, keys(RooflineOptions)),
     ],

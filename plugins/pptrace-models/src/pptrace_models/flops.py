@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
+from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,13 +33,16 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
     groups = dict.fromkeys(matrix.group for matrix in matrices)
     element = model.element_bytes
     operations = (
-        *(products(name, [m for m in matrices if m.group == name], element, gradient_bytes) for name in groups),
-        _core(model, shard, kind.window),
-        *_activations(model, shard, experts=kind.experts),
+        *(
+            _detached(name, products(name, [m for m in matrices if m.group == name], element, gradient_bytes))
+            for name in groups
+        ),
+        *_mixing(model, shard, kind),
+        *(_activations(model, shard, experts=kind.experts) if kind.feed_forward != "none" else ()),
         *(_unfused_expert_kernels(model, shard) if kind.experts else ()),
-        *_rotary(model, shard),
+        *(_rotary(model, shard) if kind.mixer == "attention" else ()),
         *((_routing(model, shard),) if kind.experts else ()),
-        _norms(model, shard),
+        _norms(model, shard, kind.halves),
     )
     return tuple(map(_without_weight_gradient, operations)) if model.frozen else operations
 
@@ -93,19 +97,48 @@ def step_flops(model: Transformer, sequences: int, sequence: int) -> int:
     Products with frozen weights count twice the forward.
     """
     tokens, h = sequences * sequence, model.hidden
-    attention = 2 * model.attention_products
-    mlp = 2 * h * model.matrices * model.ffn
-    routed = model.shared_ffn + model.top_k * model.expert_ffn
-    expert = 2 * h * (model.num_experts + model.matrices * routed)
-    width = model.query_width + model.output_width
     weighted = cores = 0
     for kind, count in Counter(model.layer(index) for index in range(model.layers + model.mtp)).items():
-        core = core_flops(tokens, doubled_reach(model, sequence, kind.window), width)
-        weighted += count * tokens * (attention + (expert if kind.experts else mlp))
-        cores += count * core
+        weighted += count * tokens * 2 * model.active_products(kind)
+        cores += count * _token_mixing_flops(model, tokens, sequence, kind)
     predicted = model.mtp * 4 * h * h
     weighted += tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary)
     return (2 if model.frozen else 3) * weighted + 3 * cores
+
+
+def _token_mixing_flops(model: Transformer, tokens: int, sequence: int, kind: Layer) -> int:
+    """Return the forward FLOPs of a layer's token mixing outside matrices."""
+    recurrence = model.recurrence(kind)
+    if recurrence:
+        return tokens * recurrence.token_flops
+    if kind.mixer == "none":
+        return 0
+    if model.indexer:
+        chosen = core_flops(tokens, _chosen_reach(model, sequence), model.heads * _absorbed_width(model))
+        return chosen + _indexer_flops(model, tokens, sequence)
+    return core_flops(tokens, doubled_reach(model, sequence, kind.window), model.query_width + model.output_width)
+
+
+def _absorbed_width(model: Transformer) -> int:
+    """Return the width of a head's query and output where keys stay compressed (absorbed latent attention)."""
+    return 2 * model.kv_rank + model.rope_dim
+
+
+def _chosen_reach(model: Transformer, sequence: int) -> int:
+    """Return twice the mean number of keys that sparse attention chooses for a token."""
+    return doubled_reach(model, sequence, model.indexer.top_k if model.indexer else 0)
+
+
+def _indexer_flops(model: Transformer, tokens: int, sequence: int) -> int:
+    """Return the forward FLOPs of the indexer's scores over all earlier keys (DeepSeek-V3.2, 2025)."""
+    if not model.indexer:
+        return 0
+    return tokens * doubled_reach(model, sequence, 0) * model.indexer.heads * (model.indexer.dim + 1)
+
+
+def _detached(name: str, operation: Operation) -> Operation:
+    """Return an operation; the indexer's has no input gradient, as its inputs are detached from the model."""
+    return replace(operation, input_gradient=Work()) if name == "indexer" else operation
 
 
 def _without_weight_gradient(operation: Operation) -> Operation:
@@ -221,19 +254,22 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
 
 def _routing(model: Transformer, shard: Shard) -> Operation:
     """Return the permutation of tokens to experts and back, which reads and writes tokens on both sides."""
-    row = model.hidden * model.element_bytes
+    row = model.token_width * model.element_bytes
     copies = (3 * shard.sent + 3 * shard.routed + 2 * shard.split_tokens) * row
     scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
     return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, scattered=True)
 
 
-def _norms(model: Transformer, shard: Shard) -> Operation:
+def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
     element = shard.split_tokens * model.hidden * model.element_bytes
-    # Two norms (1 read and 1 write; 2 and 1 backward) and two residual sums (2 reads and 1 write). Dropout before
-    # a sum writes a mask of a byte per element. Its backward reads the mask, and reads and writes the gradient.
-    mask = shard.split_tokens * model.hidden * model.dropout
-    backward = 12 * element + 2 * (mask + 2 * element * model.dropout)
-    return _memory("norms and residuals", 10 * element + 2 * mask, backward, kernels=4 + 2 * model.dropout)
+    # Per half: a norm (1 read and 1 write; 2 and 1 backward) and a residual sum (the streams and the half's output
+    # read, the streams written). Dropout before a sum writes a mask of a byte per element. Its backward reads the
+    # mask, and reads and writes the gradient.
+    mask, summed = shard.split_tokens * model.hidden * model.dropout, (1 + 2 * model.residual_streams) * element
+    forward = 2 * element + summed + mask
+    backward = 3 * element + summed + mask + 2 * element * model.dropout
+    kernels = halves * (2 + model.dropout)
+    return _memory("norms and residuals", halves * forward, halves * backward, kernels=kernels)
 
 
 def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, scattered: bool = False) -> Operation:
@@ -248,6 +284,94 @@ def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, scatter
 
 CORE = "attention core"
 """Name of the operation of scores, softmax and values."""
+RECURRENCE = "recurrent core"
+"""Name of the operation of a delta rule or of Mamba-2 outside matrices."""
+
+
+def _mixing(model: Transformer, shard: Shard, kind: Layer) -> tuple[Operation, ...]:
+    """Return the operations of a layer's token mixing outside matrices."""
+    recurrence = model.recurrence(kind)
+    if recurrence:
+        return _recurrence(model, shard, recurrence.split(shard.tp))
+    if kind.mixer == "none":
+        return ()
+    gate = shard.tokens * shard.output * model.element_bytes
+    gates = (_memory("attention gate function", 3 * gate, 5 * gate),) if model.gated_attention else ()
+    if model.indexer:
+        return (*_chosen_core(model, shard), *gates)
+    return (_core(model, shard, kind.window), *gates)
+
+
+def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> tuple[Operation, ...]:
+    """Return the operations of a delta rule or of Mamba-2: the chunked kernels, and convolution, gate and norm."""
+    element, tokens = model.element_bytes, shard.tokens
+    chunk = DELTA_CHUNK if isinstance(part, Delta) else STATE_CHUNK
+    chunks = max(tokens // chunk, 1)
+    flops = tokens * part.token_flops
+    if isinstance(part, Delta):
+        # Within a chunk: scores of keys, of queries, and values, each with a masked half. Across chunks: what
+        # the state knows of the keys and of the queries, and its update.
+        sizes = [
+            *[(part.heads, chunk, chunk // 2, part.key_dim)] * 3,
+            *[(part.heads, chunk, part.value_dim, part.key_dim)] * 3,
+        ]
+    else:
+        # Scores within a chunk for each group, their sums of inputs, states from chunks, and outputs from states.
+        sizes = [
+            (part.groups, chunk, chunk, part.state), (part.heads, chunk, part.head_dim, chunk),
+            *[(part.heads, part.state, part.head_dim, chunk)] * 2,
+        ]  # fmt: skip
+    forward_products = tuple(
+        Product(m=m, n=n, k=k, copies=copies * chunks, result_bytes=element) for copies, m, n, k in sizes
+    )
+    size = tokens * (part.channels + part.output_width) * element
+    core = Operation(
+        name=RECURRENCE,
+        unit="attention",
+        forward=Work(flops=flops, size_bytes=size, products=forward_products),
+        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, products=2 * forward_products),
+        weight_gradient=Work(),
+    )
+    channels, outputs = tokens * part.channels * element, tokens * part.output_width * element
+    return (
+        core,
+        _memory("convolution", 2 * channels, 4 * channels),
+        _memory("gated norm", 3 * outputs, 5 * outputs),
+    )
+
+
+def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
+    """Return the operations of sparse attention: the indexer's scores, the choice of keys, and the core."""
+    tokens, reach = shard.tokens, _chosen_reach(model, shard.sequence)
+    all_keys = doubled_reach(model, shard.sequence, 0)
+    heads, dim = (model.indexer.heads, model.indexer.dim) if model.indexer else (0, 0)
+    scores = Product(m=tokens, n=max(all_keys // 2, 1), k=dim, copies=heads, result_bytes=0)
+    scored = _indexer_flops(model, tokens, shard.sequence)
+    # The loss compares the scores of the chosen keys with attention's: two gradients, and attention's scores.
+    chosen_scores = tokens * reach * (2 * heads * (dim + 1) + shard.heads * (model.kv_rank + model.rope_dim))
+    again = replace(scores, n=max(reach // 2, 1), copies=2 * heads)
+    choice = tokens * all_keys // 2 * _LOGITS_BYTES
+    width, bytes_per_row = _absorbed_width(model), model.element_bytes
+    size = tokens * shard.heads * width * bytes_per_row
+    keys = shard.cp * tokens * (model.kv_rank + model.rope_dim) * bytes_per_row
+    core = Core(
+        heads=shard.heads * max(tokens * shard.cp // shard.sequence, 1), queries=shard.sequence // shard.cp,
+        keys=reach, width=width / 2,
+    )  # fmt: skip
+    flops = core_flops(tokens, reach, shard.heads * width)
+    return (
+        Operation(
+            name="indexer scores", unit="attention",
+            forward=Work(flops=scored, size_bytes=choice, products=(scores,)),
+            input_gradient=Work(flops=chosen_scores, size_bytes=choice, products=(again,)), weight_gradient=Work(),
+        ),
+        _memory("choice of keys", 2 * choice, 0),
+        Operation(
+            name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size + keys, core=core),
+            input_gradient=Work(flops=2 * flops, size_bytes=2 * (size + keys), core=replace(core, backward=True)),
+            weight_gradient=Work(),
+        ),
+    )  # fmt: skip
 
 
 def core_flops(tokens: int, doubled_reach: int, width: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from pptrace_models.layer import FIRST_HALF
 from pptrace_models.transformer import NARROW
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from pptrace_models.layer import Operation, Shard
     from pptrace_models.options import RooflineOptions
-    from pptrace_models.transformer import Layer, Transformer
+    from pptrace_models.transformer import FeedForward, Layer, Transformer
 
 
 _BESIDE = {"attn": 30, "mlp": 10, "moe_router": 20, "moe_preprocess": 20, "moe": 30}
@@ -38,10 +39,11 @@ _RING_STEP = 8
 """Operations of a step of ring attention: messages, the attention of a block, and the correction of its sums."""
 _EXCHANGES = 4
 """Exchanges of a forward: tokens and probabilities to the experts, and results back with their sort."""
-_ATTENTION = {
-    "attention projections", "attention core", "rotary embedding", "compression", "expansion",
-    "norms and residuals",
+_ATTENTION = FIRST_HALF | {"norms and residuals"}
+_PARTS: dict[FeedForward, tuple[str, ...]] = {
+    "none": (), "mlp": ("mlp",), "experts": ("moe_router", "moe_preprocess", "moe"),
 }  # fmt: skip
+"""Parts of a layer's second half."""
 _ROUTER = {"router", "shared experts", "shared activation function"}
 
 
@@ -53,7 +55,7 @@ def issued_operations(
     Parts have the names of Megatron-LM's ``--cuda-graph-scope``: ``attn``, and ``mlp`` or ``moe_router``,
     ``moe_preprocess`` and ``moe``.
     """
-    parts = ("attn", "moe_router", "moe_preprocess", "moe") if kind.experts else ("attn", "mlp")
+    parts = ("attn",) * (kind.mixer != "none") + _PARTS[kind.feed_forward]
     counts = Counter({part: _BESIDE[part] for part in parts})
     for operation in operations:
         if operation.name in _ATTENTION:
@@ -62,11 +64,10 @@ def issued_operations(
             part = "moe_router"
         else:
             part = parts[-1]
-        counts[part] += _kernels(model, operation)
+        counts[part if part in parts else parts[-1]] += _kernels(model, operation)
     if shard.tp > 1:
-        counts["attn"] += _TENSOR_PARALLEL
-        counts[parts[-1]] += _TENSOR_PARALLEL
-    if shard.cp > 1:
+        counts.update(dict.fromkeys((parts[0], parts[-1]) if kind.halves > 1 else parts[-1:], _TENSOR_PARALLEL))
+    if shard.cp > 1 and kind.mixer == "attention":
         counts["attn"] += _RING_STEP * shard.cp
     if kind.experts and shard.ep > 1:
         counts["moe"] += _EXCHANGES

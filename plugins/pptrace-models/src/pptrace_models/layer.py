@@ -126,6 +126,11 @@ def _check_sizes(request: CostRequest) -> None:
 def _check_divisions(model: Transformer, request: CostRequest) -> None:
     tp, kv = request.tp, model.kv_heads
     widths = {"heads": model.heads, "ffn": model.ffn}
+    widths |= {
+        f"{name}.{key}": size
+        for name, section in (("delta", model.delta), ("mamba", model.mamba)) if section
+        for key in ("heads", "key_heads", "groups") if (size := getattr(section, key, 0))
+    }  # fmt: skip
     if model.num_experts and not request.etp:
         widths["expert_ffn"] = model.expert_ffn
     if model.shared_ffn:
@@ -207,7 +212,9 @@ class Linear:
 def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
     """Return a layer's matrices on one device."""
     h, up_matrices = model.hidden, model.matrices - 1
-    attention, parallel = _attention(model, shard), _parallel(shard)
+    attention, parallel = (*_stream_maps(model, shard, kind), *_mixing(model, shard, kind)), _parallel(shard)
+    if kind.feed_forward == "none":
+        return attention
     if not kind.experts:
         up = Linear(group="mlp", inputs=h, outputs=up_matrices * shard.ffn, normed=True, **parallel)
         return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, **parallel))
@@ -219,12 +226,54 @@ def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
     routed: dict[str, Any] = {
         "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.capacity,
     }  # fmt: skip
+    latent, common = model.expert_latent, _replicated(shard)
+    projections = (
+        Linear(group="latent projections", inputs=h, outputs=latent, normed=True, **common),
+        Linear(group="latent projections", inputs=latent, outputs=h, **common),
+    )
     return (
         *attention,
-        Linear(group="router", inputs=h, outputs=model.num_experts, tokens=shard.split_tokens, whole=True),
+        Linear(group="router", inputs=h, outputs=model.num_experts, **common),
         *(shared_experts if shared else ()),
-        Linear(inputs=h, outputs=up_matrices * width, **routed),
-        Linear(inputs=width, outputs=h, fused=model.fused_experts, **routed),
+        *(projections if latent else ()),
+        Linear(inputs=model.token_width, outputs=up_matrices * width, **routed),
+        Linear(inputs=width, outputs=model.token_width, fused=model.fused_experts, **routed),
+    )
+
+
+def _stream_maps(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
+    """Return the matrices that compute the maps of hyper-connections from all streams (mHC, 2025, section 4)."""
+    if not model.stream_maps:
+        return ()
+    inputs = model.residual_streams * model.hidden
+    return (
+        Linear(group="stream maps", inputs=inputs, outputs=model.stream_maps, **_replicated(shard)),
+    ) * kind.halves
+
+
+def _replicated(shard: Shard) -> dict[str, Any]:
+    """Return the tokens of matrices that every tensor-parallel device has."""
+    return {"tokens": shard.split_tokens, "whole": True}
+
+
+def _mixing(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
+    """Return the matrices of a layer's first half."""
+    recurrence = model.recurrence(kind)
+    if recurrence is None:
+        return _attention(model, shard) if kind.mixer == "attention" else ()
+    part, parallel = recurrence.split(shard.tp), _parallel(shard)
+    group: dict[str, Any] = {"group": "attention projections", **parallel}
+    return (
+        Linear(inputs=model.hidden, outputs=part.projected, normed=True, **group),
+        *(
+            matrix
+            for rank, width in part.ranks
+            for matrix in (
+                Linear(group="compression", inputs=model.hidden, outputs=rank, **_replicated(shard)),
+                Linear(group="expansion", inputs=rank, outputs=width, **parallel),
+            )
+        ),
+        Linear(inputs=part.output_width, outputs=model.hidden, **group),
     )
 
 
@@ -237,14 +286,13 @@ def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
     """Return attention's matrices; every device has the whole compression matrices of latent attention."""
     h, parallel = model.hidden, _parallel(shard)
     output = Linear(group="attention projections", inputs=shard.output, outputs=h, **parallel)
+    gate = shard.output * model.gated_attention
     if not model.kv_rank:
-        widths = shard.query + shard.kv + shard.value
+        widths = shard.query + shard.kv + shard.value + gate
         return (
             Linear(group="attention projections", inputs=h, outputs=widths, normed=True, **parallel), output,
         )  # fmt: skip
-    compression: dict[str, Any] = {
-        "group": "compression", "inputs": h, "tokens": shard.split_tokens, "whole": True,
-    }  # fmt: skip
+    compression: dict[str, Any] = {"group": "compression", "inputs": h, **_replicated(shard)}
     expansion: dict[str, Any] = {"group": "expansion", "normed": True, **parallel}
     keys = shard.heads * round(model.head_dim)
     queries = Linear(group="attention projections", inputs=h, outputs=shard.query, normed=True, **parallel)
@@ -256,7 +304,21 @@ def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
         Linear(**{**compression, "outputs": model.kv_rank + model.rope_dim}, normed=True),
         queries,
         Linear(inputs=model.kv_rank, outputs=keys + shard.value, **expansion),
+        *((Linear(group="attention gate", inputs=h, outputs=gate, normed=True, **parallel),) if gate else ()),
+        *_indexer(model, shard),
         output,
+    )
+
+
+def _indexer(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
+    """Return the matrices of the indexer, which every tensor-parallel device has: queries, keys and weights."""
+    if not model.indexer:
+        return ()
+    heads, dim = model.indexer.heads, model.indexer.dim
+    common: dict[str, Any] = {"group": "indexer", **_replicated(shard)}
+    return (
+        Linear(inputs=model.query_rank or model.hidden, outputs=heads * dim, **common),
+        Linear(inputs=model.hidden, outputs=dim + heads, **common),
     )
 
 
@@ -343,6 +405,14 @@ class Work:
     """Whether kernels gather or scatter single rows."""
     kernels: int = 1
     """Number of kernels without a product."""
+
+
+FIRST_HALF = frozenset({
+    "attention projections", "attention core", "rotary embedding", "compression", "expansion", "attention gate",
+    "attention gate function", "indexer", "indexer scores", "choice of keys", "recurrent core", "convolution",
+    "gated norm",
+})  # fmt: skip
+"""Names of the operations of a layer's first half, without norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

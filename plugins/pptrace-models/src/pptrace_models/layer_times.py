@@ -98,19 +98,37 @@ class LayerCollectives:
 def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
     model, shard, groups = costing.model, costing.shard, costing.groups
-    first = second = _half_ns(costing)
+    half = second = _half_ns(costing)
     exchange = 0
     if kind.experts:
-        second = _experts_ns(model, shard, groups, first)
+        second = _experts_ns(model, shard, groups, half)
         exchange = groups.exchange_ns(_exchange(model, shard))
-    keys_values = shard.cp * shard.tokens * (shard.kv + shard.value) * model.element_bytes
+    keys_values = _over_context_bytes(model, shard, kind)
     return LayerCollectives(
-        first=first,
-        second=second,
-        keys_ns=groups.ns("cp", keys_values, "all-gather"),
-        key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter"),
+        first=HalfTimes() if kind.mixer == "none" else half,
+        second=HalfTimes() if kind.feed_forward == "none" else second,
+        keys_ns=groups.ns("cp", keys_values, "all-gather") if keys_values else 0,
+        key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter") if keys_values else 0,
         exchange_ns=exchange,
     )
+
+
+def _over_context_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
+    """Return the bytes of a layer's collective over the context-parallel group.
+
+    Attention gathers keys and values, sparse attention the compressed keys. A recurrence exchanges shares of the
+    sequence for shares of the heads and back, which moves as much as a gather of one device's bytes.
+    """
+    recurrence = model.recurrence(kind)
+    if recurrence:
+        part = recurrence.split(shard.tp)
+        return shard.tokens * (part.projected + part.output_width) * model.element_bytes
+    if kind.mixer == "none":
+        return 0
+    width = shard.kv + shard.value
+    if model.indexer:
+        width = model.kv_rank + model.rope_dim + model.indexer.dim
+    return shard.cp * shard.tokens * width * model.element_bytes
 
 
 def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
@@ -120,7 +138,7 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     recomputed = times.keys_ns * ("core_attn" in recomputed_modules)
     if kind.experts and "moe" in recomputed_modules:
         recomputed += times.second.forward_ns + 2 * times.exchange_ns
-    if not kind.experts and "mlp" in recomputed_modules:
+    if kind.feed_forward == "mlp" and "mlp" in recomputed_modules:
         recomputed += times.second.forward_ns
     return GroupTimes(
         forward_ns=times.first.forward_ns + times.second.forward_ns + others,
@@ -160,14 +178,14 @@ def _experts_ns(model: Transformer, shard: Shard, groups: Groups, dense: HalfTim
         return dense if shard.etp > 1 or shard.shared_ffn else HalfTimes()
     gather = reduce = 0
     if shard.etp > 1:
-        size = shard.routed * model.hidden * model.element_bytes
+        size = shard.routed * model.token_width * model.element_bytes
         gather, reduce = _tensor_ns(shard, groups, "tp" if shard.etp == shard.tp else "etp", size)
     shared = dense if shard.shared_ffn else HalfTimes()
     return HalfTimes(gather + shared.gather_ns, reduce + shared.reduce_ns, gather + shared.gradient_gather_ns)
 
 
 def _exchange(model: Transformer, shard: Shard) -> Exchange:
-    size = shard.sent * model.hidden * model.element_bytes
+    size = shard.sent * model.token_width * model.element_bytes
     return Exchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
 
 
@@ -209,11 +227,20 @@ _NORMS_OF_TEN = 4
 """Norms move 4 of 10 bytes that norms and residual sums move in a forward."""
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
-    "core_attn": ("attention core",),
+    "core_attn": ("attention core", "recurrent core"),
     "mla_up_proj": ("expansion", "rotary embedding"),
     "layernorm": ("norms and residuals",),
     "mlp": ("mlp", "activation function"),
-    "moe": ("router", "experts", "routing", "activation function", "clamp", "biases of experts", *_SHARED),
+    "moe": (
+        "router",
+        "experts",
+        "latent projections",
+        "routing",
+        "activation function",
+        "clamp",
+        "biases of experts",
+        *_SHARED,
+    ),
     "mlp_act": ("activation function",),
     "moe_act": ("activation function", "clamp"),
     "shared_experts": _SHARED,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pptrace_models.kernel_times import Shaped
 from pptrace_models.layer import Cast, linears
 from pptrace_models.options import gradient_bytes, optimizer_bytes
-from pptrace_models.transformer import NARROW
+from pptrace_models.transformer import NARROW, Delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace_models.layer import Shard
     from pptrace_models.layer_times import Costing
     from pptrace_models.options import RooflineOptions
-    from pptrace_models.transformer import Layer, Transformer
+    from pptrace_models.transformer import Layer, Mamba, Transformer
 
 
 _FP32 = 4
@@ -52,12 +52,14 @@ class Kept:
 
 def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
     """Return the bytes that a layer keeps."""
-    scores = _scores(model, shard)
-    all_bytes = _boundary_bytes(model, shard, kind) + _attention(model, shard) + _mlp(model, shard, kind) + scores
+    scores = _scores(model, shard) if kind.mixer == "attention" else 0
+    all_bytes = (
+        _boundary_bytes(model, shard, kind) + _mixing(model, shard, kind) + _mlp(model, shard, kind) + scores
+    )
     weight_part = 0 if model.frozen else min(_weight_part(model, shard, kind), all_bytes)
     kept_bytes = all_bytes - _freed_bytes(model, shard, kind)
     if model.recompute == "full" and kind.again:
-        kept_bytes = shard.split_tokens * model.hidden * model.element_bytes
+        kept_bytes = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
     return Kept(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
 
 
@@ -100,18 +102,19 @@ def head_kept(model: Transformer, shard: Shard, *, fused_loss: bool) -> Kept:
 
 def _boundary_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
-    inputs = 2 * shard.split_tokens * model.hidden * (model.element_bytes + model.dropout)
+    row_bytes = model.residual_streams * model.element_bytes + model.dropout
+    inputs = kind.halves * shard.split_tokens * model.hidden * row_bytes
     return inputs + _normed_bytes(model, shard, kind)
 
 
 def _normed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of norms' outputs, as each matrix keeps its input; a router keeps it uncast."""
     row = shard.split_tokens * model.hidden
-    is_cast, is_latent = model.precision in NARROW, model.kv_rank > 0
+    is_cast, is_latent = model.precision in NARROW, model.kv_rank > 0 and kind.mixer == "attention"
     factor = _factor_bytes(model, row)
-    first = factor * (1 + (is_cast and is_latent))
+    first = factor * (1 + (is_cast and is_latent)) * (kind.mixer != "none")
     if not kind.experts:
-        return first + factor
+        return first + factor * (kind.feed_forward == "mlp")
     routed = 0 if model.frozen else row * model.element_bytes
     return first + routed + factor * (is_cast and shard.shared_ffn > 0)
 
@@ -125,32 +128,68 @@ def _factor_bytes(model: Transformer, count: int) -> int:
     return 0 if model.frozen else model.operand_bytes(count)
 
 
+def _mixing(model: Transformer, shard: Shard, kind: Layer) -> int:
+    """Return the bytes of a layer's token mixing."""
+    recurrence = model.recurrence(kind)
+    if recurrence:
+        return _recurrence(model, shard, recurrence.split(shard.tp))
+    return _attention(model, shard) if kind.mixer == "attention" else 0
+
+
+def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> int:
+    """Return the bytes of a recurrence: projections, the core's output, and the input of the last matrix.
+
+    A delta rule also keeps the convolution's output, which Mamba-2's fused kernel recomputes. Projections by two
+    matrices keep the inner and the outer tensor.
+    """
+    convolved = part.channels * isinstance(part, Delta)
+    expanded = sum(width for _, width in part.ranks)
+    kept = shard.tokens * (part.projected + part.output_width + convolved + expanded)
+    kept += shard.split_tokens * sum(rank for rank, _ in part.ranks)
+    return kept * model.element_bytes + _factor_bytes(model, shard.tokens * part.output_width)
+
+
 def _attention(model: Transformer, shard: Shard) -> int:
     """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms.
 
-    Flash attention keeps its output, which the next matrix shares unless it casts its input.
+    Flash attention keeps its output, which the next matrix shares unless it casts its input. A gate keeps its
+    input and attention's output.
     """
     compressed = (model.query_rank + model.kv_rank) * shard.split_tokens
-    kept = shard.tokens * _expanded_width(shard) + compressed
+    kept = shard.tokens * _mixed_width(model, shard) + compressed
     output = shard.tokens * shard.output
-    has_own_output = model.flash_attention and (model.frozen or model.precision in NARROW)
+    kept += output * model.gated_attention
+    is_shared = not (model.frozen or model.precision in NARROW or model.gated_attention)
+    has_own_output = model.flash_attention and not is_shared
     factors = _factor_bytes(model, output) + _factor_bytes(model, compressed)
     return (kept + output * has_own_output) * model.element_bytes + factors
 
 
-def _expanded_width(shard: Shard) -> int:
-    return shard.query + shard.kv + shard.value
+def _mixed_width(model: Transformer, shard: Shard) -> int:
+    """Return the width of what attention's core reads on a device.
+
+    Queries and outputs of sparse attention have the width of the compressed keys. The indexer reads its queries,
+    key and weights.
+    """
+    if not model.indexer:
+        return shard.query + shard.kv + shard.value
+    heads, dim = model.indexer.heads, model.indexer.dim
+    absorbed = shard.heads * (2 * model.kv_rank + model.rope_dim)
+    return absorbed + ((heads + 1) * dim + heads) * shard.split_tokens // shard.tokens
 
 
 def _freed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes that recomputed modules do not keep."""
-    mlp, experts = _mlp(model, shard, kind), kind.experts
+    mlp, experts, attends = _mlp(model, shard, kind), kind.experts, kind.mixer == "attention"
+    is_latent = attends and model.kv_rank > 0
     freed = {
-        "core_attn": _scores(model, shard),
-        "mla_up_proj": shard.tokens * _expanded_width(shard) * model.element_bytes if model.kv_rank else 0,
+        "core_attn": _scores(model, shard) if attends else 0,
+        "mla_up_proj": shard.tokens * _mixed_width(model, shard) * model.element_bytes if is_latent else 0,
         "layernorm": _normed_bytes(model, shard, kind),
         "mlp": 0 if experts else mlp,
-        "mlp_act": 0 if experts else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
+        "mlp_act": 0
+        if kind.feed_forward != "mlp"
+        else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
         "moe": mlp if experts else 0,
         "moe_act": _factor_bytes(model, shard.routed * shard.expert_ffn) if experts else 0,
         "shared_experts": _shared_activation_bytes(model, shard) if experts else 0,
@@ -173,11 +212,15 @@ def _mlp(model: Transformer, shard: Shard, kind: Layer) -> int:
     The activation function of experts multiplies by the router's probabilities, so the tokens that experts return
     are not kept (Megatron-Core 0.13 and newer).
     """
+    if kind.feed_forward == "none":
+        return 0
     if not kind.experts:
         return _inner_bytes(model, shard.tokens * shard.ffn, fused=model.fused_activation)
     routed = _inner_bytes(model, shard.routed * shard.expert_ffn) + _factor_bytes(
-        model, shard.routed * model.hidden
+        model, shard.routed * model.token_width
     )
+    latent = shard.split_tokens * model.expert_latent
+    routed += latent * model.element_bytes + _factor_bytes(model, latent)
     return routed + _shared_activation_bytes(model, shard) + shard.split_tokens * model.num_experts * _FP32
 
 
@@ -194,14 +237,22 @@ def _shared_activation_bytes(model: Transformer, shard: Shard) -> int:
 def _weight_part(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of inputs and output gradients of a layer's matrices."""
     # Inputs of column-parallel and output gradients of row-parallel matrices are between tensor-parallel regions.
-    between = shard.split_tokens * model.hidden * (3 if kind.experts else 4)
-    attention = shard.tokens * (_expanded_width(shard) + shard.output)
-    attention += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
-    inner = shard.tokens * model.matrices * (shard.shared_ffn if kind.experts else shard.ffn)
+    regions = 2 * (kind.mixer != "none") + {"none": 0, "mlp": 2, "experts": 1}[kind.feed_forward]
+    between = shard.split_tokens * model.hidden * regions
+    mixing = inner = 0
+    recurrence = model.recurrence(kind)
+    if recurrence:
+        part = recurrence.split(shard.tp)
+        mixing = shard.tokens * (part.projected + part.output_width)
+    elif kind.mixer == "attention":
+        mixing = shard.tokens * (shard.query + shard.kv + shard.value + shard.output * (1 + model.gated_attention))
+        mixing += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
+    if kind.feed_forward != "none":
+        inner = shard.tokens * model.matrices * (shard.shared_ffn if kind.experts else shard.ffn)
     if kind.experts:
-        inner += shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden)
-        inner += shard.split_tokens * model.num_experts
-    return model.operand_bytes(between + attention + inner)
+        inner += shard.routed * (model.matrices * shard.expert_ffn + 2 * model.token_width)
+        inner += shard.split_tokens * (model.num_experts + 2 * model.expert_latent)
+    return model.operand_bytes(between + mixing + inner)
 
 
 _GRADIENTS, _WEIGHTS = 2, 3
@@ -242,7 +293,12 @@ class Held:
 
 def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
     """Return a layer's parameters; norms, routers and compressions are on every tensor-parallel device."""
-    dense = 2 * _norm(model) + model.query_rank + model.kv_rank
+    recurrence = model.recurrence(kind)
+    dense = kind.halves * _norm(model)
+    if recurrence:
+        dense += recurrence.split(shard.tp).vectors
+    elif kind.mixer == "attention":
+        dense += model.query_rank + model.kv_rank
     routed = 0
     for matrix in linears(model, shard, kind):
         bias = (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)

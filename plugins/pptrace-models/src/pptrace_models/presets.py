@@ -16,6 +16,21 @@ _STP = (
 _GPT: dict[str, Any] = {"gated": False, "tied_embeddings": True, "bias": True, "dropout": True}
 _MEGATRON: dict[str, Any] = {**_GPT, "vocabulary": 51200, "learned_positions": 2048}
 _LATENT: dict[str, Any] = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "query_rank": 1536, "kv_rank": 512}
+_DELTA: dict[str, Any] = {"key_heads": 16, "key_dim": 128, "value_dim": 128}
+_MIXED: dict[str, Any] = {"mixers": ["delta", "delta", "delta", "attention"], "gated_attention": True}
+_KIMI_DELTA: dict[str, Any] = {"key_dim": 128, "value_dim": 128, "decay_rank": 128}
+_HYBRID: dict[str, Any] = {"gated": False, "head_dim": 128, "vocabulary": 131072}
+_PATTERN_8B = "M-M-M-M*-" + "M-M-M-M-M*-" * 3 + "M-M-M-M-M-"
+_PATTERN_47B = "M-M-M-M-M-M-M-M-M*-M-M-M-M-M-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-M-M---MM---M-M*-M-M-M-M-M-"
+_PATTERN_56B = "M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"
+_PATTERN_NANO = "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME"
+_PATTERN_SUPER = "MEMEMEM*E" * 3 + "MEMEMEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME"
+_PATTERN_ULTRA = (
+    "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+)
+_NEMOTRON_H = "NVIDIA, Nemotron-H (2025); NeMo's NemotronHConfig (gpt/model/ssm.py)"
+_NEMOTRON_3 = "NVIDIA, Nemotron 3 (2025); the published config.json"
+_QWEN35 = "the published config.json of Qwen3.5"
 _SC21 = "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (SC 2021), table 1"
 _KORTHIKANTI = "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), table 3"
 _WIDTHS = (
@@ -144,6 +159,132 @@ MODELS = (
         "128 experts of which 4 are chosen, every second layer with a window of 128",
         layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocabulary=201088, bias=True,
         num_experts=128, top_k=4, window=128, full_attention_every=2, clamped_experts=True,
+    ),
+    _model(
+        "gpt-oss-20b", "OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (2025); the published config.json",
+        "32 experts of which 4 are chosen, every second layer with a window of 128",
+        layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocabulary=201088, bias=True,
+        num_experts=32, top_k=4, window=128, full_attention_every=2, clamped_experts=True,
+    ),
+    _model(
+        "llama4-scout",
+        "the published config.json of Llama-4-Scout-17B-16E; chunks of 8192 but in each fourth layer",
+        "16 experts of which one is chosen, and a shared one",
+        layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=16384, vocabulary=202048,
+        num_experts=16, top_k=1, expert_ffn=8192, shared_ffn=8192,
+        window=8192, window_chunks=True, full_attention_every=4,
+    ),
+    *(
+        _model(
+            f"qwen3-{size}", _QWEN3, "8 KV heads, SwiGLU", title=f"Qwen3 {size.upper()}",
+            layers=layers, hidden=hidden, heads=heads, kv_heads=8, head_dim=128, ffn=ffn, vocabulary=151936,
+        )
+        for size, layers, hidden, heads, ffn in (
+            ("8b", 36, 4096, 32, 12288), ("14b", 40, 5120, 40, 17408), ("32b", 64, 5120, 64, 25600),
+        )
+    ),
+    _model(
+        "qwen3-next-80b-a3b", "the published config.json of Qwen3-Next-80B-A3B",
+        "gated DeltaNet in three of four layers, 512 experts of which 10 are chosen, and a shared one",
+        layers=48, hidden=2048, heads=16, kv_heads=2, head_dim=256, ffn=5120, vocabulary=151936, **_MIXED,
+        delta={"heads": 32, **_DELTA}, num_experts=512, top_k=10, expert_ffn=512, shared_ffn=512,
+    ),
+    *(
+        _model(
+            f"qwen3.5-{size}", _QWEN35,
+            "gated DeltaNet in three of four layers, many experts, and a shared one",
+            layers=layers, hidden=hidden, heads=heads, kv_heads=2, head_dim=256, ffn=4 * hidden,
+            vocabulary=248320, mtp=1, **_MIXED, delta={"heads": delta_heads, **_DELTA},
+            num_experts=experts, top_k=top_k, expert_ffn=expert_ffn, shared_ffn=expert_ffn,
+        )
+        for size, layers, hidden, heads, delta_heads, experts, top_k, expert_ffn in (
+            ("397b-a17b", 60, 4096, 32, 64, 512, 10, 1024), ("122b-a10b", 48, 3072, 32, 64, 256, 8, 1024),
+            ("35b-a3b", 40, 2048, 16, 32, 256, 8, 512),
+        )
+    ),
+    _model(
+        "qwen3.5-27b", _QWEN35, "gated DeltaNet in three of four layers, SwiGLU",
+        layers=64, hidden=5120, heads=24, kv_heads=4, head_dim=256, ffn=17408, vocabulary=248320, mtp=1,
+        **_MIXED, delta={"heads": 48, **_DELTA},
+    ),
+    _model(
+        "deepseek-v3.2", "DeepSeek-AI, DeepSeek-V3.2 (2025); the published config.json",
+        "latent attention to 2048 chosen keys, experts as DeepSeek-V3's",
+        layers=61, hidden=7168, heads=128, ffn=18432, vocabulary=129280, **_LATENT, mtp=1,
+        indexer={"heads": 64, "dim": 128, "top_k": 2048},
+        num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
+    ),
+    _model(
+        "glm-4.5", "Z.ai, GLM-4.5 (2025); the published config.json",
+        "160 experts of which 8 are chosen, and a shared one", title="GLM-4.5",
+        layers=92, hidden=5120, heads=96, kv_heads=8, head_dim=128, ffn=12288, vocabulary=151552, mtp=1,
+        num_experts=160, top_k=8, expert_ffn=1536, shared_ffn=1536, dense_layers=3,
+    ),
+    _model(
+        "glm-4.5-air", "Z.ai, GLM-4.5 (2025); the published config.json",
+        "128 experts of which 8 are chosen, and a shared one", title="GLM-4.5 Air",
+        layers=46, hidden=4096, heads=96, kv_heads=8, head_dim=128, ffn=10944, vocabulary=151552, mtp=1,
+        num_experts=128, top_k=8, expert_ffn=1408, shared_ffn=1408, dense_layers=1,
+    ),
+    _model(
+        "glm-5", "Z.ai, GLM-5 (2026); the published config.json",
+        "latent attention to 2048 chosen keys, 256 experts of which 8 are chosen, and a shared one", title="GLM-5",
+        layers=78, hidden=6144, heads=64, ffn=12288, vocabulary=154880, mtp=1,
+        query_rank=2048, kv_rank=512, head_dim=192, rope_dim=64, value_dim=256,
+        indexer={"heads": 32, "dim": 128, "top_k": 2048},
+        num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
+    ),
+    _model(
+        "minimax-m2", "the published config.json of MiniMax-M2", "256 experts of which 8 are chosen",
+        title="MiniMax-M2",
+        layers=62, hidden=3072, heads=48, kv_heads=8, head_dim=128, ffn=1536, vocabulary=200064,
+        num_experts=256, top_k=8, expert_ffn=1536,
+    ),
+    _model(
+        "kimi-linear-48b-a3b", "Kimi Team, Kimi Linear (2025); the published config.json",
+        "Kimi delta attention in 20 layers, latent attention in 7, 256 experts of which 8 are chosen",
+        layers=27, hidden=2304, heads=32, ffn=9216, vocabulary=163840,
+        kv_rank=512, head_dim=128, rope_dim=64, value_dim=128,
+        mixers=["delta", "delta", "delta", "attention"] * 6 + ["delta", "delta", "attention"],
+        delta={"heads": 32, **_KIMI_DELTA, "gate_rank": 128},
+        num_experts=256, top_k=8, expert_ffn=1024, shared_ffn=1024, dense_layers=1,
+    ),
+    _model(
+        "kimi-k3", "Moonshot AI, Kimi K3 (2026); the published config.json",
+        "Kimi delta attention in 69 layers, latent attention in 24, 896 experts of which 16 are chosen",
+        layers=93, hidden=7168, heads=96, ffn=33792, vocabulary=163840, **_LATENT, gated_attention=True,
+        mixers=["delta", "delta", "delta", "attention"] * 23 + ["attention"],
+        delta={"heads": 96, **_KIMI_DELTA}, residual_block=12,
+        num_experts=896, top_k=16, expert_ffn=3072, expert_latent=3584, shared_ffn=6144, dense_layers=1,
+    ),
+    *(
+        _model(
+            f"nemotron-h-{size}", _NEMOTRON_H, "Mamba-2, attention and MLPs as layers, squared ReLU",
+            title=f"Nemotron-H {size.upper()}", layers=len(pattern), hidden=hidden, heads=heads, kv_heads=8,
+            ffn=ffn, **_HYBRID, hybrid_pattern=pattern, mamba={"heads": mamba_heads, "state": state},
+        )
+        for size, pattern, hidden, heads, ffn, mamba_heads, state in (
+            ("8b", _PATTERN_8B, 4096, 32, 21504, 128, 128), ("47b", _PATTERN_47B, 8192, 64, 30720, 256, 256),
+            ("56b", _PATTERN_56B, 8192, 64, 32768, 256, 256),
+        )
+    ),
+    _model(
+        "nemotron-3-nano-30b-a3b", _NEMOTRON_3, "Mamba-2, attention and experts as layers, squared ReLU",
+        title="Nemotron 3 Nano", layers=52, hidden=2688, heads=32, kv_heads=2, ffn=1856, **_HYBRID,
+        hybrid_pattern=_PATTERN_NANO, mamba={"heads": 64}, num_experts=128, top_k=6, expert_ffn=1856,
+        shared_ffn=3712,
+    ),
+    _model(
+        "nemotron-3-super-120b-a12b", _NEMOTRON_3, "Mamba-2, attention and experts of width 1024 as layers",
+        title="Nemotron 3 Super", layers=88, hidden=4096, heads=32, kv_heads=2, ffn=2688, **_HYBRID, mtp=1,
+        hybrid_pattern=_PATTERN_SUPER, mamba={"heads": 128}, num_experts=512, top_k=22, expert_ffn=2688,
+        shared_ffn=5376, expert_latent=1024,
+    ),
+    _model(
+        "nemotron-3-ultra-550b-a55b", _NEMOTRON_3, "Mamba-2, attention and experts of width 2048 as layers",
+        title="Nemotron 3 Ultra", layers=108, hidden=8192, heads=64, kv_heads=2, ffn=5120, **_HYBRID, mtp=1,
+        hybrid_pattern=_PATTERN_ULTRA, mamba={"heads": 256}, num_experts=512, top_k=22, expert_ffn=5120,
+        shared_ffn=10240, expert_latent=2048,
     ),
     _model(
         "grok-1", "xAI, the published model.py and run.py of Grok-1 (2024)", "8 experts of which 2 are chosen",

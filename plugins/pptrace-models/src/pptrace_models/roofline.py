@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -226,15 +227,19 @@ class _Job:
     def passed(self) -> list[int]:
         """Return the bytes of a microbatch that each stage sends to the next."""
         part, tower = self.part, self.tower
-        boundary = part.split_tokens * self.model.hidden * self.model.element_bytes
+        following = accumulate(len(stage.layers) for stage in self.stages)
+        boundaries = [
+            part.split_tokens * self.model.boundary_width(layers) * self.model.element_bytes
+            for layers in following
+        ]
         if self.options.scatter_gather and part.split_tokens == part.tokens:
-            boundary = -(-boundary // part.tp)
+            boundaries = [-(-boundary // part.tp) for boundary in boundaries]
         if tower is None or not tower.encoder.stages:
-            return [boundary for _ in self.stages]
+            return boundaries
         encoder_stages = tower.encoder.stages
         return [
             tower.boundary_bytes(last=stage.projector) if index < encoder_stages else boundary
-            for index, stage in enumerate(self.stages)
+            for index, (stage, boundary) in enumerate(zip(self.stages, boundaries, strict=True))
         ]
 
     def passed_back(self, passed: Sequence[int]) -> list[int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import layer_times
+from pptrace_models.layer import FIRST_HALF
 from pptrace_models.layer_times import Cost, again_ns, again_of
 from pptrace_models.options import gradient_bytes
 from pptrace_models.stages import in_front, items_of
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
-_ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
+_FIRST_HALF = FIRST_HALF | {"router"}
 
 
 def stage_segments(
@@ -82,7 +83,7 @@ def stage_segments(
 
 def is_attention(operation: str) -> bool:
     """Whether an operation of a layer belongs to its first half."""
-    return operation in _ATTENTION
+    return operation in _FIRST_HALF
 
 
 def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
@@ -126,9 +127,8 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     model, options, operations = costing.model, costing.options, costing.layer(kind)
     collectives = layer_times.layer_collectives(costing, kind)
     norms = costing.cost(operation for operation in operations if operation.name == "norms and residuals")
-    attention = costing.cost(operation for operation in operations if operation.name in _ATTENTION) + norms.share(
-        1, 2
-    )
+    attention = costing.cost(operation for operation in operations if is_attention(operation.name))
+    attention += norms.share(int(kind.mixer != "none"), kind.halves)
     layer = costing.cost(operations)
     whole = costing.cost(operations, layer_times.layer_ns(costing, kind))
     host_ns = costing.layer_host_ns(kind)

@@ -187,7 +187,7 @@ def partition(model: Transformer, stages: int) -> list[int]:
 
 
 def _by_products(model: Transformer, stages: int) -> list[int]:
-    """Return the number of layers of each stage, balanced by the weights of matrix products.
+    """Return the number of layers of each stage, balanced by the weights that multiply each token.
 
     A stage takes layers until it exceeds its share of all weights, including the layer that exceeds it. The LM
     head counts, the embedding does not (``build_model`` in nanotron's models/base.py).
@@ -195,19 +195,26 @@ def _by_products(model: Transformer, stages: int) -> list[int]:
     Raises:
         ConstraintError: more stages than layers and LM head can fill.
     """
-    layer = model.attention_products + model.hidden * model.matrices * model.ffn
-    layers, head = model.layers * layer, model.vocabulary * model.hidden
-    # Each stage except the last has a layer and exceeds its share of weights. The head is only on the last stage.
-    most_stages = min(model.layers, (layers - 1) // head) + 1
-    if stages > most_stages:
+    weights = [model.active_products(model.layer(index)) for index in range(model.layers)]
+    filled = _filled(weights, model.vocabulary * model.hidden, stages)
+    if filled is None:
+        most_stages = next(
+            count for count in range(stages - 1, 0, -1) if _filled(weights, model.vocabulary * model.hidden, count)
+        )
         message = f"{stages} stages are more than layers and LM head fill where a stage ends by what it multiplies"
         raise ConstraintError(message, nearest=f"{most_stages} stage{'s' * (most_stages > 1)}", key="parallel")
-    counts = [0] * stages
-    stage = 0
-    for index in range(model.layers):
+    return filled
+
+
+def _filled(weights: Sequence[int], head: int, stages: int) -> list[int] | None:
+    """Return the number of layers of each stage; None if the weights do not fill the stages before the last."""
+    counts, stage, done, total = [0] * stages, 0, 0, sum(weights) + head
+    for weight in weights:
         counts[stage] += 1
-        stage += (index + 1) * layer * stages > (layers + head) * (stage + 1)
-    return counts
+        done += weight
+        if done * stages > total * (stage + 1):
+            stage += 1
+    return counts if stage == stages - 1 else None
 
 
 def _sequence(text: str, position: int) -> tuple[str, int]:

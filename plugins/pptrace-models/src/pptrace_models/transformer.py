@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from functools import cache
 from inspect import cleandoc
 from itertools import pairwise
@@ -170,15 +171,164 @@ def kept_precision(precision: Precision) -> Precision:
     return "bf16" if precision in NARROW else precision
 
 
+DELTA_CHUNK, STATE_CHUNK = 64, 128
+"""Tokens that kernels of delta nets, and of Mamba-2, process at once (``fla``, ``mamba_ssm``)."""
+
+
+class Delta(Parameters):
+    """Linear attention by the delta rule: gated DeltaNet, or Kimi delta attention with ``decay_rank``."""
+
+    heads: Count
+    """Value heads."""
+    key_heads: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Query and key heads; 0 for as many as value heads."""
+    key_dim: Count = 128
+    """Width of a query or key head."""
+    value_dim: Count = 128
+    """Width of a value head."""
+    conv: Count = 4
+    """Tokens of the short convolution over queries, keys and values."""
+    decay_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Inner width of the projection of a decay for each element of a key; 0 for a decay for each head."""
+    gate_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Inner width of the projection of the output gate; 0 for one matrix."""
+
+    @property
+    def key_width(self) -> int:
+        """Width of all queries, and of all keys."""
+        return (self.key_heads or self.heads) * self.key_dim
+
+    @property
+    def output_width(self) -> int:
+        """Width of all values and outputs."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of the short convolution."""
+        return 2 * self.key_width + self.output_width
+
+    @property
+    def projected(self) -> int:
+        """Width of queries, keys, values, rates and, without their ranks, decays and gates."""
+        gate = 0 if self.gate_rank else self.output_width
+        return self.channels + gate + self.heads * (1 if self.decay_rank else 2)
+
+    @property
+    def ranks(self) -> tuple[tuple[int, int], ...]:
+        """Inner and outer widths of projections by two matrices."""
+        pairs = ((self.decay_rank, self.heads * self.key_dim), (self.gate_rank, self.output_width))
+        return tuple(pair for pair in pairs if pair[0])
+
+    @property
+    def vectors(self) -> int:
+        """Parameters outside matrices: the convolution, decays with their biases, and the norm of a head."""
+        decays = self.heads * (1 + (self.key_dim if self.decay_rank else 1))
+        return self.conv * self.channels + decays + self.value_dim
+
+    @property
+    def token_flops(self) -> int:
+        """Forward FLOPs for a token outside matrices, in chunks (Kimi Linear, 2025, equations 13 and 14)."""
+        chunk = DELTA_CHUNK
+        products = 6 * self.key_dim * self.value_dim + 3 * chunk * self.key_dim
+        return self.heads * (products + chunk * chunk)
+
+    def split(self, tp: int) -> Delta:
+        """Return the share of one of ``tp`` devices."""
+        return self.model_copy(update={"heads": self.heads // tp, "key_heads": self.key_heads // tp})
+
+
+class Mamba(Parameters):
+    """A Mamba-2 state-space layer."""
+
+    heads: Count
+    """Heads."""
+    head_dim: Count = 64
+    """Width of a head."""
+    state: Count = 128
+    """Elements of the state for each element of a head."""
+    groups: Count = 8
+    """Groups of heads with the same input and output maps."""
+    conv: Count = 4
+    """Tokens of the short convolution."""
+
+    @property
+    def output_width(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of the short convolution."""
+        return self.output_width + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Width of the gate, the convolution's input and the step sizes."""
+        return self.output_width + self.channels + self.heads
+
+    @property
+    def ranks(self) -> tuple[tuple[int, int], ...]:
+        """No projections by two matrices."""
+        return ()
+
+    @property
+    def vectors(self) -> int:
+        """Parameters outside matrices: the convolution with biases, three vectors over heads, and a norm."""
+        return (self.conv + 1) * self.channels + 3 * self.heads + self.output_width
+
+    @property
+    def token_flops(self) -> int:
+        """Forward FLOPs for a token outside matrices, in chunks (Dao and Gu, Mamba-2, 2024, section 6)."""
+        scores = 2 * STATE_CHUNK * (self.groups * self.state + self.output_width)
+        return scores + 4 * self.output_width * self.state
+
+    def split(self, tp: int) -> Mamba:
+        """Return the share of one of ``tp`` devices."""
+        return self.model_copy(update={"heads": self.heads // tp, "groups": self.groups // tp})
+
+
+class Indexer(Parameters):
+    """The indexer of sparse attention, which chooses the keys of each token (DeepSeek-V3.2)."""
+
+    heads: Count
+    """Heads."""
+    dim: Count = 128
+    """Width of a head, and of the key that all heads share."""
+    top_k: Width = 2048
+    """Keys that a token attends to."""
+
+
+Mixer = Literal["attention", "delta", "mamba", "none"]
+FeedForward = Literal["mlp", "experts", "none"]
+_PATTERN: dict[str, tuple[Mixer, FeedForward]] = {
+    "M": ("mamba", "none"), "G": ("delta", "none"), "*": ("attention", "none"), "-": ("none", "mlp"),
+    "E": ("none", "experts"),
+}  # fmt: skip
+"""Layers by the letters of Megatron-LM's ``--hybrid-layer-pattern``."""
+
+
 class Layer(NamedTuple):
     """Properties that differ between the layers of a model."""
 
-    experts: bool = False
-    """Whether the layer has experts in place of the MLP."""
+    mixer: Mixer = "attention"
+    """What mixes tokens in the layer's first half; ``none`` without this half."""
+    feed_forward: FeedForward = "mlp"
+    """The layer's second half; ``none`` without it."""
     window: int = 0
     """Window of the attention in tokens; 0 for all tokens."""
     again: bool = True
     """Whether full recomputation applies to the layer."""
+
+    @property
+    def experts(self) -> bool:
+        """Whether the layer has experts in place of the MLP."""
+        return self.feed_forward == "experts"
+
+    @property
+    def halves(self) -> int:
+        """Number of halves that the layer has."""
+        return (self.mixer != "none") + (self.feed_forward != "none")
 
 
 class Transformer(Parameters):
@@ -244,8 +394,8 @@ class Transformer(Parameters):
     """Number of layers of each stage, in order; by default an even split, with the remainder on the middle stages,
     later ones first."""
     balance: Literal["layers", "products"] = "layers"
-    """What an even split balances: the number of layers, or the weights in matrix products of layers and LM head,
-    as nanotron's ``build_model`` does for equal layers."""
+    """What an even split balances: the number of layers, or the weights of layers and LM head that multiply each
+    token, as nanotron's ``build_model`` does for dense layers."""
     layout: str | None = None
     """Items of each stage, in the syntax of Megatron-LM's ``--pipeline-model-parallel-layout``: ``E`` embedding,
     ``t`` layer, ``m`` module of multi-token prediction, ``L`` loss, bars between stages, ``*`` to repeat."""
@@ -265,6 +415,25 @@ class Transformer(Parameters):
     full_attention_every: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Interval of layers with attention to all tokens in place of the window: layers n, 2n, ... counted from 1; 0
     for none."""
+    gated_attention: bool = False
+    """Whether a gate of the width of attention's output multiplies it."""
+    residual_streams: Count = 1
+    """Residual streams of hyper-connections: stages pass all of them."""
+    residual_block: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Layers in a block of attention residuals: stages also pass a summary of each block before, and of the one
+    that they continue; 0 for none."""
+    mixers: list[Literal["attention", "delta", "mamba"]] = Field(default=[])
+    """What mixes tokens in each layer, repeated over the layers: attention, the delta rule, or Mamba-2; attention
+    by default."""
+    hybrid_pattern: str | None = None
+    """Layers that are each one half, in the letters of Megatron-LM's ``--hybrid-layer-pattern``: ``M`` Mamba-2,
+    ``G`` gated DeltaNet, ``*`` attention, ``-`` MLP, ``E`` experts. ``layers`` is the number of letters."""
+    delta: Delta | None = None
+    """Layers with the delta rule; none by default."""
+    mamba: Mamba | None = None
+    """Layers with Mamba-2; none by default."""
+    indexer: Indexer | None = None
+    """Sparse attention: the indexer that chooses keys; all keys by default. Needs ``kv_rank``."""
     mtp: Annotated[int, Field(ge=0, le=100)] = 0
     """Modules of multi-token prediction. Each has a projection of two widths, a layer like the last one, and one
     more pass through the LM head."""
@@ -274,6 +443,9 @@ class Transformer(Parameters):
     """Experts per token."""
     expert_ffn: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Inner width of an expert; 0 for that of the MLP."""
+    expert_latent: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Width of the tokens that experts receive and return, between two projections that all experts share; 0 for
+    ``hidden``."""
     moe_every: Count = 1
     """Interval of layers with experts: layers n, 2n, ... counted from 1."""
     dense_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
@@ -324,6 +496,20 @@ class Transformer(Parameters):
         return self
 
     @model_validator(mode="after")
+    def _layers_agree(self) -> Self:
+        if self.hybrid_pattern is not None:
+            self._check_pattern(self.hybrid_pattern)
+        kinds = {self.layer(index)[:2] for index in range(self.layers)}
+        for mixer in ("delta", "mamba"):
+            if any(kind[0] == mixer for kind in kinds) and getattr(self, mixer) is None:
+                raise ValueError(f"{mixer}: missing; layers have it")
+        if self.indexer and not self.kv_rank:
+            raise ValueError("indexer: sparse attention is latent attention; give kv_rank, too")
+        if self.expert_latent and not self.num_experts:
+            raise ValueError("expert_latent: belongs to experts; give num_experts, too")
+        return self
+
+    @model_validator(mode="after")
     def _recomputation_agrees(self) -> Self:
         if self.recompute_modules and self.recompute != "selective":
             raise ValueError("recompute_modules: write recompute: selective beside them")
@@ -356,13 +542,49 @@ class Transformer(Parameters):
     @property
     def attention_products(self) -> int:
         """Weights of a layer's attention, including compression and expansion of latent attention."""
-        h, query = self.hidden, self.query_width
+        h, query, output = self.hidden, self.query_width, self.output_width * (1 + self.gated_attention)
         if not self.kv_rank:
-            return h * (query + self.kv_width + self.value_width + self.output_width)
+            return h * (query + self.kv_width + self.value_width + output)
         queries = self.query_rank * (h + query) if self.query_rank else h * query
         unrotated = self.heads * round(self.head_dim)
         compressed = h * (self.kv_rank + self.rope_dim) + self.kv_rank * (unrotated + self.value_width)
-        return queries + compressed + h * self.output_width
+        return queries + compressed + h * output + self.indexer_products
+
+    @property
+    def indexer_products(self) -> int:
+        """Weights of the indexer's matrices."""
+        if not self.indexer:
+            return 0
+        heads, dim = self.indexer.heads, self.indexer.dim
+        return (self.query_rank or self.hidden) * heads * dim + self.hidden * (dim + heads)
+
+    @property
+    def token_width(self) -> int:
+        """Width of the tokens that experts receive."""
+        return self.expert_latent or self.hidden
+
+    def boundary_width(self, first_layer: int) -> int:
+        """Return the width that a stage receives for each token, given its first layer, from 0."""
+        summaries = -(-first_layer // self.residual_block) if self.residual_block else 0
+        return self.hidden * (self.residual_streams + summaries)
+
+    def recurrence(self, kind: Layer) -> Delta | Mamba | None:
+        """Return what mixes the tokens of a layer without attention."""
+        return {"delta": self.delta, "mamba": self.mamba}.get(kind.mixer)
+
+    def products(self, kind: Layer) -> int:
+        """Return the weights in a layer's matrices."""
+        return self._products(kind, self.num_experts)
+
+    def active_products(self, kind: Layer) -> int:
+        """Return the weights with which a layer multiplies each token."""
+        return self._products(kind, self.top_k)
+
+    @property
+    def stream_maps(self) -> int:
+        """Width of the maps between the residual streams and a half's input and output; 0 with one stream."""
+        streams = self.residual_streams
+        return streams * (streams + 2) if streams > 1 else 0
 
     @property
     def again(self) -> frozenset[str]:
@@ -397,21 +619,23 @@ class Transformer(Parameters):
         """
         number = min(index, self.layers - 1) + 1
         experts = self.num_experts > 0 and number > self.dense_layers and number % self.moe_every == 0
+        mixer: Mixer = self.mixers[(number - 1) % len(self.mixers)] if self.mixers else "attention"
+        feed_forward: FeedForward = "experts" if experts else "mlp"
+        if self.hybrid_pattern is not None and index < self.layers:
+            mixer, feed_forward = _PATTERN[self.hybrid_pattern[index]]
         full = self.full_attention_every and number % self.full_attention_every == 0
         is_first = index < self.layers and place < (self.recompute_num_layers or 1)
         again = self.recompute_method != "block" or is_first
-        return Layer(experts=experts, window=0 if full else self.window, again=again)
+        window = 0 if full or mixer != "attention" else self.window
+        return Layer(mixer=mixer, feed_forward=feed_forward, window=window, again=again)
 
     @property
     def parameters(self) -> int:
         """Number of parameters of the whole model, without multi-token prediction."""
-        experts = sum(self.layer(index).experts for index in range(self.layers))
-        mlp = self._mlp(self.ffn)
-        expert = self.hidden * self.num_experts + self.num_experts * self._mlp(self.expert_ffn)
-        expert += self._mlp(self.shared_ffn) if self.shared_ffn else 0
         norm = self.hidden * (1 + self.bias)
         embedding = self.hidden * (self.vocabulary * (1 if self.tied_embeddings else 2) + self.learned_positions)
-        layers = self.layers * (self._attention() + 2 * norm) + (self.layers - experts) * mlp + experts * expert
+        kinds = Counter(self.layer(index) for index in range(self.layers))
+        layers = sum(count * (self.products(kind) + self._vectors(kind, norm)) for kind, count in kinds.items())
         return layers + embedding + norm
 
     def _has_something_trained(self) -> None:
@@ -423,8 +647,8 @@ class Transformer(Parameters):
     def _alike(self) -> None:
         if self.layout is not None or self.layers_per_stage is not None:
             raise ValueError("balance: layout and layers_per_stage already define it; give one of them")
-        if self.num_experts or self.mtp:
-            raise ValueError("balance: products counts dense layers alone; give layers_per_stage or layout")
+        if self.mtp:
+            raise ValueError("balance: products does not count mtp; give layers_per_stage or layout")
 
     def _fill(self) -> None:
         if not self.head_dim and self.hidden % self.heads:
@@ -436,11 +660,48 @@ class Transformer(Parameters):
             # The model is frozen to its users; these three defaults depend on other fields.
             object.__setattr__(self, name, getattr(self, name) or value)
 
-    def _mlp(self, width: int) -> int:
-        biases = ((self.matrices - 1) * width + self.hidden) * self.bias
-        return self.hidden * self.matrices * width + biases
+    def _products(self, kind: Layer, experts: int) -> int:
+        """Return the weights in a layer's matrices, with a number of experts."""
+        maps = kind.halves * self.residual_streams * self.hidden * self.stream_maps
+        return maps + self._mixer_products(kind) + self._inner_products(kind.feed_forward, experts)
 
-    def _attention(self) -> int:
-        norms = self.query_rank + self.kv_rank
-        biases = 0 if self.kv_rank else (self.query_width + 2 * self.kv_width + self.hidden) * self.bias
-        return self.attention_products + norms + biases
+    def _mixer_products(self, kind: Layer) -> int:
+        recurrence = self.recurrence(kind)
+        if recurrence:
+            ranks = sum(rank * (self.hidden + width) for rank, width in recurrence.ranks)
+            return self.hidden * (recurrence.projected + recurrence.output_width) + ranks
+        return self.attention_products if kind.mixer == "attention" else 0
+
+    def _inner_products(self, feed_forward: FeedForward, experts: int) -> int:
+        """Return the weights of the matrices of an MLP, or of a number of experts with what all tokens pass."""
+        if feed_forward != "experts":
+            return self.hidden * self.matrices * self.ffn * (feed_forward == "mlp")
+        shared = self.hidden * (self.num_experts + self.matrices * self.shared_ffn + 2 * self.expert_latent)
+        return shared + experts * self.token_width * self.matrices * self.expert_ffn
+
+    def _vectors(self, kind: Layer, norm: int) -> int:
+        """Return the parameters of a layer outside matrices: norms, biases, and vectors of a recurrence."""
+        recurrence, vectors = self.recurrence(kind), kind.halves * norm
+        if recurrence:
+            vectors += recurrence.vectors
+        elif kind.mixer == "attention":
+            biases = 0 if self.kv_rank else (self.query_width + 2 * self.kv_width + self.hidden) * self.bias
+            vectors += self.query_rank + self.kv_rank + biases
+        if not self.bias or kind.feed_forward == "none":
+            return vectors
+        inner = self.matrices - 1
+        if not kind.experts:
+            return vectors + inner * self.ffn + self.hidden
+        shared = inner * self.shared_ffn + self.hidden if self.shared_ffn else 0
+        return vectors + shared + self.num_experts * (inner * self.expert_ffn + self.token_width)
+
+    def _check_pattern(self, pattern: str) -> None:
+        unknown = sorted({*pattern} - _PATTERN.keys())
+        if unknown:
+            raise ValueError(f"hybrid_pattern: unknown letter {unknown[0]!r}; letters are {', '.join(_PATTERN)}")
+        if len(pattern) != self.layers:
+            raise ValueError(f"hybrid_pattern: has {len(pattern)} letters, and layers is {self.layers}")
+        if self.mixers:
+            raise ValueError("hybrid_pattern: defines the same as mixers; give one of them")
+        if "E" in pattern and not self.num_experts:
+            raise ValueError("hybrid_pattern: E needs num_experts")
