@@ -169,9 +169,8 @@ def _configuration(
     model |= {"precision": precision} if precision else {}
     if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
         model["fp8_attention"] = True
-    for name, what in (("peft", "fine-tuning of adapters"), ("hybrid_layer_pattern", "hybrid layers")):
-        if settings.read(name, "none") != "none":
-            raise ConfigError(f"{what} is not modelled", key=name)
+    if settings.read("peft", "none") != "none":
+        raise ConfigError("fine-tuning of adapters is not modelled", key="peft")
     sections = {
         "stack": given.stack or recipe.stack,
         "model": model,

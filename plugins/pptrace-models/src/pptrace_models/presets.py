@@ -269,19 +269,19 @@ MODELS = (
         )
     ),
     _model(
-        "nemotron-3-nano-30b-a3b", _NEMOTRON_3, "Mamba-2, attention and experts as layers, squared ReLU",
+        "nemotron-3-nano", _NEMOTRON_3, "Mamba-2, attention and experts as layers, squared ReLU",
         title="Nemotron 3 Nano", layers=52, hidden=2688, heads=32, kv_heads=2, ffn=1856, **_HYBRID,
         hybrid_pattern=_PATTERN_NANO, mamba={"heads": 64}, num_experts=128, top_k=6, expert_ffn=1856,
         shared_ffn=3712,
     ),
     _model(
-        "nemotron-3-super-120b-a12b", _NEMOTRON_3, "Mamba-2, attention and experts of width 1024 as layers",
+        "nemotron-3-super", _NEMOTRON_3, "Mamba-2, attention and experts of width 1024 as layers",
         title="Nemotron 3 Super", layers=88, hidden=4096, heads=32, kv_heads=2, ffn=2688, **_HYBRID, mtp=1,
         hybrid_pattern=_PATTERN_SUPER, mamba={"heads": 128}, num_experts=512, top_k=22, expert_ffn=2688,
         shared_ffn=5376, expert_latent=1024,
     ),
     _model(
-        "nemotron-3-ultra-550b-a55b", _NEMOTRON_3, "Mamba-2, attention and experts of width 2048 as layers",
+        "nemotron-3-ultra", _NEMOTRON_3, "Mamba-2, attention and experts of width 2048 as layers",
         title="Nemotron 3 Ultra", layers=108, hidden=8192, heads=64, kv_heads=2, ffn=5120, **_HYBRID, mtp=1,
         hybrid_pattern=_PATTERN_ULTRA, mamba={"heads": 256}, num_experts=512, top_k=22, expert_ffn=5120,
         shared_ffn=10240, expert_latent=2048,
