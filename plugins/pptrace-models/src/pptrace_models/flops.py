@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _LOGITS_BYTES = 4
 """The loss is computed in fp32."""
+_RECURRENCE_SLOWNESS = 7
+"""Slowness of the Triton kernels of recurrences. Fitted to the steps of Nemotron 3 Nano on GB300, GB200, B300 and
+H100 in Megatron-Bridge 26.06 to 26.08, whose errors are -6 to +4 %. For the delta rule it is an assumption."""
 _ROUTING_KERNELS = 8
 """Kernels for scores, top-k, counts and offsets, and for permutations on both sides of two exchanges."""
 
@@ -322,7 +325,8 @@ def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> tuple[
             *[(part.heads, part.state, part.head_dim, chunk)] * 2,
         ]  # fmt: skip
     forward_products = tuple(
-        Product(m=m, n=n, k=k, copies=copies * chunks, result_bytes=element) for copies, m, n, k in sizes
+        Product(m=m, n=n, k=k, copies=copies * chunks, result_bytes=element, slowness=_RECURRENCE_SLOWNESS)
+        for copies, m, n, k in sizes
     )
     size = tokens * (part.channels + part.output_width) * element
     core = Operation(

@@ -219,7 +219,7 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
     cast = _memory_ns(cast_bytes, cast_kernels, device)
     loads = moved * _SECOND_NS / _memory_rate(device)
     kernel = max(compute + (_EXPOSED_LOADS * loads if product.grouped else 0), loads)
-    return device.launch_latency + kernel + cast
+    return device.launch_latency + product.slowness * kernel + cast
 
 
 def row_tiles(product: Product, rows: int) -> float:

@@ -354,6 +354,8 @@ class Product:
     """What a product in a narrow format casts of its left factor."""
     uneven: bool = False
     """Whether the number of rows is a mean over copies with random numbers of rows."""
+    slowness: int = 1
+    """How many times as long the product takes as a batched product of the same size (``kernels: shapes``)."""
 
     @property
     def flops(self) -> int:
