@@ -17,6 +17,8 @@ IN_HOUSE = {"models", "networks", "profilers", "schedules"}
 """Entry points of the plugins that live in this repository."""
 TOGETHER = ("tests/browser/", "tests/packaging/")
 """Tests that share something dear: a browser, a virtual environment."""
+CORE_ALONE = ("tests/cli/", "tests/measured/", "tests/run/", "tests/search/")
+"""Tests of the core without plugins, unless they are marked ``needs_plugins``."""
 APART = ("tests/examples/", "tests/sim/", "tests/cli/")
 """Tests of files that would take long as a whole."""
 
@@ -46,6 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if missing and item.get_closest_marker("needs_plugins"):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(sorted(missing))}"))
+
+
+@pytest.fixture(autouse=True)
+def _core_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable plugins in tests of the core alone, which are then the same whatever is installed."""
+    if request.node.nodeid.startswith(CORE_ALONE) and not request.node.get_closest_marker("needs_plugins"):
+        monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
 
 
 @pytest.fixture(scope="session")

@@ -33,12 +33,6 @@ class Answer:
         return lines[0].removeprefix("pptrace: ")
 
 
-@pytest.fixture(autouse=True)
-def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let these tests be the same whatever is installed, so that they run once."""
-    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
-
-
 @pytest.fixture
 def pptrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """Return a function that runs ``pptrace`` with no plugin but the core's own."""
