@@ -9,8 +9,13 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from forked_python import ForkedPython
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 IN_HOUSE = {"models", "networks", "profilers", "schedules"}
@@ -69,6 +74,8 @@ class Shell:
 
     programs: Path
     """Folder with ``pptrace`` and ``python``."""
+    command: Path
+    """Folder with a ``pptrace`` that starts in milliseconds."""
 
     def run(self, script: str, folder: Path) -> str:
         """Run a bash script and return what it printed; a command that fails ends it."""
@@ -77,7 +84,7 @@ class Shell:
             for key, value in os.environ.items()
             if not key.startswith(("PYTHON", "PPTRACE", "COV")) or key == "PPTRACE_KERNEL_CACHE"
         }
-        environment = {**kept, "PATH": f"{self.programs}:{kept['PATH']}"}
+        environment = {**kept, "PATH": f"{self.command}:{self.programs}:{kept['PATH']}"}
         command = ["bash", "-euo", "pipefail", "-c", script]
         result = subprocess.run(
             command,
@@ -93,8 +100,8 @@ class Shell:
 
 
 @pytest.fixture(scope="session")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """Return a shell with the programs of ``PPTRACE_BIN``, of this environment, or of this source tree."""
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """Yield a shell with the programs of ``PPTRACE_BIN``, of this environment, or of this source tree."""
     programs = Path(os.environ.get("PPTRACE_BIN") or Path(sys.executable).parent)
     if not (programs / "pptrace").exists():
         programs = tmp_path_factory.mktemp("bin")
@@ -104,7 +111,10 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
             )
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
-    return Shell(programs=programs)
+    command = tmp_path_factory.mktemp("command")
+    with ForkedPython("pptrace.cli.main", "pptrace.api", python=str(programs / "python")) as python:
+        python.command(command / "pptrace")
+        yield Shell(programs=programs, command=command)
 
 
 @pytest.fixture

@@ -13,11 +13,13 @@ import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -26,38 +28,62 @@ __all__ = ["ForkedPython", "Program"]
 
 PPTRACE = "from pptrace.cli.main import main; main()"
 """The code of the command ``pptrace``."""
+_MOST_BYTES = 1 << 17
+"""Limit of a request."""
+_COMMAND = """\
+#!{python} -IS
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect({address!r})
+request = {{"program": {program!r}, "is_file": False, "arguments": sys.argv[1:], "folder": os.getcwd(),
+            "environment": dict(os.environ)}}
+socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+server.recv(32)
+status = int(server.recv(32))
+sys.exit(status if status >= 0 else 128 - status)
+"""
 
 
 class ForkedPython:
-    """A Python with imported modules, a context manager. It runs one program at a time."""
+    """A Python with imported modules, from which programs are forked; a context manager."""
 
-    def __init__(self, *modules: str) -> None:
-        self._streams = tempfile.TemporaryDirectory()
-        self._server = subprocess.Popen(
-            [sys.executable, "-P", __file__, *modules], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            start_new_session=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )  # fmt: skip
+    def __init__(self, *modules: str, python: str = sys.executable) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._python, self._address = python, f"{self._folder.name}/server"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+            server.bind(self._address)
+            server.listen()
+            self._server = subprocess.Popen(
+                [python, "-P", __file__, str(server.fileno()), *modules], pass_fds=[server.fileno()],
+                stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.communicate()
-        self._streams.cleanup()
+        self._folder.cleanup()
+
+    def command(self, file: Path) -> None:
+        """Write an executable ``pptrace`` that runs here."""
+        file.write_text(_COMMAND.format(python=self._python, address=self._address, program=PPTRACE))
+        file.chmod(0o755)
 
     def start(self, folder: Path, *arguments: str, program: str | Path = PPTRACE) -> Program:
         """Start code, or the file of a path, with arguments in a folder."""
-        assert self._server.stdin is not None
-        streams = Path(tempfile.mkdtemp(dir=self._streams.name))
-        for name in ("stdout", "stderr"):
-            (streams / name).touch()
         request = {
             "program": str(program), "is_file": isinstance(program, Path), "arguments": arguments,
-            "folder": str(folder), "streams": str(streams), "environment": dict(os.environ),
+            "folder": str(folder), "environment": dict(os.environ),
         }  # fmt: skip
-        self._server.stdin.write(json.dumps(request).encode() + b"\n")
-        assert self._server.stdout is not None
-        return Program(process=int(self._server.stdout.readline()), streams=streams, reports=self._server.stdout)
+        streams = Path(tempfile.mkdtemp(dir=self._folder.name))
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server.connect(self._address)
+        with ExitStack() as opened:
+            files = [opened.enter_context(Path(os.devnull).open())]
+            files += [opened.enter_context((streams / name).open("w")) for name in ("stdout", "stderr")]
+            socket.send_fds(server, [json.dumps(request).encode()], [file.fileno() for file in files])
+        return Program(process=int(server.recv(32)), streams=streams, server=server)
 
     def run(
         self, folder: Path, *arguments: str, program: str | Path = PPTRACE, limit_s: float = 300
@@ -70,14 +96,14 @@ class ForkedPython:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A running program."""
+    """A running program; ``wait`` once."""
 
     process: int
     """Its process, which leads a process group."""
     streams: Path
     """Folder of what it prints: ``stdout`` and ``stderr``."""
-    reports: Any
-    """Pipe with its exit status at its end."""
+    server: socket.socket
+    """Gives its exit status at its end."""
 
     def printed(self, stream: str) -> str:
         """Return what it has printed so far."""
@@ -89,45 +115,55 @@ class Program:
         Raises:
             TimeoutExpired: the limit has passed.
         """
-        in_time, _, _ = select.select([self.reports], [], [], limit_s)
-        if not in_time:
-            os.killpg(self.process, signal.SIGKILL)
-        status = int(self.reports.readline())
-        if not in_time:
-            raise subprocess.TimeoutExpired(str(self.process), limit_s)
-        return status
+        with self.server:
+            in_time, _, _ = select.select([self.server], [], [], limit_s)
+            if not in_time:
+                os.killpg(self.process, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(str(self.process), limit_s)
+            return int(self.server.recv(32))
 
 
-def serve(modules: list[str]) -> dict[str, Any] | None:
-    """Fork a process per requested program; return its request there, and nothing here at the end."""
-    for name in modules:
-        importlib.import_module(name)
-    gc.freeze()
-    for line in sys.stdin:
-        process = os.fork()
-        if not process:
-            return dict(json.loads(line))
-        os.write(1, b"%d\n" % process)
-        _, status = os.waitpid(process, 0)
-        os.write(1, b"%d\n" % os.waitstatus_to_exitcode(status))
+def serve(server: socket.socket) -> dict[str, Any] | None:
+    """Fork a process per requested program; return its request there, and nothing here when the input ends."""
+    while server in select.select([server, sys.stdin], [], [])[0]:
+        client, _ = server.accept()
+        with client:
+            if not os.fork():
+                return follow(client)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
     return None
 
 
-def become(
-    program: str, *, is_file: bool, arguments: list[str], folder: str, streams: str, environment: Any
-) -> NoReturn:
+def follow(client: socket.socket) -> dict[str, Any]:
+    """Fork the program of a client; return its request there, and here tell the client its process and status."""
+    content, streams, _, _ = socket.recv_fds(client, _MOST_BYTES, 3)
+    process = os.fork()
+    if not process:
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        return dict(json.loads(content))
+    for number in (0, 1, 2, *streams):  # a reader of these waits for the program alone
+        os.close(number)
+    client.send(b"%d" % process)
+    _, status = os.waitpid(process, 0)
+    client.send(b"%d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def become(program: str, *, is_file: bool, arguments: list[str], folder: str, environment: Any) -> NoReturn:
     """Run a program in this process, and end it without clearing its modules, which takes long."""
-    os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in enumerate((os.devnull, f"{streams}/stdout", f"{streams}/stderr")):
-        os.dup2(os.open(path, os.O_RDWR), number)
     sys.argv = [program if is_file else "-c", *arguments]
+    sys.path.insert(0, str(Path(program).parent) if is_file else "")
     status: object = 0
     try:
         if is_file:
-            sys.path.insert(0, str(Path(program).parent))
             runpy.run_path(program, run_name="__main__")
         else:
             exec(program, {"__name__": "__main__"})  # noqa: S102 - as python -c does
@@ -143,5 +179,11 @@ def become(
     os._exit(status if isinstance(status, int) else int(status is not None))
 
 
-if __name__ == "__main__" and (asked := serve(sys.argv[1:])) is not None:
-    become(**asked)
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        asked = serve(listening)
+    if asked is not None:
+        become(**asked)
