@@ -47,7 +47,7 @@ def command(
     backwards alone, the shares of input and weight gradients come from another run of the same stages.
 
     An order of no installed schedule is written as a table beside the configuration, which names it. Lines of
-    NCCL Inspector, which know no actions, give the network alone.
+    NCCL Inspector, which have no actions, determine the network alone.
     """
     from pptrace.measured.calibration import calibrate, check_calibration, extend_to_pipeline
     from pptrace.measured.calibration_document import calibrated_yaml, calibration_document

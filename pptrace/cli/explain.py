@@ -36,7 +36,7 @@ pptrace explain job.parquet -o stragglers.html -o heat.png -o ideal.pftrace"""
 def command(
     steps: tuple[Path, ...], request: ImportRequest, step: str, outputs: tuple[str, ...], *, as_json: bool
 ) -> None:
-    """Say where the time of a step went: parts, causes, ranks, and what would shorten it.
+    """Attribute the time of a step: parts, causes, ranks, and upper bounds of savings.
 
     STEPS is a configuration, a table, traces, or a folder of them. Of a job's replicas: who slows it, where, why,
     and what that costs. Where traces hold no action of a pipeline: communication and computation by rank and name.

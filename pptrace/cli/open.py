@@ -309,7 +309,7 @@ def _layout(timeline: Timeline) -> Layout | None:
 def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None) -> tuple[int, str]:
     layout = _layout(timeline)
     if layout is None:
-        raise PptraceError(f"{file}: does not say which GPUs its ranks are; name one that pptrace simulate wrote")
+        raise PptraceError(f"{file}: does not contain the GPUs of its ranks; name one that pptrace simulate wrote")
     if not 0 <= gpu < layout.gpus:
         raise PptraceError(f"--gpu {gpu}: the job has the GPUs 0 to {layout.gpus - 1}")
     process = layout.place(gpu)

@@ -87,4 +87,4 @@ class CopyStream(Choice):
 
     DIRECTION = "direction", "a rank and a direction"
     RANK = "rank", "a rank, copies out and back one after another"
-    PAIR = "pair", "ranks 2i and 2i + 1 and a direction, for two GPUs behind one switch"
+    PAIR = "pair", "ranks 2i and 2i + 1 and a direction, for two GPUs on one switch"

@@ -307,7 +307,7 @@ class TableOptions(BaseModel):
         "the whole backward, and the whole activation until then.",
     )
     overhead: _Time = Field(
-        default=0, description="Additional time of every computation, whatever its number of slices."
+        default=0, description="Additional time of every computation, for any number of slices."
     )
     uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
         default=None,

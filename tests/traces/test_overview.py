@@ -122,7 +122,7 @@ def test_a_gpu_that_is_not_there_is_one_line(trace: Path, timeline: Timeline, tm
     with pytest.raises(PptraceError, match="--gpu 24: the job has the GPUs 0 to 23"):
         opened(trace, gpu=24)
     perfetto.write(replace(timeline, provenance={}), tmp_path / "plain.pftrace", {})
-    with pytest.raises(PptraceError, match=r"plain.pftrace: does not say which GPUs its ranks are"):
+    with pytest.raises(PptraceError, match=r"plain.pftrace: does not contain the GPUs of its ranks"):
         opened(tmp_path / "plain.pftrace", gpu=0)
 
 
