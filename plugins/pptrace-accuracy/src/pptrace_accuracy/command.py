@@ -69,7 +69,7 @@ def command(
     as_json: bool,
     as_csv: bool,
 ) -> int:
-    """Simulate the measured steps in STEPS, and say how far the simulation is off.
+    """Simulate the measured steps in STEPS, and print the error of each simulation.
 
     Each row is a step: source, model, gpu, n_gpus, precision, tp, pp, cp, ep, vp, dp, mbs, gbs, seq, recompute,
     zero, schedule, and step_s, tok_s_gpu or tflops_gpu. A column called as a configuration key is, such as

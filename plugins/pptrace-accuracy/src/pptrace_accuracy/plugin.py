@@ -19,7 +19,7 @@ def pptrace_commands() -> Iterable[CommandOffer]:
     """Yield ``pptrace accuracy``."""
     yield CommandOffer(
         name="accuracy",
-        summary="Simulate measured steps from a table, and say how far off the simulation is.",
+        summary="Simulate measured steps from a table, and print the errors.",
         load=_accuracy,
     )
 

@@ -72,7 +72,7 @@ pptrace optimize run/ -o better.csv"""
 @click.option("--placement", type=click.Choice(["looped", "v"]), show_default="looped",
               help="Stages loop over the ranks, or go down and up; runs and --from have their own.")  # fmt: skip
 @click.option("--vary", type=click.Choice(["stages"]), multiple=True,
-              help="Allow schedules with other stages or another placement than those asked for.")  # fmt: skip
+              help="Allow schedules with other stages or another placement than the requested ones.")  # fmt: skip
 @click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
               show_default=True,
               help="Ranks that share a channel for copies to the host and a channel back: as in the cluster, each "
