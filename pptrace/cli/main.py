@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.registry import Registry
 
-_COLLECTED = 50_000
+_COLLECTED = 200_000
 """New objects per garbage collection: Python's default of 700 takes 3 % of a small command."""
 _STARTUP_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
 """Disable numpy's threads for float products, which pptrace does not use, and pydantic's search for plugins."""

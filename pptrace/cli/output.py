@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import shutil
 import sys
@@ -37,6 +36,8 @@ def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -
 
 def echo_result(result: Printed, *, as_json: bool) -> None:
     """Print a result as JSON or as its summary."""
+    import json
+
     click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else result.summary())
 
 

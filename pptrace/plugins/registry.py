@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from pluggy import PluginManager
 
-from pptrace.config.flags import FLAGS
 from pptrace.errors import PluginError, nearest
 from pptrace.plugins import hookspecs, offers
 from pptrace.plugins.guards import (
@@ -298,6 +297,8 @@ def _print_warning(message: str) -> None:
 
 def _unknown_name(name: str, known: Iterable[str], kind: OfferKind[Any], registry: Registry) -> str:
     """Return the message for an unknown ``name``: the section with this name, or installation hints."""
+    from pptrace.config.flags import FLAGS
+
     known = list(known)
     if "," in name and {part.strip() for part in name.split(",")} <= set(known):
         return f"{name!r} are several {kind.plural.replace('_', ' ')}: name one"

@@ -18,7 +18,6 @@ from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import actions_in_parts, communication
 from pptrace.timeline.idle import IdleCause
-from pptrace.timeline.link_use import busiest_links, delays
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ def _links(run: SimulatedStep) -> list[dict[str, Any]] | None:
     """Return the busiest links with their figures; links with equal use are one entry."""
     if run.traffic is None:
         return None
+    from pptrace.timeline.link_use import busiest_links
+
     return [
         {
             "link": use.names[0],
@@ -153,6 +154,8 @@ def _contention(run: SimulatedStep) -> list[dict[str, Any]] | None:
     """Return the delays by link and pair of ranks."""
     if run.traffic is None:
         return None
+    from pptrace.timeline.link_use import delays
+
     return [asdict(delay) for delay in delays(run.timeline, run.traffic)[:_MOST]]
 
 

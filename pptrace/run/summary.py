@@ -12,7 +12,6 @@ from pptrace.report.document import GAP, NO_BREAK, Column, Document, Table, text
 from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
 from pptrace.timeline.idle import IdleCause
-from pptrace.timeline.link_use import busiest_links
 from pptrace.timeline.metrics import plausibility_notes
 
 if TYPE_CHECKING:
@@ -236,6 +235,8 @@ def _busiest(run: SimulatedStep) -> list[tuple[str, str]]:
     """Return the busiest link, and the link with the largest delay."""
     if run.traffic is None:
         return []
+    from pptrace.timeline.link_use import busiest_links
+
     used = busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
     if not used:
         return []

@@ -28,7 +28,6 @@ from pptrace.steps.action_insertion import (
     with_reductions,
 )
 from pptrace.steps.kinds import COMPUTE, COPIES, GRADIENTS, STAGE_ENDS, Kind, Stream
-from pptrace.steps.pytorch_tables import ACTIVE_STAGES
 from pptrace.timeline.actions import folded
 
 if TYPE_CHECKING:
@@ -371,6 +370,8 @@ def with_sharding(
             raise resolved.error(written[0], f"{name} already has gathers: remove the key")
         return table
     if freed.any():
+        from pptrace.steps.pytorch_tables import ACTIVE_STAGES
+
         reshard, active = configured.reshard or Reshard.NEVER, configured.active_stages or ACTIVE_STAGES
         return with_gathers(table, freed | gathered, reshard, active, lookahead)
     return with_gathers(table, gathered, None) if gathered.any() else table

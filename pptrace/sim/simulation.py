@@ -21,7 +21,6 @@ from pptrace.steps.kinds import SENDS, WEIGHT_GRADIENTS
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.validation import validate, validate_partial, validate_structure
 from pptrace.timeline.idle import WHOLE_KEY
-from pptrace.timeline.link_use import Traffic
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
 from pptrace_kernel import run
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
+    from pptrace.timeline.link_use import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +222,8 @@ def _new_row_numbers(order: Int64s) -> Int32s:
 
 
 def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s | None) -> Traffic:
+    from pptrace.timeline.link_use import Traffic
+
     path = np.where(SENDS.mask(graph.kind), graph.path, -1).astype(np.int32)
     if order is not None:
         path = path[order]

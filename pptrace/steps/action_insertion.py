@@ -14,7 +14,6 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.steps.columns import unset
-from pptrace.steps.kernels import pytorch as kernels
 from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
 from pptrace_kernel import run
 
@@ -233,6 +232,8 @@ def _gather_next(
     schedule: Schedule, blocks: Blocks, sharded: NDArray[np.bool_], active: int | None, lookahead: Sequence[int]
 ) -> NDArray[np.int64]:
     """Return gathers and releases by the rule ``never``, in the columns of :func:`insert_stage_actions`."""
+    from pptrace.steps.kernels import pytorch as kernels
+
     rows, stages = len(schedule), schedule.stages
     most = stages if active is None else active
     added = np.empty((4, 2 * rows), dtype=np.int64)

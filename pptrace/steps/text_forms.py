@@ -314,8 +314,8 @@ def group_in_megatron(schedule: Schedule) -> int | None:
     ranks, chunks, microbatches = table.ranks, table.stages // table.ranks, table.microbatches
     leading_stages = table.stage[: table.row_ptr[1]][table.kind[: table.row_ptr[1]] == Kind.F]
     group = int(np.argmax(leading_stages != leading_stages[0])) or microbatches
-    ranks_behind = np.arange(ranks)[::-1, None]
-    warm_up = ranks_behind if chunks == 1 else 2 * ranks_behind + (chunks - 1) * group
+    later_ranks = np.arange(ranks)[::-1, None]
+    warm_up = later_ranks if chunks == 1 else 2 * later_ranks + (chunks - 1) * group
     count = chunks * microbatches
     warm_up = np.minimum(warm_up + table.has_pairs, count)
     expected = _loop(ranks, chunks, microbatches, group, warm_up)

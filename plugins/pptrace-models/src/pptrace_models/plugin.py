@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import CommandOffer, CostModelOffer, DeviceOffer, ModelOffer, hookimpl
-from pptrace_models.presets import DEVICES, MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,12 +31,16 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
 @hookimpl
 def pptrace_models() -> Iterable[ModelOffer]:
     """Offer the model presets."""
+    from pptrace_models.presets import MODELS
+
     yield from MODELS
 
 
 @hookimpl
 def pptrace_devices() -> Iterable[DeviceOffer]:
     """Offer the device presets."""
+    from pptrace_models.presets import DEVICES
+
     yield from DEVICES
 
 

@@ -5,17 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import hookimpl
-from pptrace_schedules import (
-    chimera,
-    combined_1f1b,
-    dualpipe,
-    gpipe,
-    hanayo,
-    interleaved_1f1b,
-    one_f_one_b,
-    seq_1f1b,
-)
-from pptrace_schedules.zero_bubble import interleaved_zb, v_half, v_min, zb_h1, zb_h2, zb_v
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +15,18 @@ if TYPE_CHECKING:
 @hookimpl
 def pptrace_schedules() -> Iterable[ScheduleOffer]:
     """Offer the schedules."""
+    from pptrace_schedules import (
+        chimera,
+        combined_1f1b,
+        dualpipe,
+        gpipe,
+        hanayo,
+        interleaved_1f1b,
+        one_f_one_b,
+        seq_1f1b,
+    )
+    from pptrace_schedules.zero_bubble import interleaved_zb, v_half, v_min, zb_h1, zb_h2, zb_v
+
     yield gpipe.OFFER
     yield one_f_one_b.OFFER
     yield interleaved_1f1b.OFFER
