@@ -30,7 +30,6 @@ from pptrace.network.contract import Links as Links
 from pptrace.network.contract import Paths as Paths
 from pptrace.plugins.hookspecs import hookimpl as hookimpl
 from pptrace.plugins.offers import ClusterOffer as ClusterOffer
-from pptrace.plugins.offers import CommandOffer as CommandOffer
 from pptrace.plugins.offers import CostModelOffer as CostModelOffer
 from pptrace.plugins.offers import DeviceOffer as DeviceOffer
 from pptrace.plugins.offers import ExecutorOffer as ExecutorOffer
@@ -44,6 +43,7 @@ from pptrace.plugins.offers import NetworkOffer as NetworkOffer
 from pptrace.plugins.offers import ScheduleOffer as ScheduleOffer
 from pptrace.plugins.offers import StackOffer as StackOffer
 from pptrace.plugins.offers import StackRule as StackRule
+from pptrace.plugins.providers import CommandOffer as CommandOffer
 from pptrace.plugins.registry import Registry as Registry
 from pptrace.plugins.requests import CostRequest as CostRequest
 from pptrace.plugins.requests import ExecutorRequest as ExecutorRequest

@@ -16,7 +16,7 @@ import click
 from pptrace.cli.output import plain_streams
 from pptrace.errors import PptraceError
 from pptrace.plugins.guards import UserInterrupt, interrupt
-from pptrace.plugins.offers import COMMANDS
+from pptrace.plugins.providers import COMMANDS
 from pptrace.sanitize import printable_line
 from pptrace.version import __version__
 

@@ -18,7 +18,7 @@ from pptrace.plugins.registry import OfferKind, Registry
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from pptrace.plugins.offers import Provider
+    from pptrace.plugins.providers import Provider
 
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FILES = {

@@ -8,7 +8,7 @@ import click
 
 from pptrace.cli.output import echo_documents
 from pptrace.errors import PluginError
-from pptrace.plugins.offers import Failure, Provider
+from pptrace.plugins.providers import Failure, Provider
 from pptrace.plugins.registry import OFFER_KINDS, Registry
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pptrace.config.flags import FLAGS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.plugins.offers import Provided
+    from pptrace.plugins.providers import Provided
 
 
 _EXAMPLES = """\b

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pptrace.measured.computations import Computations
     from pptrace.measured.replay import Replayed
     from pptrace.measured.sides import Side
-    from pptrace.plugins.offers import ExplanationPart, Provider
+    from pptrace.plugins.offers import ExplanationPart
+    from pptrace.plugins.providers import Provider
     from pptrace.plugins.registry import Registry
     from pptrace.report.document import Block
     from pptrace.timeline.measurement import Measurement, Step, Summary

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from pptrace.config.schema import Experiment
     from pptrace.network.contract import Network
-    from pptrace.plugins.offers import MessagePolicyOffer, Provided
+    from pptrace.plugins.offers import MessagePolicyOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Prepared
     from pptrace.sim.engines import Contention

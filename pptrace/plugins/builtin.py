@@ -7,15 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import PolicyName
 from pptrace.plugins.hookspecs import hookimpl
-from pptrace.plugins.offers import (
-    CostModelOffer,
-    ExecutorOffer,
-    ExporterOffer,
-    ImporterOffer,
-    MessagePolicyOffer,
-    NetworkOffer,
-    StackOffer,
-)
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
@@ -23,6 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from pptrace.plugins.offers import (
+        CostModelOffer,
+        ExecutorOffer,
+        ExporterOffer,
+        ImporterOffer,
+        MessagePolicyOffer,
+        NetworkOffer,
+        StackOffer,
+    )
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 @hookimpl
 def pptrace_networks() -> Iterable[NetworkOffer]:
     """Offer the networks without contention."""
+    from pptrace.plugins.offers import NetworkOffer
+
     yield NetworkOffer(
         name="hockney",
         summary="Every pair of ranks alone: overhead + bytes / bandwidth + latency.",
@@ -43,12 +45,16 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
 @hookimpl
 def pptrace_stacks() -> Iterable[StackOffer]:
     """Offer the stack that changes nothing."""
+    from pptrace.plugins.offers import StackOffer
+
     yield StackOffer(name="ideal", summary="No framework: the defaults of every key.")
 
 
 @hookimpl
 def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
     """Offer the policies that are not of a framework; their settings are keys of the section ``p2p``."""
+    from pptrace.plugins.offers import MessagePolicyOffer
+
     for policy in PolicyName:
         summary = f"{policy.means[:1].upper()}{policy.means[1:]}."
         yield MessagePolicyOffer(name=policy.value, summary=summary, build=partial(_policy, policy))
@@ -57,6 +63,8 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
 @hookimpl
 def pptrace_cost_models() -> Iterable[CostModelOffer]:
     """Offer costs that need no model or device."""
+    from pptrace.plugins.offers import CostModelOffer
+
     yield CostModelOffer(
         name="unit",
         summary="Abstract units of time: forward 1, backward 2 unless said otherwise.",
@@ -74,6 +82,8 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
 @hookimpl
 def pptrace_executors() -> Iterable[ExecutorOffer]:
     """Offer a pool of local processes, and the current process."""
+    from pptrace.plugins.offers import ExecutorOffer
+
     yield ExecutorOffer(
         name="processes",
         summary="Processes on this machine, one per core.",
@@ -90,6 +100,8 @@ def pptrace_executors() -> Iterable[ExecutorOffer]:
 @hookimpl
 def pptrace_exporters() -> Iterable[ExporterOffer]:
     """Offer the writers of both trace formats."""
+    from pptrace.plugins.offers import ExporterOffer
+
     yield ExporterOffer(
         name="perfetto",
         summary="Perfetto protobuf with typed fields, for ui.perfetto.dev.",
@@ -113,6 +125,8 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
 @hookimpl
 def pptrace_importers() -> Iterable[ImporterOffer]:
     """Offer the readers of traces that pptrace wrote."""
+    from pptrace.plugins.offers import ImporterOffer
+
     yield ImporterOffer(
         name="perfetto",
         summary="Perfetto traces that pptrace wrote.",

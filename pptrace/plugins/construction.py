@@ -19,14 +19,8 @@ from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Network
-    from pptrace.plugins.offers import (
-        CostModelOffer,
-        MessagePolicyOffer,
-        NetworkOffer,
-        Provided,
-        Provider,
-        ScheduleOffer,
-    )
+    from pptrace.plugins.offers import CostModelOffer, MessagePolicyOffer, NetworkOffer, ScheduleOffer
+    from pptrace.plugins.providers import Provided, Provider
     from pptrace.plugins.requests import CostRequest, NetworkRequest, ScheduleRequest
     from pptrace.steps.columns import Int32s
     from pptrace.steps.message_calls import MessageRequest, Plan

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.limits import is_named_pipe
 from pptrace.errors import PluginError, nearest
 from pptrace.plugins.guards import guarded, plugin_code
-from pptrace.plugins.offers import Provided, Provider, ScheduleOffer
+from pptrace.plugins.offers import ScheduleOffer
+from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.requests import ScheduleRequest
 
 if TYPE_CHECKING:

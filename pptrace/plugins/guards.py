@@ -16,22 +16,14 @@ from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TextIO, TypeVar, cast
 
 from pptrace.errors import PluginError, PptraceError
-from pptrace.plugins.offers import (
-    API,
-    COMMANDS,
-    AnyOffer,
-    ClusterOffer,
-    CommandOffer,
-    ExplanationPart,
-    ExporterOffer,
-)
+from pptrace.plugins.providers import API, COMMANDS, AnyOffer, CommandOffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
     from typing import NoReturn
 
-    from pptrace.plugins.offers import Provider
+    from pptrace.plugins.providers import Provider
 
 Offer = TypeVar("Offer", bound=AnyOffer)
 
@@ -80,12 +72,15 @@ def _field_fault(offer: Any) -> str:
             return f"its {field.name} is not callable"
         if annotation.startswith("Mapping") and not isinstance(value, Mapping):
             return f"its {field.name} are not a mapping"
-    if isinstance(offer, ClusterOffer) and not isinstance(offer.device, str | Mapping):
-        return "its device is neither a name nor a mapping"
-    suffixes = offer.suffixes if isinstance(offer, ExporterOffer) else ()
-    if not isinstance(suffixes, tuple) or not all(isinstance(end, str) and end[:1] == "." for end in suffixes):
-        return "its suffixes are not a tuple of endings such as '.json'"
+        if annotation.startswith("str | Mapping") and not isinstance(value, str | Mapping):
+            return f"its {field.name} is neither a name nor a mapping"
+        if field.name == "suffixes" and not _is_suffixes(value):
+            return "its suffixes are not a tuple of endings such as '.json'"
     return ""
+
+
+def _is_suffixes(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(end, str) and end[:1] == "." for end in value)
 
 
 _FILE_FIELDS = frozenset({"write", "recognises", "read", "advise"})
@@ -141,6 +136,12 @@ def _is_command(value: object) -> bool:
     return isinstance(value, Command)
 
 
+def _is_explanation(value: object) -> bool:
+    from pptrace.plugins.offers import ExplanationPart
+
+    return value is None or isinstance(value, ExplanationPart)
+
+
 _MODEL = ("a pydantic model class", lambda value: isinstance(value, type) and hasattr(value, "model_validate"))
 _COUNT = ("a whole number from 1", lambda value: isinstance(value, int) and value >= 1)
 _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
@@ -153,7 +154,7 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "parts": _COUNT,
     "part_times": ("one Fraction per part", lambda value: value is not None and _is_fractions(value)),
     "read": ("a Timeline", _is_timeline),
-    "explain": ("an ExplanationPart or None", lambda value: value is None or isinstance(value, ExplanationPart)),
+    "explain": ("an ExplanationPart or None", _is_explanation),
     "load": ("a click command", _is_command),
 }
 """Expected return value by field name: description and check."""

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.offers import (
         ClusterOffer,
-        CommandOffer,
         CostModelOffer,
         DeviceOffer,
         ExecutorOffer,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         ScheduleOffer,
         StackOffer,
     )
+    from pptrace.plugins.providers import CommandOffer
 
 PROJECT = "pptrace"
 """Name of the project for pluggy, and the group of its entry points."""

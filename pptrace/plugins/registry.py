@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from itertools import islice
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from pluggy import PluginManager
 
 from pptrace.errors import PluginError, nearest
-from pptrace.plugins import hookspecs, offers
+from pptrace.plugins import hookspecs
 from pptrace.plugins.guards import (
     MOST_OFFERS,
     check_offer,
@@ -29,11 +30,27 @@ from pptrace.plugins.guards import (
     plugin_output,
 )
 from pptrace.plugins.hookspecs import MARK, PROJECT
-from pptrace.plugins.offers import AnyOffer, Failure, Offered, Provided, Provider
+from pptrace.plugins.providers import AnyOffer, Failure, Offered, Provided, Provider
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from typing import TextIO
+
+    from pptrace.plugins.offers import (
+        ClusterOffer,
+        CostModelOffer,
+        DeviceOffer,
+        ExecutorOffer,
+        ExplanationOffer,
+        ExporterOffer,
+        ImporterOffer,
+        MessagePolicyOffer,
+        ModelOffer,
+        NetworkOffer,
+        ScheduleOffer,
+        StackOffer,
+    )
+    from pptrace.plugins.providers import CommandOffer
 
 Offer = TypeVar("Offer", bound=AnyOffer)
 DISABLE = "PPTRACE_DISABLE_PLUGINS"
@@ -55,10 +72,16 @@ class OfferKind(Generic[Offer]):
 
     hook: str
     """Name of the hook in :mod:`pptrace.plugins.hookspecs`."""
-    offer: type[Offer]
-    """Class of the offers."""
+    path: str
+    """Module in :mod:`pptrace.plugins` and class of the offers, which are imported when the hook is called."""
     source: str = ""
     """Distribution with more offers of this kind, for messages about an unknown name."""
+
+    @property
+    def offer(self) -> type[Offer]:
+        """Class of the offers."""
+        record: type[Offer] = resolve_name(f"pptrace.plugins.{self.path}")
+        return record
 
     @property
     def plural(self) -> str:
@@ -86,19 +109,31 @@ class Registry:
     ['hockney']
     """
 
-    schedules = OfferKind("pptrace_schedules", offers.ScheduleOffer, "pptrace-schedules")
-    networks = OfferKind("pptrace_networks", offers.NetworkOffer, "pptrace-networks")
-    message_policies = OfferKind("pptrace_message_policies", offers.MessagePolicyOffer, "pptrace-frameworks")
-    cost_models = OfferKind("pptrace_cost_models", offers.CostModelOffer, "pptrace-models")
-    models = OfferKind("pptrace_models", offers.ModelOffer, "pptrace-models")
-    devices = OfferKind("pptrace_devices", offers.DeviceOffer, "pptrace-models")
-    stacks = OfferKind("pptrace_stacks", offers.StackOffer, "pptrace-frameworks")
-    clusters = OfferKind("pptrace_clusters", offers.ClusterOffer, "pptrace-networks")
-    executors = OfferKind("pptrace_executors", offers.ExecutorOffer)
-    exporters = OfferKind("pptrace_exporters", offers.ExporterOffer)
-    importers = OfferKind("pptrace_importers", offers.ImporterOffer, "pptrace-profilers")
-    explanations = OfferKind("pptrace_explanations", offers.ExplanationOffer, "pptrace-stragglers")
-    commands = OfferKind("pptrace_commands", offers.CommandOffer, "pptrace-profilers")
+    schedules: OfferKind[ScheduleOffer] = OfferKind(
+        "pptrace_schedules", "offers:ScheduleOffer", "pptrace-schedules"
+    )
+    networks: OfferKind[NetworkOffer] = OfferKind("pptrace_networks", "offers:NetworkOffer", "pptrace-networks")
+    message_policies: OfferKind[MessagePolicyOffer] = OfferKind(
+        "pptrace_message_policies", "offers:MessagePolicyOffer", "pptrace-frameworks"
+    )
+    cost_models: OfferKind[CostModelOffer] = OfferKind(
+        "pptrace_cost_models", "offers:CostModelOffer", "pptrace-models"
+    )
+    models: OfferKind[ModelOffer] = OfferKind("pptrace_models", "offers:ModelOffer", "pptrace-models")
+    devices: OfferKind[DeviceOffer] = OfferKind("pptrace_devices", "offers:DeviceOffer", "pptrace-models")
+    stacks: OfferKind[StackOffer] = OfferKind("pptrace_stacks", "offers:StackOffer", "pptrace-frameworks")
+    clusters: OfferKind[ClusterOffer] = OfferKind("pptrace_clusters", "offers:ClusterOffer", "pptrace-networks")
+    executors: OfferKind[ExecutorOffer] = OfferKind("pptrace_executors", "offers:ExecutorOffer")
+    exporters: OfferKind[ExporterOffer] = OfferKind("pptrace_exporters", "offers:ExporterOffer")
+    importers: OfferKind[ImporterOffer] = OfferKind(
+        "pptrace_importers", "offers:ImporterOffer", "pptrace-profilers"
+    )
+    explanations: OfferKind[ExplanationOffer] = OfferKind(
+        "pptrace_explanations", "offers:ExplanationOffer", "pptrace-stragglers"
+    )
+    commands: OfferKind[CommandOffer] = OfferKind(
+        "pptrace_commands", "providers:CommandOffer", "pptrace-profilers"
+    )
 
     def __init__(self, plugins: Iterable[tuple[Provider, object]] = (), *, trace: TextIO | None = None) -> None:
         self.providers: list[Provider] = []
@@ -110,7 +145,7 @@ class Registry:
         self._plugins: dict[Provider, object] = {}
         self._offers: dict[tuple[Provider, str], tuple[Provided[Any], ...]] = {}
         self._offered: dict[str, Offered[Any]] = {}
-        self._schedules_in_files: dict[str, Provided[offers.ScheduleOffer]] = {}
+        self._schedules_in_files: dict[str, Provided[ScheduleOffer]] = {}
         self._warn: Callable[[str], None] = _print_warning
         self._trace = trace
         self._manager = PluginManager(PROJECT)

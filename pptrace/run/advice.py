@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pptrace.config.schema import Experiment, Parallel
-    from pptrace.plugins.offers import Provided, ScheduleOffer
+    from pptrace.plugins.offers import ScheduleOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.run.costs import Costs
     from pptrace.run.neighbourhood import Estimate, Factor, Sizes
     from pptrace.run.simulated_step import SimulatedStep

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.network.contract import Network
-    from pptrace.plugins.offers import CostModelOffer, Provided, ScheduleOffer
+    from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.plugins.requests import ScheduleRequest
     from pptrace.run.inputs import Inputs
     from pptrace.steps.columns import Int64s

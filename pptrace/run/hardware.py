@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.network.cluster import Layout
     from pptrace.network.contract import Network
-    from pptrace.plugins.offers import ClusterOffer, NetworkOffer, Provided
+    from pptrace.plugins.offers import ClusterOffer, NetworkOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Inputs
 

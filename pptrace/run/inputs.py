@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace.config.schema import Experiment
     from pptrace.network.cluster import RankNetwork
     from pptrace.network.contract import Network
-    from pptrace.plugins.offers import Provided
+    from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import ScheduleRequest
     from pptrace.run.speeds import ReplicaCosts

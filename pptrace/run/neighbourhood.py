@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment, Offload, Recompute
-    from pptrace.plugins.offers import Provided, ScheduleOffer
+    from pptrace.plugins.offers import ScheduleOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
-    from pptrace.plugins.offers import Provided, ScheduleOffer
+    from pptrace.plugins.offers import ScheduleOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
     from pptrace.search.space import Layout, PlanProblem

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pptrace.config.resolution import Resolved
-    from pptrace.plugins.offers import ExecutorOffer, Provided
+    from pptrace.plugins.offers import ExecutorOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.run.figures import Cell, Row
     from pptrace.run.run import Run
     from pptrace.search.basis import Entry

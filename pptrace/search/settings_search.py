@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import ScheduleChoice
-    from pptrace.plugins.offers import Provided, ScheduleOffer
+    from pptrace.plugins.offers import ScheduleOffer
+    from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.run.run import Run
     from pptrace.steps.workload import Workload

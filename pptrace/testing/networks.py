@@ -13,7 +13,7 @@ from pptrace.errors import ConfigError, PluginError
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths, check_links, check_paths
 from pptrace.plugins.construction import GuardedNetwork, checked_options
 from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
-from pptrace.plugins.offers import Provided, Provider
+from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.requests import NetworkRequest
 
 if TYPE_CHECKING:

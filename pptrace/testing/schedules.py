@@ -13,7 +13,7 @@ from pptrace.config.validation import shown
 from pptrace.errors import ConfigError, ConstraintError, ScheduleError
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.guards import call_plugin
-from pptrace.plugins.offers import Provided, Provider
+from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.steps.validation import validate
 from pptrace.steps.workload import Workload

@@ -13,7 +13,7 @@ from pptrace.network.contract import Links, Paths
 from pptrace.plugin import CostModelOffer, ExporterOffer, ImporterOffer, NetworkOffer, ScheduleOffer, hookimpl
 from pptrace.plugins.construction import build_network, build_schedule, build_workload
 from pptrace.plugins.guards import call_plugin, one_line
-from pptrace.plugins.offers import Provided, Provider
+from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import CostRequest, NetworkRequest, ScheduleRequest
 from pptrace.steps.actions import Action

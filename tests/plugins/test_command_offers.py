@@ -10,7 +10,7 @@ import pytest
 
 from pptrace.cli.main import main
 from pptrace.errors import PluginError
-from pptrace.plugins.offers import COMMANDS
+from pptrace.plugins.providers import COMMANDS
 from pptrace.plugins.registry import Registry
 
 Install = Callable[..., None]

@@ -14,7 +14,7 @@ import pytest
 import pptrace.plugin
 import pptrace.testing
 from pptrace.errors import PluginError
-from pptrace.plugins import builtin, hookspecs, offers
+from pptrace.plugins import builtin, hookspecs, offers, providers
 from pptrace.plugins.hookspecs import hookimpl, hookspec
 from pptrace.plugins.registry import OFFER_KINDS, OfferKind, Registry
 
@@ -60,17 +60,18 @@ def test_every_hook_has_a_kind_of_offer() -> None:
 def test_every_offer_is_a_frozen_record_of_this_interface_version(kind: OfferKind[Any]) -> None:
     assert kind.offer.__dataclass_params__.frozen
     assert kind.offer.__name__ in pptrace.plugin.__all__
-    assert inspect.signature(kind.offer).parameters["api"].default == offers.API
+    assert inspect.signature(kind.offer).parameters["api"].default == providers.API
 
 
-def test_a_new_kind_of_offer_is_a_hook_and_a_record() -> None:
+def test_a_new_kind_of_offer_is_a_hook_and_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks, guard, registry and messages hold for a new kind of offer without further code."""
 
     @dataclass(frozen=True, kw_only=True)
-    class ColourOffer(offers.AnyOffer):
+    class ColourOffer(providers.AnyOffer):
         mix: Callable[[], str]
 
-    colours = OfferKind("pptrace_colours", ColourOffer, "pptrace-paint")
+    monkeypatch.setattr(offers, "ColourOffer", ColourOffer, raising=False)
+    colours: OfferKind[ColourOffer] = OfferKind("pptrace_colours", "offers:ColourOffer", "pptrace-paint")
 
     @hookspec
     def pptrace_colours() -> None:

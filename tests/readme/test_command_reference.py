@@ -12,7 +12,7 @@ import pytest
 
 from pptrace.cli.main import cli
 from pptrace.config.flags import FLAGS
-from pptrace.plugins.offers import COMMANDS
+from pptrace.plugins.providers import COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

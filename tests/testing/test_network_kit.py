@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pptrace.errors import ConfigError, PluginError
 from pptrace.network.contract import NO_ROUTE, Paths
 from pptrace.plugins import builtin
-from pptrace.plugins.offers import Provided, Provider
+from pptrace.plugins.providers import Provided, Provider
 from pptrace.testing import assert_valid_network
 
 if TYPE_CHECKING:

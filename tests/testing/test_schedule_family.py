@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.plugin import ScheduleOffer
-from pptrace.plugins.offers import Provided, Provider
+from pptrace.plugins.providers import Provided, Provider
 from pptrace.steps.schedule import Schedule
 from pptrace.testing import assert_schedule_family, assert_valid_schedule, grid
 from pptrace.testing.schedules import count

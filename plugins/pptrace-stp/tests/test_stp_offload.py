@@ -11,7 +11,9 @@ from pptrace.steps.schedule import Schedule
 from pptrace.steps.validation import validate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import Metrics, measure
-from pptrace_stp.plugin import OFFER
+from pptrace_stp.plugin import pptrace_schedules
+
+(OFFER,) = pptrace_schedules()
 
 FORWARD = 100
 

@@ -9,7 +9,9 @@ import pytest
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.steps.schedule import Schedule
 from pptrace.testing import assert_schedule_family, grid
-from pptrace_stp.plugin import OFFER
+from pptrace_stp.plugin import pptrace_schedules
+
+(OFFER,) = pptrace_schedules()
 
 Member: TypeAlias = "tuple[str, int, int]"
 Blocks: TypeAlias = "list[tuple[Member, ...]]"

@@ -18,7 +18,9 @@ from pptrace.steps.segments import Segment
 from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.metrics import measure
-from pptrace_stp.plugin import OFFER
+from pptrace_stp.plugin import pptrace_schedules
+
+(OFFER,) = pptrace_schedules()
 
 UNIT = 1_000_000
 SHARE = Fraction(379, 1000)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import ExporterOffer, ImporterOffer, TraceError, hookimpl
+from pptrace.plugin import TraceError, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import ImportRequest, Measurement, Timeline
+    from pptrace.plugin import ExporterOffer, ImporterOffer, ImportRequest, Measurement, Timeline
 
 __all__ = ["pptrace_exporters", "pptrace_importers"]
 
@@ -26,6 +26,8 @@ _HOST_TRACE = re.compile(rb'\s*\{[^\[]*"schema"\s*:\s*"\d+\.\d+\.\d+-chakra\.')
 @hookimpl
 def pptrace_exporters() -> Iterable[ExporterOffer]:
     """Yield the writer of Chakra traces."""
+    from pptrace.plugin import ExporterOffer
+
     yield ExporterOffer(
         name="chakra",
         summary="Chakra execution traces for simulators such as ASTRA-sim, a file per rank.",
@@ -39,6 +41,8 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
 @hookimpl
 def pptrace_importers() -> Iterable[ImporterOffer]:
     """Yield the readers of pptrace's Chakra traces and of PyTorch's linked traces."""
+    from pptrace.plugin import ImporterOffer
+
     yield ImporterOffer(
         name="chakra", summary="Chakra traces that pptrace wrote.", recognises=is_step, read=_read_step
     )

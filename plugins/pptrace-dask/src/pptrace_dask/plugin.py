@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ExecutorOffer, hookimpl
+from pptrace.plugin import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from pptrace.plugin import ExecutorRequest
+    from pptrace.plugin import ExecutorOffer, ExecutorRequest
 
 
 @hookimpl
 def pptrace_executors() -> Iterable[ExecutorOffer]:
     """Offer the executor."""
+    from pptrace.plugin import ExecutorOffer
+
     yield ExecutorOffer(
         name="dask", summary="Workers of a dask.distributed scheduler, or processes of this machine.",
         build=_build, options=_options,

@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import CommandOffer, MessagePolicyOffer, StackOffer, hookimpl
+from pptrace.plugin import CommandOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from click import Command
     from pydantic import BaseModel
 
-    from pptrace.plugin import Policy, Schedule
+    from pptrace.plugin import MessagePolicyOffer, Policy, Schedule, StackOffer
 
 
 @hookimpl
 def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
     """Offer the message policies of the frameworks."""
+    from pptrace.plugin import MessagePolicyOffer
+
     yield MessagePolicyOffer(
         name="megatron",
         summary="Megatron-LM: batches that are waited for at once, or with vp messages beside computation.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, CostModelOffer, DeviceOffer, ModelOffer, hookimpl
+from pptrace.plugin import CommandOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from click import Command
     from pydantic import BaseModel
 
-    from pptrace.plugin import CostRequest, Workload
+    from pptrace.plugin import CostModelOffer, CostRequest, DeviceOffer, ModelOffer, Workload
 
 
 @hookimpl
 def pptrace_cost_models() -> Iterable[CostModelOffer]:
     """Offer the roofline costs of a transformer."""
+    from pptrace.plugin import CostModelOffer
+
     yield CostModelOffer(
         name="roofline",
         summary="A transformer's time by compute, memory and collectives, and its memory.",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import ClusterOffer, NetworkOffer, hookimpl
+from pptrace.plugin import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import ModuleType
 
+    from pptrace.plugin import ClusterOffer, NetworkOffer
+
 
 @hookimpl
 def pptrace_networks() -> Iterable[NetworkOffer]:
     """Yield NVLink, PCI Express and InfiniBand fat-trees."""
+    from pptrace.plugin import NetworkOffer
+
     yield NetworkOffer(
         name="nvlink", summary="GPUs behind NVSwitches, NICs over PCIe.",
         build=lambda request: _node_networks().nvlink(request), options=lambda: _node_networks().NvLinkOptions,
@@ -31,7 +35,8 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
 @hookimpl
 def pptrace_clusters() -> Iterable[ClusterOffer]:
     """Yield machines, and the systems of the tabular abstraction paper."""
-    yield from _CLUSTERS
+    yield from _machines()
+    yield from (_paper(network, compute) for network in _SCALE for compute in _SCALE)
 
 
 def _node_networks() -> ModuleType:
@@ -65,145 +70,155 @@ def _mesh(reached: float) -> dict[str, Any]:
     return {"name": "nvlink", "generation": 4, "links": _LINKS, "efficiency": share, "flow_rate": rate}
 
 
-_MACHINES = (
-    ClusterOffer(
-        name="dgx-a100",
-        summary="NVIDIA DGX A100: 8 A100 80 GB on NVLink 3, 8 HDR InfiniBand NICs in rails.",
-        values={
-            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 3},
-            "fabric": {"name": _FAT_TREE, "generation": "hdr", "rails": True},
-        },
-        device="a100-sxm",
-        source="NVIDIA DGX A100 user guide: 8 single-port ConnectX-6 200 Gb/s for clustering, 12 NVLinks per GPU",
-    ),
-    ClusterOffer(
-        name="dgx-h100",
-        summary="NVIDIA DGX H100: 8 H100 80 GB on NVLink 4, 8 NDR InfiniBand NICs in rails.",
-        values={
-            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
-            "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-        },
-        device="h100-sxm",
-        source="NVIDIA DGX H100 user guide: 8 single-port ConnectX-7 400 Gb/s, 18 NVLinks per GPU; "
-        "DGX SuperPOD H100 reference architecture: rail-optimised fat-tree",
-    ),
-    ClusterOffer(
-        name="gb200-nvl72",
-        summary="NVIDIA GB200 NVL72: 72 B200 in one NVLink 5 domain, a 400 Gb/s NIC each.",
-        values={
-            "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5},
-            "fabric": {"name": _FAT_TREE, "generation": "ndr"},
-        },
-        device="gb200",
-        source="NVIDIA GB200 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink; DGX GB200 user guide, hardware: 18"
-        " trays of 4 GPUs and 4 single-port ConnectX-7 400 Gb/s",
-    ),
-    ClusterOffer(
-        name="gb300-nvl72",
-        summary="NVIDIA GB300 NVL72: 72 B300 in one NVLink 5 domain, an 800 Gb/s NIC each.",
-        values={
-            "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
-            "fabric": {"name": _FAT_TREE, "generation": "xdr"},
-        },
-        device="gb300",
-        source="NVIDIA Enterprise Reference Architecture, NVL72 AI Factory, components: 72 GPUs, 130 TB/s of "
-        "NVLink, 4 ConnectX-8 in a tray of 4 GPUs; Google Cloud, networking and GPU machines, A4X Max: "
-        "4 ConnectX-8 reach 3,200 Gb/s; ConnectX-8 data sheet: PCI Express 6",
-    ),
-    ClusterOffer(
-        name="dgx-b200",
-        summary="NVIDIA DGX B200: 8 B200 on NVLink 5, 8 NDR InfiniBand NICs in rails.",
-        values={
-            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5},
-            "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-        },
-        device="b200",
-        source="NVIDIA DGX B200 user guide, component descriptions: 8 single-port ConnectX-7 of up to 400 "
-        "Gb/s, 14.4 TB/s of NVLink for 8 GPUs; rails as DGX H100's, an assumption",
-    ),
-    ClusterOffer(
-        name="dgx-b300",
-        summary="NVIDIA DGX B300: 8 B300 on NVLink 5, 8 XDR InfiniBand NICs in rails.",
-        values={
-            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
-            "fabric": {"name": _FAT_TREE, "generation": "xdr", "rails": True},
-        },
-        device="b300",
-        source="NVIDIA DGX B300 user guide, as others quote it (the guide itself was not at hand): 8 "
-        "ConnectX-8 with a port of 800 Gb/s each; NVLink as DGX B200's; rails as DGX H100's, an "
-        "assumption",
-    ),
-    ClusterOffer(
-        name="aws-p5",
-        summary="AWS p5.48xlarge: 8 H100 80 GB on NVLink 4, four 100 Gb/s EFA NICs each.",
-        values={
-            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
-            "fabric": {"name": _FAT_TREE, "generation": "ndr"},
-        },
-        device="h100-sxm",
-        source="Amazon EC2 user guide, EFA on accelerated instances: 32 network cards and 3,200 Gb/s for the 8"
-        " GPUs of a P5; assumption: a GPU's four cards act as one, over which each message is spread; "
-        "the tree between them is not published",
-    ),
-    ClusterOffer(
-        name="gcp-a3-mega",
-        summary="Google Cloud a3-megagpu-8g: 8 H100 80 GB on NVLink 4, a 200 Gb/s NIC each.",
-        values={
-            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
-            "fabric": {"name": _FAT_TREE, "generation": "hdr"},
-        },
-        device="h100-sxm",
-        source="Google Cloud, networking and GPU machines, A3 Mega: 1,800 Gb/s, in another version 1,600, "
-        "which are 8 NICs of 200 Gb/s for GPUs, with or without the host's; the tree between them is "
-        "not published",
-    ),
-    ClusterOffer(
-        name="h800-8x100",
-        summary="Kwai's nodes of 2024: 8 H800 80 GB on 8 NVLinks, 8 NICs of 100 Gb/s.",
-        values={
-            "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4, "links": 8},
-            "fabric": {"name": _FAT_TREE, "generation": "edr"},
-        },
-        device="h800-sxm",
-        source="Yuan et al. (USENIX ATC 2024), section 6: 8 H800 and 8 NICs of 100 Gb/s a node; H800 data sheet: "
-        "400 GB/s of NVLink",
-    ),
-    ClusterOffer(
-        name="mi300x-8gpu",
-        summary="A node of 8 AMD MI300X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in rails.",
-        values={
-            "gpus": 8, "nics": 8, "node": _mesh(48),
-            "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-        },
-        device="mi300x",
-        source="AMD ROCm blog, Understanding RCCL Bandwidth and xGMI Performance (2025): a link of 64 GB/s to "
-        "each of 7 GPUs, of which about 48 are reached; AMD Instinct MI3XX reference design: NICs in "
-        "rails; 400 Gb/s for each GPU as for MI355X, not checked for MI300X",
-    ),
-    ClusterOffer(
-        name="mi355x-8gpu",
-        summary="A node of 8 AMD MI355X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in rails.",
-        values={
-            "gpus": 8, "nics": 8, "node": _mesh(57.6),
-            "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-        },
-        device="mi355x",
-        source="AMD ROCm documentation, distributed inference with MoRI: 8 MI355X with a Pensando Pollara 400 "
-        "each, of 400 Gb/s; MI355X platform data sheet, as others quote it: 7 links of 153.6 GB/s both "
-        "ways, 76.8 each; what is reached of each: the share of MI300X's, an assumption",
-    ),
-    ClusterOffer(
-        name="pcie-8gpu",
-        summary="A server of 8 A100 PCIe 80 GB behind two PCIe 4 switches, one HDR NIC.",
-        values={
-            "gpus": 8, "nics": 1, "node": {"name": "pcie", "generation": 4, "gpus_per_switch": 4},
-            "fabric": {"name": _FAT_TREE, "generation": "hdr"},
-        },
-        device="a100-pcie",
-        source="NVIDIA A100 PCIe 80 GB data sheet: tensor peaks of the SXM4 module at 300 W, 1935 GB/s, PCIe 4.0; "
-        "two switches of four GPUs are a common layout of 8-GPU servers",
-    ),
-)  # fmt: skip
+def _machines() -> tuple[ClusterOffer, ...]:
+    """Return presets of machines."""
+    from pptrace.plugin import ClusterOffer
+
+    return (
+        ClusterOffer(
+            name="dgx-a100",
+            summary="NVIDIA DGX A100: 8 A100 80 GB on NVLink 3, 8 HDR InfiniBand NICs in rails.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 3},
+                "fabric": {"name": _FAT_TREE, "generation": "hdr", "rails": True},
+            },
+            device="a100-sxm",
+            source="NVIDIA DGX A100 user guide: 8 single-port ConnectX-6 200 Gb/s for clustering, 12 NVLinks per "
+            "GPU",
+        ),
+        ClusterOffer(
+            name="dgx-h100",
+            summary="NVIDIA DGX H100: 8 H100 80 GB on NVLink 4, 8 NDR InfiniBand NICs in rails.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
+                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+            },
+            device="h100-sxm",
+            source="NVIDIA DGX H100 user guide: 8 single-port ConnectX-7 400 Gb/s, 18 NVLinks per GPU; "
+            "DGX SuperPOD H100 reference architecture: rail-optimised fat-tree",
+        ),
+        ClusterOffer(
+            name="gb200-nvl72",
+            summary="NVIDIA GB200 NVL72: 72 B200 in one NVLink 5 domain, a 400 Gb/s NIC each.",
+            values={
+                "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5},
+                "fabric": {"name": _FAT_TREE, "generation": "ndr"},
+            },
+            device="gb200",
+            source="NVIDIA GB200 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink; DGX GB200 user guide, hardware: 18"
+            " trays of 4 GPUs and 4 single-port ConnectX-7 400 Gb/s",
+        ),
+        ClusterOffer(
+            name="gb300-nvl72",
+            summary="NVIDIA GB300 NVL72: 72 B300 in one NVLink 5 domain, an 800 Gb/s NIC each.",
+            values={
+                "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
+                "fabric": {"name": _FAT_TREE, "generation": "xdr"},
+            },
+            device="gb300",
+            source="NVIDIA Enterprise Reference Architecture, NVL72 AI Factory, components: 72 GPUs, 130 TB/s of "
+            "NVLink, 4 ConnectX-8 in a tray of 4 GPUs; Google Cloud, networking and GPU machines, A4X Max: "
+            "4 ConnectX-8 reach 3,200 Gb/s; ConnectX-8 data sheet: PCI Express 6",
+        ),
+        ClusterOffer(
+            name="dgx-b200",
+            summary="NVIDIA DGX B200: 8 B200 on NVLink 5, 8 NDR InfiniBand NICs in rails.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5},
+                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+            },
+            device="b200",
+            source="NVIDIA DGX B200 user guide, component descriptions: 8 single-port ConnectX-7 of up to 400 "
+            "Gb/s, 14.4 TB/s of NVLink for 8 GPUs; rails as DGX H100's, an assumption",
+        ),
+        ClusterOffer(
+            name="dgx-b300",
+            summary="NVIDIA DGX B300: 8 B300 on NVLink 5, 8 XDR InfiniBand NICs in rails.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
+                "fabric": {"name": _FAT_TREE, "generation": "xdr", "rails": True},
+            },
+            device="b300",
+            source="NVIDIA DGX B300 user guide, as others quote it (the guide itself was not at hand): 8 "
+            "ConnectX-8 with a port of 800 Gb/s each; NVLink as DGX B200's; rails as DGX H100's, an "
+            "assumption",
+        ),
+        ClusterOffer(
+            name="aws-p5",
+            summary="AWS p5.48xlarge: 8 H100 80 GB on NVLink 4, four 100 Gb/s EFA NICs each.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
+                "fabric": {"name": _FAT_TREE, "generation": "ndr"},
+            },
+            device="h100-sxm",
+            source="Amazon EC2 user guide, EFA on accelerated instances: 32 network cards and 3,200 Gb/s for the 8"
+            " GPUs of a P5; assumption: a GPU's four cards act as one, over which each message is spread; "
+            "the tree between them is not published",
+        ),
+        ClusterOffer(
+            name="gcp-a3-mega",
+            summary="Google Cloud a3-megagpu-8g: 8 H100 80 GB on NVLink 4, a 200 Gb/s NIC each.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
+                "fabric": {"name": _FAT_TREE, "generation": "hdr"},
+            },
+            device="h100-sxm",
+            source="Google Cloud, networking and GPU machines, A3 Mega: 1,800 Gb/s, in another version 1,600, "
+            "which are 8 NICs of 200 Gb/s for GPUs, with or without the host's; the tree between them is "
+            "not published",
+        ),
+        ClusterOffer(
+            name="h800-8x100",
+            summary="Kwai's nodes of 2024: 8 H800 80 GB on 8 NVLinks, 8 NICs of 100 Gb/s.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4, "links": 8},
+                "fabric": {"name": _FAT_TREE, "generation": "edr"},
+            },
+            device="h800-sxm",
+            source="Yuan et al. (USENIX ATC 2024), section 6: 8 H800 and 8 NICs of 100 Gb/s a node; H800 data "
+            "sheet: "
+            "400 GB/s of NVLink",
+        ),
+        ClusterOffer(
+            name="mi300x-8gpu",
+            summary="A node of 8 AMD MI300X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in "
+            "rails.",
+            values={
+                "gpus": 8, "nics": 8, "node": _mesh(48),
+                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+            },
+            device="mi300x",
+            source="AMD ROCm blog, Understanding RCCL Bandwidth and xGMI Performance (2025): a link of 64 GB/s to "
+            "each of 7 GPUs, of which about 48 are reached; AMD Instinct MI3XX reference design: NICs in "
+            "rails; 400 Gb/s for each GPU as for MI355X, not checked for MI300X",
+        ),
+        ClusterOffer(
+            name="mi355x-8gpu",
+            summary="A node of 8 AMD MI355X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in "
+            "rails.",
+            values={
+                "gpus": 8, "nics": 8, "node": _mesh(57.6),
+                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+            },
+            device="mi355x",
+            source="AMD ROCm documentation, distributed inference with MoRI: 8 MI355X with a Pensando Pollara 400 "
+            "each, of 400 Gb/s; MI355X platform data sheet, as others quote it: 7 links of 153.6 GB/s both "
+            "ways, 76.8 each; what is reached of each: the share of MI300X's, an assumption",
+        ),
+        ClusterOffer(
+            name="pcie-8gpu",
+            summary="A server of 8 A100 PCIe 80 GB behind two PCIe 4 switches, one HDR NIC.",
+            values={
+                "gpus": 8, "nics": 1, "node": {"name": "pcie", "generation": 4, "gpus_per_switch": 4},
+                "fabric": {"name": _FAT_TREE, "generation": "hdr"},
+            },
+            device="a100-pcie",
+            source="NVIDIA A100 PCIe 80 GB data sheet: tensor peaks of the SXM4 module at 300 W, 1935 GB/s, "
+            "PCIe 4.0; "
+            "two switches of four GPUs are a common layout of 8-GPU servers",
+        ),
+    )  # fmt: skip
+
 
 _SCALE = {"slow": -1, "mid": 0, "fast": 1}
 _PAPER = (
@@ -218,6 +233,8 @@ def _scale(value: int, power: int) -> int:
 
 def _paper(network: str, compute: str) -> ClusterOffer:
     """Return one of the paper's nine systems; a fast one has ten times the rate and a tenth of the latency."""
+    from pptrace.plugin import ClusterOffer
+
     net, cp = _SCALE[network], _SCALE[compute]
     peak = _scale(10**15, cp)
     device: dict[str, Any] = {
@@ -240,7 +257,3 @@ def _paper(network: str, compute: str) -> ClusterOffer:
         device=device,
         source=_PAPER,
     )  # fmt: skip
-
-
-_CLUSTERS = (*_MACHINES, *(_paper(network, compute) for network in _SCALE for compute in _SCALE))
-"""Every preset, in the order in which they are listed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, ConstraintError, ScheduleOffer, hookimpl
+from pptrace.plugin import CommandOffer, ConstraintError, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from click import Command
     from pydantic import BaseModel
 
-    from pptrace.plugin import Schedule, ScheduleRequest
+    from pptrace.plugin import Schedule, ScheduleOffer, ScheduleRequest
 
 
 def _build(request: ScheduleRequest) -> Schedule:
@@ -40,22 +40,21 @@ def _options() -> type[BaseModel]:
     return OptpipeOptions
 
 
-OFFER = ScheduleOffer(
-    name="optpipe",
-    summary="The fastest schedule under a memory limit that a search finds, with copies to the host.",
-    build=_build,
-    options=_options,
-    check=_check,
-    searches=True,
-    constraints="Any ranks, chunks and microbatches; options time and work limit the search.",
-    source="OptPipe, 2025",
-)
-
-
 @hookimpl
 def pptrace_schedules() -> Iterable[ScheduleOffer]:
     """Offer the schedule."""
-    yield OFFER
+    from pptrace.plugin import ScheduleOffer
+
+    yield ScheduleOffer(
+        name="optpipe",
+        summary="The fastest schedule under a memory limit that a search finds, with copies to the host.",
+        build=_build,
+        options=_options,
+        check=_check,
+        searches=True,
+        constraints="Any ranks, chunks and microbatches; options time and work limit the search.",
+        source="OptPipe, 2025",
+    )
 
 
 @hookimpl

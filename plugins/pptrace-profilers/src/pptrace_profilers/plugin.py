@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, ImporterOffer, TraceError, hookimpl
+from pptrace.plugin import CommandOffer, TraceError, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from click import Command
 
-    from pptrace.plugin import ImportRequest, Measurement, Timeline
+    from pptrace.plugin import ImporterOffer, ImportRequest, Measurement, Timeline
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
 
@@ -102,6 +102,8 @@ def _offer(
     name: str, summary: str, recognises: Callable[[bytes], bool],
     measure: Callable[[Sequence[Path], ImportRequest], Measurement],
 ) -> ImporterOffer:  # fmt: skip
+    from pptrace.plugin import ImporterOffer
+
     def read(paths: Sequence[Path]) -> Timeline:
         from pptrace.plugin import ImportRequest
 

@@ -44,12 +44,12 @@ from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ConstraintError, ScheduleOffer, hookimpl
+from pptrace.plugin import ConstraintError, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pptrace.plugin import Schedule, ScheduleRequest
+    from pptrace.plugin import Schedule, ScheduleOffer, ScheduleRequest
 
 _CHUNKS = 2
 
@@ -119,21 +119,21 @@ def _is_lean(request: ScheduleRequest) -> bool:
     return bool(request.options.get("warm_up") == "lean")
 
 
-OFFER = ScheduleOffer(
-    name="stp",
-    summary="Forwards beside backwards in a V of two chunks per rank, which hides tensor-parallel communication.",
-    build=build,
-    options=lambda: import_module("pptrace_stp.rows").StpOptions,
-    check=check,
-    bubble=bubble,
-    peak_activations=peak_activations,
-    has_pairs=True,
-    constraints="Two chunks per rank; at least 3p - 1 microbatches on p ranks, or 2p with warm_up: lean.",
-    source="https://arxiv.org/abs/2510.27257",
-)
-
-
 @hookimpl
 def pptrace_schedules() -> Iterable[ScheduleOffer]:
     """Offer the schedule."""
-    yield OFFER
+    from pptrace.plugin import ScheduleOffer
+
+    yield ScheduleOffer(
+        name="stp",
+        summary="Forwards beside backwards in a V of two chunks per rank, which hides tensor-parallel "
+        "communication.",
+        build=build,
+        options=lambda: import_module("pptrace_stp.rows").StpOptions,
+        check=check,
+        bubble=bubble,
+        peak_activations=peak_activations,
+        has_pairs=True,
+        constraints="Two chunks per rank; at least 3p - 1 microbatches on p ranks, or 2p with warm_up: lean.",
+        source="https://arxiv.org/abs/2510.27257",
+    )

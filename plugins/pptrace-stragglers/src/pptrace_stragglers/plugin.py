@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ExplanationOffer, ImporterOffer, hookimpl
+from pptrace.plugin import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import ExplanationPart, ImportRequest, Measurement, Step, Timeline
+    from pptrace.plugin import (
+        ExplanationOffer,
+        ExplanationPart,
+        ImporterOffer,
+        ImportRequest,
+        Measurement,
+        Step,
+        Timeline,
+    )
 
 __all__ = ["pptrace_explanations", "pptrace_importers"]
 
@@ -20,6 +28,8 @@ _PARQUET = b"PAR1"
 @hookimpl
 def pptrace_explanations() -> Iterable[ExplanationOffer]:
     """Yield the analysis of stragglers."""
+    from pptrace.plugin import ExplanationOffer
+
     yield ExplanationOffer(
         name="stragglers", summary="Costs of slow operations, workers and stages of a job.", explain=_explain
     )
@@ -28,6 +38,8 @@ def pptrace_explanations() -> Iterable[ExplanationOffer]:
 @hookimpl
 def pptrace_importers() -> Iterable[ImporterOffer]:
     """Yield the importer of whole jobs."""
+    from pptrace.plugin import ImporterOffer
+
     yield ImporterOffer(
         name="straggler-analysis",
         summary="Parquet of a job's operations, as ByteDance's StragglerAnalysis has it.",
