@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING
 
 from pptrace_models.kernel_times import Shaped
 from pptrace_models.layer import Cast, linears
+from pptrace_models.muon import update_ns
 from pptrace_models.options import gradient_bytes, optimizer_bytes
 from pptrace_models.transformer import NARROW, Delta
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable, Sequence
 
     from pptrace_models.accelerator import Accelerator, Groups
     from pptrace_models.layer import Shard
     from pptrace_models.layer_times import Costing
+    from pptrace_models.muon import Matrix
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Layer, Mamba, Transformer
 
@@ -325,7 +328,9 @@ def head_held(model: Transformer, shard: Shard, *, with_embedding: bool) -> Held
     return Held(dense=_norm(model) + model.hidden * (0 if shared else shard.vocabulary))
 
 
-def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None) -> dict[str, int]:
+def state(
+    costing: Costing, held: Held, *, gathered: Held, reduced: Held | None, muon: Counter[Matrix]
+) -> dict[str, int]:
     """Return a stage's training state on one device, in bytes, and the times of its reduction and update, in ns.
 
     Args:
@@ -334,12 +339,19 @@ def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None)
         gathered: the most parameters with gathered weights at once, if weights are sharded.
         reduced: the most parameters with unreduced gradients at once; None if all are reduced together, and the
             device's share then replaces the unreduced gradients.
+        muon: the number of matrices of each shape that Muon updates.
     """
     model, shard, options = costing.model, costing.shard, costing.options
     master = model.precision != "fp32"
     kept = optimizer_bytes(options, master=master)
     gradient, count = gradient_bytes(options), held.trained()
     owned = _owned(shard, held) if options.zero else count
+    by_muon = Held(
+        dense=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if not matrix.expert),
+        experts=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if matrix.expert),
+    )
+    saved_moment = kept - optimizer_bytes(options, master=master, moments=1)
+    saved = saved_moment * (_owned(shard, by_muon) if options.zero else by_muon.trained())
     shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= _WEIGHTS
     # Read the gradient, read and write moments and main weights, write the model's weights. Read these as well if
     # main weights have only the remaining bits.
@@ -359,9 +371,10 @@ def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None)
     return {
         "weights_bytes": ((owned if shards_weights else count) + frozen) * model.element_bytes,
         "gradients_bytes": (owned if shards_gradients else count) * gradient,
-        "optimizer_bytes": owned * kept,
+        "optimizer_bytes": owned * kept - saved,
         "reduce_ns": _reduce_ns(costing, held),
-        "optimizer_ns": _update_ns(costing.device, owned * touched + _cast_bytes(costing, count)),
+        "optimizer_ns": update_ns(costing, muon)
+        + _update_ns(costing.device, owned * touched - 2 * saved + _cast_bytes(costing, count)),
         "unshard_ns": unshard_ns,
         "gathered_bytes": _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0,
         "unreduced_bytes": unreduced_count * gradient,
@@ -434,11 +447,15 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
 def _reduce_ns(costing: Costing, held: Held) -> int:
     """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
 
-    With ZeRO 1, an all-gather of the weights follows.
+    With ZeRO 1, an all-gather of the weights follows. Muon needs whole gradients, so it has an all-reduce.
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
         return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
+    if options.optimizer == "muon":
+        return _replicas_ns(
+            costing.groups, held, [("all-reduce", gradient), ("all-gather", costing.model.element_bytes)]
+        )
     weight = 1 if _gathers_in_fp8(costing) else costing.model.element_bytes
     gather = [("all-gather", weight)] if options.zero < _GRADIENTS else []
     return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather])

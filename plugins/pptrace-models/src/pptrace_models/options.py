@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
 from pptrace_models.casts import ScalingRecipe  # noqa: TC001 - pydantic reads it
@@ -23,11 +23,19 @@ class RooflineOptions(Parameters):
     optimizer), 2 also shards gradients, 3 also shards weights (FSDP), which ``data_parallel.reshard`` gathers."""
     gradients: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
+    optimizer: Literal["adam", "muon"] = "adam"
+    """The optimizer. With ``muon``, matrices of layers have one moment, and each step orthogonalizes it.
+    Embedding, LM head, norms and biases have Adam. Needs ``zero`` 0 or 1."""
+    muon_steps: Annotated[int, Field(ge=1, le=100)] = 5
+    """Newton-Schulz iterations of Muon (``--muon-num-ns-steps``)."""
+    muon_tp: Literal["duplicated", "blockwise"] = "duplicated"
+    """Muon of matrices that tensor parallelism splits (``--muon-tp-mode``): each device gathers and orthogonalizes
+    the whole matrix, or its own part."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
     """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``, the 16
     bits of an fp32 copy that bf16 weights lack (``store_param_remainders``); fp32 by default."""
     exp_avg: Moment | None = None
-    """Precision of Adam's first moment (``--exp-avg-dtype``); fp32 by default."""
+    """Precision of Adam's first moment (``--exp-avg-dtype``), and of Muon's momentum; fp32 by default."""
     exp_avg_sq: Moment | None = None
     """Precision of Adam's second moment (``--exp-avg-sq-dtype``); fp32 by default."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
@@ -117,11 +125,17 @@ class RooflineOptions(Parameters):
             raise ValueError(f"must be one of 0, 1, 2, 3, not {str(value).lower()}")  # noqa: TRY004 - pydantic's
         return value
 
+    @model_validator(mode="after")
+    def _muon_has_whole_gradients(self) -> Self:
+        if self.optimizer == "muon" and self.zero > 1:
+            raise ValueError("zero: muon updates whole matrices; write 0 or 1")
+        return self
 
-def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:
-    """Return the bytes of optimizer state per parameter: both moments and, with ``master``, the main weight."""
-    moments = _BYTES[options.exp_avg or "fp32"] + _BYTES[options.exp_avg_sq or "fp32"]
-    return moments + (_BYTES[options.main_params or "fp32"] if master else 0)
+
+def optimizer_bytes(options: RooflineOptions, *, master: bool, moments: int = 2) -> int:
+    """Return the bytes of optimizer state per parameter: the moments and, with ``master``, the main weight."""
+    sizes = [_BYTES[options.exp_avg or "fp32"], _BYTES[options.exp_avg_sq or "fp32"]]
+    return sum(sizes[:moments]) + (_BYTES[options.main_params or "fp32"] if master else 0)
 
 
 def gradient_bytes(options: RooflineOptions) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size
-from pptrace_models import memory
+from pptrace_models import memory, muon
 from pptrace_models.accelerator import groups_of
 from pptrace_models.encoder_costs import tower_of
 from pptrace_models.flops import CORE, step_flops
@@ -304,7 +304,14 @@ class _Job:
             costing, held,
             gathered=gathered if self.request.reshard == "always" else held,
             reduced=reduced if self.request.reduce_each else None,
+            muon=self._muon_matrices(costing, stage),
         )  # fmt: skip
+
+    def _muon_matrices(self, costing: Costing, stage: Stage) -> Counter[muon.Matrix]:
+        """Return the matrices of a stage that Muon updates."""
+        if self.options.optimizer != "muon" or self.model.frozen:
+            return Counter()
+        return muon.matrices(costing, (*stage.layers, *[self.model.layer(self.model.layers)] * stage.mtp))
 
     def _held_items(self, stage: Stage) -> list[memory.Held]:
         """Return the parameters of each item of a stage.
