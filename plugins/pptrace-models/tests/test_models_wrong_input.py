@@ -80,7 +80,7 @@ STEP: dict[str, Any] = {
 def test_a_wrong_setting_beside_a_model_is_one_line(settings: list[str], line: str) -> None:
     with pytest.raises(PptraceError) as caught:
         pptrace.simulate(sets=["batch.sequence=4096", *settings], **STEP)
-    assert str(caught.value).startswith(f"--set {settings[0]}: {line}")
+    assert str(caught.value).startswith(f"sets {settings[0]}: {line}")
     assert "\n" not in str(caught.value)
 
 
