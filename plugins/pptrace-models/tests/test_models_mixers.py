@@ -13,7 +13,7 @@ from pptrace.plugins.requests import CostRequest
 from pptrace_models import flops, memory
 from pptrace_models.layer import shard
 from pptrace_models.presets import MODELS
-from pptrace_models.transformer import Delta, Mamba, Transformer, checked
+from pptrace_models.transformer import Delta, Layer, Mamba, Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,11 @@ MIXED = [
     {"mixers": ["delta", "attention"], "delta": DELTA},
     {"mixers": ["delta"], "delta": {"heads": 8, "decay_rank": 64, "gate_rank": 64}},
     {"mixers": ["mamba", "attention"], "mamba": MAMBA},
-]
+    {
+        "kv_heads": 1, "query_rank": 256, "window": 64, "indexer": {"heads": 4, "dim": 32, "top_k": 64},
+        "compressed": {"ratios": [0, 4, 128], "output_groups": 4, "output_rank": 64}, "residual_streams": 2,
+    },
+]  # fmt: skip
 
 
 def model(**values: Any) -> Transformer:
@@ -62,6 +66,17 @@ def test_layers_of_one_half_cost_and_keep_what_whole_layers_do(
     assert flops.step_flops(model(), 4, 512) == flops.step_flops(model(layers=8, hybrid_pattern="*-" * 4), 4, 512)
 
 
+def _of_compressed_keys(mixed: Transformer, kind: Layer) -> int:
+    """Return the parameters of keys, compression, indexer and streams, which every device has."""
+    if not mixed.compressed:
+        return 0
+    split = mixed.query_width * (mixed.query_rank + mixed.compressed.output_rank)
+    split += mixed.compressed.output_groups * mixed.compressed.output_rank * mixed.hidden
+    maps = kind.halves * mixed.residual_streams * mixed.hidden * mixed.stream_maps
+    vectors = mixed.query_rank + mixed.compressed_vectors(kind.ratio)
+    return mixed.compressed_products(kind.ratio) - split + maps + vectors
+
+
 @pytest.mark.parametrize("extra", MIXED)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_devices_together_hold_each_weight_once(extra: dict[str, Any], tp: int) -> None:
@@ -74,6 +89,7 @@ def test_devices_together_hold_each_weight_once(extra: dict[str, Any], tp: int) 
         if part:
             replicated += sum(rank * mixed.hidden for rank, _ in part.ranks)
             replicated += part.value_dim if isinstance(part, Delta) else 0
+        replicated += _of_compressed_keys(mixed, kind)
         whole, share = (memory.layer_held(mixed, on_device(mixed, tp=size), kind).total() for size in (1, tp))
         assert tp * (share - replicated) == whole - replicated
 
@@ -106,6 +122,21 @@ def test_sparse_attention_counts_the_chosen_keys_of_each_token(sequence: int, to
     chosen = sum(min(token + 1, top_k) for token in range(sequence))
     assert work[flops.CORE] == pytest.approx(2 * 8 * (2 * 64 + 32) * chosen, rel=0.01)
     assert work["indexer scores"] == pytest.approx(2 * 4 * 33 * sequence * (sequence + 1) / 2, rel=0.01)
+
+
+@given(sequence=st.integers(2, 12).map(lambda count: count * 256), top_k=st.sampled_from([16, 64, 2**20]))
+def test_compressed_keys_are_counted_for_each_token(sequence: int, top_k: int) -> None:
+    """A token reads its window, and the compressed keys before it: all of them, or the best ones."""
+    values = {**MIXED[3], "indexer": {"heads": 4, "dim": 32, "top_k": top_k}}
+    whole = model(**values)
+    for index, ratio in enumerate((0, 4, 128)):
+        operations = flops.layer(whole, on_device(whole, sequence=sequence), 4, whole.layer(index))
+        (core,) = [operation.forward.flops for operation in operations if operation.name == flops.CORE]
+        keys = sum(min(token + 1, 64) for token in range(sequence))
+        if ratio:
+            most = top_k if ratio == 4 else sequence
+            keys += sum(min((token + 1) / ratio, most) for token in range(sequence))
+        assert core == pytest.approx(4 * 1024 * keys, rel=0.05)
 
 
 def test_experts_of_latent_width_exchange_as_much_less(costs: Callable[..., Workload]) -> None:
@@ -149,7 +180,8 @@ def test_an_unlike_preset_has_costs_on_two_stages(costs: Callable[..., Workload]
         ({"hybrid_pattern": "M*M-"}, r"mamba: missing; layers have it"),
         ({"hybrid_pattern": "*E*E"}, r"hybrid_pattern: E needs num_experts"),
         ({"mixers": ["delta"]}, r"delta: missing; layers have it"),
-        ({"indexer": {"heads": 2}}, r"indexer: sparse attention is latent attention"),
+        ({"indexer": {"heads": 2}}, r"indexer: sparse attention is latent or compressed"),
+        ({"compressed": {"ratios": [4], "output_groups": 1, "output_rank": 8}}, r"compressed: give kv_heads: 1"),
         ({"expert_latent": 8}, r"expert_latent: belongs to experts"),
     ],
 )

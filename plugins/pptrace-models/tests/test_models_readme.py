@@ -11,7 +11,7 @@ import pytest
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.options import RooflineOptions
 from pptrace_models.presets import DEVICES, MODELS
-from pptrace_models.transformer import Delta, Encoder, Indexer, Mamba, Transformer, checked
+from pptrace_models.transformer import Compressed, Delta, Encoder, Indexer, Mamba, Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,7 +35,9 @@ def models() -> str:
         experts = f"{model.num_experts} of {model.expert_ffn}, {model.top_k} chosen" if model.num_experts else ""
         shared = f", {model.shared_ffn} shared" if model.shared_ffn else ""
         heads = f"{model.heads} / {'latent' if model.kv_rank else model.kv_heads}"
-        heads += "".join(f", {name}" for name in ("delta", "mamba", "indexer") if getattr(model, name))
+        heads += "".join(
+            f", {name}" for name in ("delta", "mamba", "indexer", "compressed") if getattr(model, name)
+        )
         rows.append([
             f"`{offer.name}`", str(model.layers), str(model.hidden), heads, str(model.ffn), experts + shared,
             str(model.vocabulary), f"{model.parameters / 1e9:.4g} B", offer.source,
@@ -92,6 +94,7 @@ def keys(model: type[BaseModel]) -> Callable[[], str]:
         ("model.delta", KEYS, keys(Delta)),
         ("model.mamba", KEYS, keys(Mamba)),
         ("model.indexer", KEYS, keys(Indexer)),
+        ("model.compressed", KEYS, keys(Compressed)),
         ("device", KEYS, keys(Accelerator)),
         ("costs: roofline", KEYS, keys(RooflineOptions)),
     ],

@@ -116,6 +116,10 @@ def _token_mixing_flops(model: Transformer, tokens: int, sequence: int, kind: La
         return tokens * recurrence.token_flops
     if kind.mixer == "none":
         return 0
+    if model.compressed:
+        reach = doubled_reach(model, sequence, model.window) + _compressed_reach(model, sequence, kind.ratio)
+        scores = _compressed_scores(model, tokens, sequence, kind.ratio)
+        return core_flops(tokens, reach, model.query_width + model.output_width) + scores
     if model.indexer:
         chosen = core_flops(tokens, _chosen_reach(model, sequence), model.heads * _absorbed_width(model))
         return chosen + _indexer_flops(model, tokens, sequence)
@@ -130,6 +134,22 @@ def _absorbed_width(model: Transformer) -> int:
 def _chosen_reach(model: Transformer, sequence: int) -> int:
     """Return twice the mean number of keys that sparse attention chooses for a token."""
     return doubled_reach(model, sequence, model.indexer.top_k if model.indexer else 0)
+
+
+def _compressed_reach(model: Transformer, sequence: int, ratio: int) -> int:
+    """Return twice the mean number of compressed keys that a token attends to, in a layer with a ratio."""
+    if not ratio:
+        return 0
+    top_k = model.indexer.top_k if model.indexer and model.overlap(ratio) > 1 else sequence
+    chosen = min(top_k, sequence // ratio)
+    return 2 * chosen - chosen * chosen * ratio // sequence
+
+
+def _compressed_scores(model: Transformer, tokens: int, sequence: int, ratio: int) -> int:
+    """Return the forward FLOPs of the indexer's scores of all compressed keys."""
+    if not model.indexer or model.overlap(ratio) <= 1:
+        return 0
+    return tokens * sequence // ratio * 2 * model.indexer.heads * model.indexer.dim
 
 
 def _indexer_flops(model: Transformer, tokens: int, sequence: int) -> int:
@@ -300,6 +320,8 @@ def _mixing(model: Transformer, shard: Shard, kind: Layer) -> tuple[Operation, .
         return ()
     gate = shard.tokens * shard.output * model.element_bytes
     gates = (_memory("attention gate function", 3 * gate, 5 * gate),) if model.gated_attention else ()
+    if model.compressed:
+        return _compressed_core(model, shard, kind)
     if model.indexer:
         return (*_chosen_core(model, shard), *gates)
     return (_core(model, shard, kind.window), *gates)
@@ -375,6 +397,45 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
             input_gradient=Work(flops=2 * flops, size_bytes=2 * (size + keys), core=replace(core, backward=True)),
             weight_gradient=Work(),
         ),
+    )  # fmt: skip
+
+
+def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Operation, ...]:
+    """Return the operations of attention to a window and to compressed keys: compression, scores and the core."""
+    tokens, sequence, element = shard.tokens, shard.sequence, model.element_bytes
+    reach = doubled_reach(model, sequence, model.window) + _compressed_reach(model, sequence, kind.ratio)
+    flops = core_flops(tokens, reach, shard.query + shard.output)
+    size = (tokens * (shard.query + shard.output) + shard.cp * tokens * shard.kv) * element
+    core = Core(
+        heads=shard.heads * max(tokens * shard.cp // sequence, 1), queries=sequence // shard.cp, keys=reach,
+        width=(shard.query + shard.output) / shard.heads / 2,
+    )  # fmt: skip
+    attention = Operation(
+        name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size, core=core),
+        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, core=replace(core, backward=True)),
+        weight_gradient=Work(),
+    )  # fmt: skip
+    overlap = model.overlap(kind.ratio)
+    if not overlap:
+        return (attention,)
+    pooled = 2 * overlap * tokens * round(model.head_dim) * element
+    compression = _memory("compression of keys", pooled, 2 * pooled)
+    if overlap == 1 or not model.indexer:
+        return (compression, attention)
+    scores = Product(
+        m=tokens, n=max(sequence // kind.ratio, 1), k=model.indexer.dim, copies=model.indexer.heads, result_bytes=0
+    )
+    chosen = replace(scores, n=max(min(model.indexer.top_k, scores.n), 1), copies=2 * scores.copies)
+    choice = tokens * scores.n * _LOGITS_BYTES
+    return (
+        compression,
+        Operation(
+            name="indexer scores", unit="attention",
+            forward=Work(flops=scores.flops, size_bytes=choice, products=(scores,)),
+            input_gradient=Work(flops=chosen.flops, size_bytes=choice, products=(chosen,)), weight_gradient=Work(),
+        ),
+        _memory("choice of keys", 2 * choice, 0),
+        attention,
     )  # fmt: skip
 
 

@@ -128,8 +128,8 @@ def _check_divisions(model: Transformer, request: CostRequest) -> None:
     widths = {"heads": model.heads, "ffn": model.ffn}
     widths |= {
         f"{name}.{key}": size
-        for name, section in (("delta", model.delta), ("mamba", model.mamba)) if section
-        for key in ("heads", "key_heads", "groups") if (size := getattr(section, key, 0))
+        for name in ("delta", "mamba", "compressed") if (section := getattr(model, name))
+        for key in ("heads", "key_heads", "groups", "output_groups") if (size := getattr(section, key, 0))
     }  # fmt: skip
     if model.num_experts and not request.etp:
         widths["expert_ffn"] = model.expert_ffn
@@ -260,7 +260,9 @@ def _mixing(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
     """Return the matrices of a layer's first half."""
     recurrence = model.recurrence(kind)
     if recurrence is None:
-        return _attention(model, shard) if kind.mixer == "attention" else ()
+        if kind.mixer != "attention":
+            return ()
+        return _compressed_attention(model, shard, kind) if model.compressed else _attention(model, shard)
     part, parallel = recurrence.split(shard.tp), _parallel(shard)
     group: dict[str, Any] = {"group": "attention projections", **parallel}
     return (
@@ -310,16 +312,42 @@ def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
     )
 
 
-def _indexer(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
-    """Return the matrices of the indexer, which every tensor-parallel device has: queries, keys and weights."""
+def _indexer(model: Transformer, shard: Shard, keys: int = 1) -> tuple[Linear, ...]:
+    """Return the matrices of the indexer, which every tensor-parallel device has: queries, keys and weights.
+
+    Args:
+        model: the model.
+        shard: sizes on one device.
+        keys: matrices of keys and of gates of compression.
+    """
     if not model.indexer:
         return ()
     heads, dim = model.indexer.heads, model.indexer.dim
     common: dict[str, Any] = {"group": "indexer", **_replicated(shard)}
     return (
         Linear(inputs=model.query_rank or model.hidden, outputs=heads * dim, **common),
-        Linear(inputs=model.hidden, outputs=dim + heads, **common),
+        Linear(inputs=model.hidden, outputs=keys * dim + heads, **common),
     )
+
+
+def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
+    """Return the matrices of attention with compressed keys; every device has those of keys and of compression."""
+    if not model.compressed:
+        return ()
+    h, dim, parallel, overlap = model.hidden, round(model.head_dim), _parallel(shard), model.overlap(kind.ratio)
+    groups, rank = model.compressed.output_groups // shard.tp, model.compressed.output_rank
+    compression: dict[str, Any] = {"group": "compression", "inputs": h, "normed": True, **_replicated(shard)}
+    return (
+        Linear(outputs=model.query_rank, **compression),
+        Linear(outputs=dim * (1 + 2 * overlap), **compression),
+        Linear(group="expansion", inputs=model.query_rank, outputs=shard.query, normed=True, **parallel),
+        *(_indexer(model, shard, keys=2 * overlap) if overlap > 1 else ()),
+        Linear(
+            group="attention projections", inputs=shard.output // groups, outputs=rank,
+            tokens=groups * shard.tokens, copies=groups,
+        ),
+        Linear(group="attention projections", inputs=groups * rank, outputs=h, **parallel),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +439,8 @@ class Work:
 
 FIRST_HALF = frozenset({
     "attention projections", "attention core", "rotary embedding", "compression", "expansion", "attention gate",
-    "attention gate function", "indexer", "indexer scores", "choice of keys", "recurrent core", "convolution",
+    "attention gate function", "indexer", "indexer scores", "compression of keys", "choice of keys",
+    "recurrent core", "convolution",
     "gated norm",
 })  # fmt: skip
 """Names of the operations of a layer's first half, without norms."""

@@ -126,6 +126,9 @@ def _over_context_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     if kind.mixer == "none":
         return 0
     width = shard.kv + shard.value
+    if model.compressed:  # the window's keys are those of a neighbour
+        keys = model.overlap(kind.ratio) and shard.kv // kind.ratio
+        return shard.cp * shard.tokens * keys * model.element_bytes + model.window * shard.kv * model.element_bytes
     if model.indexer:
         width = model.kv_rank + model.rope_dim + model.indexer.dim
     return shard.cp * shard.tokens * width * model.element_bytes

@@ -136,7 +136,25 @@ def _mixing(model: Transformer, shard: Shard, kind: Layer) -> int:
     recurrence = model.recurrence(kind)
     if recurrence:
         return _recurrence(model, shard, recurrence.split(shard.tp))
-    return _attention(model, shard) if kind.mixer == "attention" else 0
+    if kind.mixer != "attention":
+        return 0
+    return _compressed_attention(model, shard, kind) if model.compressed else _attention(model, shard)
+
+
+def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> int:
+    """Return the bytes of attention with compressed keys.
+
+    These are queries before and after their expansion, keys with what is compressed, the indexer's tensors, the
+    output and its groups.
+    """
+    overlap = model.overlap(kind.ratio)
+    replicated = model.query_rank + round(model.head_dim) * (1 + 2 * overlap)
+    if overlap > 1 and model.indexer:
+        replicated += model.indexer.heads * (model.indexer.dim + 1) + 2 * overlap * model.indexer.dim
+    groups = (model.compressed.output_groups * model.compressed.output_rank if model.compressed else 0) // shard.tp
+    kept = shard.split_tokens * replicated + shard.tokens * (shard.query + shard.output)
+    factors = shard.split_tokens * model.query_rank + shard.tokens * groups
+    return kept * model.element_bytes + _factor_bytes(model, factors)
 
 
 def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> int:
@@ -301,7 +319,7 @@ def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
     if recurrence:
         dense += recurrence.split(shard.tp).vectors
     elif kind.mixer == "attention":
-        dense += model.query_rank + model.kv_rank
+        dense += model.query_rank + model.kv_rank + model.compressed_vectors(kind.ratio)
     routed = 0
     for matrix in linears(model, shard, kind):
         bias = (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)

@@ -214,6 +214,21 @@ MODELS = (
         indexer={"heads": 64, "dim": 128, "top_k": 2048},
         num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
     ),
+    *(
+        _model(
+            f"deepseek-v4-{size}", "DeepSeek-AI, DeepSeek-V4 (2026); the published config.json",
+            "a window of 128 and compressed keys, four residual streams, and many experts",
+            title=f"DeepSeek-V4 {size.capitalize()}", layers=len(ratios), hidden=hidden, heads=heads, kv_heads=1,
+            head_dim=512, ffn=ffn, vocabulary=129280, mtp=1, query_rank=query_rank, window=128, residual_streams=4,
+            compressed={"ratios": ratios, "output_groups": groups, "output_rank": 1024},
+            indexer={"heads": 64, "dim": 128, "top_k": top_k},
+            num_experts=experts, top_k=6, expert_ffn=ffn, shared_ffn=ffn,
+        )
+        for size, ratios, hidden, heads, query_rank, groups, top_k, experts, ffn in (
+            ("flash", [0, 0, *[4, 128] * 20, 4], 4096, 64, 1024, 8, 512, 256, 2048),
+            ("pro", [128, 128, *[4, 128] * 29, 4], 7168, 128, 1536, 16, 1024, 384, 3072),
+        )
+    ),
     _model(
         "glm-4.5", "Z.ai, GLM-4.5 (2025); the published config.json",
         "160 experts of which 8 are chosen, and a shared one", title="GLM-4.5",

@@ -299,6 +299,19 @@ class Indexer(Parameters):
     """Keys that a token attends to."""
 
 
+class Compressed(Parameters):
+    """Attention to a window and to compressed keys, with one head of keys, which are also values (DeepSeek-V4)."""
+
+    ratios: list[Annotated[int, Field(ge=0, le=100_000)]] = Field(min_length=1)
+    """Tokens per compressed key in each layer, repeated over the layers; 0 for the window alone."""
+    indexed_ratio: Annotated[int, Field(ge=0, le=100_000)] = 4
+    """The ratio of layers whose windows of compression overlap, and whose indexer chooses keys; 0 for none."""
+    output_groups: Count
+    """Groups of heads that a first output matrix maps to ``output_rank`` each."""
+    output_rank: Count
+    """Width of a group between the two output matrices."""
+
+
 Mixer = Literal["attention", "delta", "mamba", "none"]
 FeedForward = Literal["mlp", "experts", "none"]
 _PATTERN: dict[str, tuple[Mixer, FeedForward]] = {
@@ -317,6 +330,8 @@ class Layer(NamedTuple):
     """The layer's second half; ``none`` without it."""
     window: int = 0
     """Window of the attention in tokens; 0 for all tokens."""
+    ratio: int = 0
+    """Tokens per compressed key that attention reads beside the window; 0 for none."""
     again: bool = True
     """Whether full recomputation applies to the layer."""
 
@@ -433,7 +448,10 @@ class Transformer(Parameters):
     mamba: Mamba | None = None
     """Layers with Mamba-2; none by default."""
     indexer: Indexer | None = None
-    """Sparse attention: the indexer that chooses keys; all keys by default. Needs ``kv_rank``."""
+    """Sparse attention: the indexer that chooses keys; all keys by default. Needs ``kv_rank`` or
+    ``compressed``."""
+    compressed: Compressed | None = None
+    """Attention to a window and to compressed keys; none by default. Needs ``query_rank`` and ``window``."""
     mtp: Annotated[int, Field(ge=0, le=100)] = 0
     """Modules of multi-token prediction. Each has a projection of two widths, a layer like the last one, and one
     more pass through the LM head."""
@@ -477,7 +495,7 @@ class Transformer(Parameters):
         if self.num_experts and self.top_k > self.num_experts:
             raise ValueError(f"top_k: {self.top_k} passes num_experts ({self.num_experts})")
         for name in ("query_rank", "rope_dim", "value_dim"):
-            if getattr(self, name) and not self.kv_rank:
+            if getattr(self, name) and not self.kv_rank and not (name == "query_rank" and self.compressed):
                 raise ValueError(f"{name}: belongs to latent attention; give kv_rank, too")
         if self.kv_rank and self.kv_heads != self.heads:
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
@@ -503,8 +521,10 @@ class Transformer(Parameters):
         for mixer in ("delta", "mamba"):
             if any(kind[0] == mixer for kind in kinds) and getattr(self, mixer) is None:
                 raise ValueError(f"{mixer}: missing; layers have it")
-        if self.indexer and not self.kv_rank:
-            raise ValueError("indexer: sparse attention is latent attention; give kv_rank, too")
+        if self.indexer and not self.kv_rank and not self.compressed:
+            raise ValueError("indexer: sparse attention is latent or compressed; give kv_rank or compressed, too")
+        if self.compressed and (self.kv_rank or self.kv_heads != 1 or not self.query_rank or not self.window):
+            raise ValueError("compressed: give kv_heads: 1, query_rank and window, too, and no kv_rank")
         if self.expert_latent and not self.num_experts:
             raise ValueError("expert_latent: belongs to experts; give num_experts, too")
         return self
@@ -549,6 +569,32 @@ class Transformer(Parameters):
         unrotated = self.heads * round(self.head_dim)
         compressed = h * (self.kv_rank + self.rope_dim) + self.kv_rank * (unrotated + self.value_width)
         return queries + compressed + h * output + self.indexer_products
+
+    def compressed_products(self, ratio: int) -> int:
+        """Return the weights of a layer's attention with compressed keys."""
+        if not self.compressed:
+            return 0
+        h, dim, query = self.hidden, round(self.head_dim), self.query_width
+        output = self.compressed.output_rank * (query + self.compressed.output_groups * h)
+        weights = self.query_rank * (h + query) + h * dim + output
+        overlap = self.overlap(ratio)
+        if overlap > 1 and self.indexer:
+            weights += self.indexer_products + h * (2 * overlap - 1) * self.indexer.dim
+        return weights + 2 * h * overlap * dim
+
+    def compressed_vectors(self, ratio: int) -> int:
+        """Return the parameters outside matrices of attention with compressed keys: norms, sinks and positions."""
+        if not self.compressed:
+            return 0
+        dim, overlap = round(self.head_dim), self.overlap(ratio)
+        pooled = dim + (self.indexer.dim if overlap > 1 and self.indexer else 0)
+        return dim + self.heads + (pooled * (1 + overlap * ratio) if ratio else 0)
+
+    def overlap(self, ratio: int) -> int:
+        """Return the windows of compression that a token belongs to in a layer with a ratio; 0 without one."""
+        if not self.compressed or not ratio:
+            return 0
+        return 2 if ratio == self.compressed.indexed_ratio else 1
 
     @property
     def indexer_products(self) -> int:
@@ -627,7 +673,9 @@ class Transformer(Parameters):
         is_first = index < self.layers and place < (self.recompute_num_layers or 1)
         again = self.recompute_method != "block" or is_first
         window = 0 if full or mixer != "attention" else self.window
-        return Layer(mixer=mixer, feed_forward=feed_forward, window=window, again=again)
+        ratios = self.compressed.ratios if self.compressed and index < self.layers else [0]
+        ratio = ratios[(number - 1) % len(ratios)] if mixer == "attention" else 0
+        return Layer(mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio, again=again)
 
     @property
     def parameters(self) -> int:
@@ -670,7 +718,9 @@ class Transformer(Parameters):
         if recurrence:
             ranks = sum(rank * (self.hidden + width) for rank, width in recurrence.ranks)
             return self.hidden * (recurrence.projected + recurrence.output_width) + ranks
-        return self.attention_products if kind.mixer == "attention" else 0
+        if kind.mixer != "attention":
+            return 0
+        return self.compressed_products(kind.ratio) if self.compressed else self.attention_products
 
     def _inner_products(self, feed_forward: FeedForward, experts: int) -> int:
         """Return the weights of the matrices of an MLP, or of a number of experts with what all tokens pass."""
@@ -686,7 +736,7 @@ class Transformer(Parameters):
             vectors += recurrence.vectors
         elif kind.mixer == "attention":
             biases = 0 if self.kv_rank else (self.query_width + 2 * self.kv_width + self.hidden) * self.bias
-            vectors += self.query_rank + self.kv_rank + biases
+            vectors += self.query_rank + self.kv_rank + biases + self.compressed_vectors(kind.ratio)
         if not self.bias or kind.feed_forward == "none":
             return vectors
         inner = self.matrices - 1
