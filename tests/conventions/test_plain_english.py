@@ -111,7 +111,7 @@ def pages() -> list[Path]:
 
 def helps(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
     """Yield the texts of every command of the core."""
-    from pptrace.plugins.offers import COMMANDS
+    from pptrace.plugins.providers import COMMANDS
 
     for name in COMMANDS:
         command = group.get_command(None, name)  # type: ignore[arg-type] # the core's commands need no context
