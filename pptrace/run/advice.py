@@ -77,6 +77,8 @@ _QUICK = _Effort(built_costs=24, simulated=3, actions=3_200, step_ratio=0.25)
 _DEEP = _Effort(built_costs=400, simulated=32, actions=2_000_000, step_ratio=32)
 
 _SHARED = 3
+_MOST_REFUSED = 8
+"""Number of candidates that cannot run after which the search ends."""
 
 
 def advise(run: SimulatedStep, *, deep: bool = False) -> Advice:
@@ -99,6 +101,7 @@ class _Search:
         self.remaining_actions = max(effort.actions, int(effort.step_ratio * len(run.prepared.schedule)))
         self.weight = _SHARED if contention_of(run).links is not Sharing.NONE else 1
         self.tried: dict[str, Tried] = {}
+        self.refused: set[str] = set()
         self.offers: dict[str, Provided[ScheduleOffer]] = {}
         self.estimated = 0
         self.built_costs = 0
@@ -107,7 +110,7 @@ class _Search:
         """Estimate, simulate the best candidates by estimate, and drop switches without effect."""
         if self.run.metrics.step_ns:
             for change in self._rank_candidates():
-                if len(self.tried) < self.effort.simulated:
+                if len(self.tried) < self.effort.simulated and len(self.refused) < _MOST_REFUSED:
                     self._simulate(change)
             self._simplify()
         return Advice(best=self._best(), tried=tuple(self.tried.values()), estimated=self.estimated)
@@ -206,11 +209,12 @@ class _Search:
         )
 
     def _simulate(self, change: Change) -> Tried | None:
-        """Simulate a candidate; None if it is too large or is another job."""
+        """Simulate a candidate; None if it cannot run, is too large or is another job."""
         if change.arguments in self.tried:
             return self.tried[change.arguments]
-        if self._actions_of(change.settings) > self.remaining_actions:
+        if self._actions_of(change.settings) > self.remaining_actions or change.arguments in self.refused:
             return None
+        actions = 0
         try:
             resolved = load(self.run.prepared.resolved.written, change.sets, change.flags)
             if not self._is_same_job(resolved.experiment):
@@ -222,10 +226,11 @@ class _Search:
             other = self.run.under(resolved)
             if self.experiment.model is None and not _has_equal_work(self.run, other):
                 return None
-            tried = Tried.of(change, other)
-        except PptraceError as error:
-            tried = Tried.refused(change, error)
-        self.tried[change.arguments] = tried
+            tried = self.tried[change.arguments] = Tried.of(change, other)
+        except PptraceError:
+            self.remaining_actions += actions
+            self.refused.add(change.arguments)
+            return None
         return tried
 
     def _actions(self, parallel: Parallel, microbatches: int | None) -> int:
@@ -255,7 +260,7 @@ class _Search:
         suitable = [
             tried
             for tried in self.tried.values()
-            if tried.step_ns is not None and tried.fits and (limit_ns is None or tried.step_ns <= limit_ns)
+            if tried.fits and (limit_ns is None or (tried.step_ns or 0) <= limit_ns)
         ]
         return min(suitable, key=attrgetter("order"), default=None)
 
@@ -267,7 +272,7 @@ class _Search:
                 continue
             simpler = best.change.without(frozenset({key}))
             tried = self._simulate(simpler) if simpler.settings else None
-            if tried and tried.fits and tried.step_ns is not None and tried.step_ns <= (best.step_ns or 0):
+            if tried and tried.fits and (tried.step_ns or 0) <= (best.step_ns or 0):
                 best = tried
 
 
@@ -282,12 +287,10 @@ def _has_equal_work(first: SimulatedStep, second: SimulatedStep) -> bool:
 
 def advice_document(run: SimulatedStep, advice: Advice) -> Document:
     """Return the configuration's step and all simulated candidates with their arguments, the shortest first."""
-    simulated = _simulated_candidates(advice)
+    simulated = advice.tried
     head = ("step", "peak", "pptrace simulate ...")
-    failed = [tried for tried in advice.tried if tried.step_ns is None]
     return Document(title="advice", lead=(
         Table(head=head, rows=tuple(advice_rows(run, advice)), words=0, left=(2,)),
-        *(f"cannot run: {tried.change.arguments}: {tried.reason}" for tried in failed),
         *([] if all(tried.fits for tried in simulated) else ["!: more than the device has"]),
         f"simulated {len(simulated)} of {advice.estimated} candidates, the likeliest by their estimates",
     ))  # fmt: skip
@@ -299,14 +302,9 @@ def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]
     steps = [(metrics.step_ns, metrics.memory.fullest_bytes, metrics.memory.over_capacity is None, "as it is")]
     steps += [
         (tried.step_ns or 0, tried.peak_bytes, tried.fits, tried.change.arguments)
-        for tried in _simulated_candidates(advice)
+        for tried in sorted(advice.tried, key=lambda tried: tried.step_ns or 0)
     ]
     return [
         (time_text(run, step_ns), f"{format_size(peak_bytes) if peak_bytes else '-'}{'' if fits else ' !'}", text)
         for step_ns, peak_bytes, fits, text in steps
     ]
-
-
-def _simulated_candidates(advice: Advice) -> list[Tried]:
-    simulated = [tried for tried in advice.tried if tried.step_ns is not None]
-    return sorted(simulated, key=lambda tried: tried.step_ns or 0)

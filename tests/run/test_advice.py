@@ -67,10 +67,9 @@ def job(message: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("name", CASES)
 def test_who_follows_advice_gets_the_printed_step_of_the_same_job(name: str) -> None:
     document = printed(CASES[name])
-    ran = [candidate for candidate in document["advice"]["tried"] if candidate["step_ns"] is not None]
 
-    assert ran
-    for tried in ran:
+    assert document["advice"]["tried"]
+    for tried in document["advice"]["tried"]:
         followed = printed([*CASES[name], *shlex.split(tried["arguments"])])
         assert followed["step_ns"] == tried["step_ns"]
         assert followed["peak_memory_bytes"] == tried["peak_memory_bytes"]
@@ -183,15 +182,28 @@ def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.needs_plugins
-def test_a_candidate_that_cannot_run_is_said_and_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ConfigError("no")
-
+def test_a_candidate_that_cannot_run_is_not_tried_and_takes_the_place_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = simulate(schedule="1f1b", pp=4, microbatches=8)
-    monkeypatch.setattr(type(run), "under", refuse)
+    expected, under = run.advice.tried, type(run).under
+    refused = []
 
-    assert run.advice.best is None
-    assert {candidate.reason for candidate in run.advice.tried} == {"no"}
+    def refuse_some(own: Any, resolved: Any) -> Any:
+        if resolved.experiment.schedule.name == expected[0].change.settings.get("schedule.name"):
+            refused.append(resolved)
+            raise ConfigError("no")
+        return under(own, resolved)
+
+    again = simulate(schedule="1f1b", pp=4, microbatches=8)
+    monkeypatch.setattr(type(run), "under", refuse_some)
+
+    assert refused == []
+    assert expected[0] not in again.advice.tried
+    assert refused
+    assert len(again.advice.tried) == len(expected)
+    assert "cannot run" not in str(advising.advice_document(again, again.advice))
+    assert all(candidate.step_ns is not None for candidate in again.advice.tried)
 
 
 def test_a_schedule_that_fails_when_it_is_asked_costs_no_one_their_advice() -> None:
