@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,8 +15,14 @@ from pptrace.errors import ConfigError
 from pptrace.plugins.registry import Registry
 from pptrace.run.run import Run
 from pptrace.search.what_if import at_speeds, evened, jittered, reroute, step_without, whatif
+from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
+
+if TYPE_CHECKING:
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
+    from pptrace.timeline.timeline import Timeline
 
 EAGER = '''
 def eager(ranks, microbatches):
@@ -126,6 +132,36 @@ def test_what_zero_gathers_and_what_splits_backwards_is_in_the_step_without_a_wo
 
     assert sharded > whole
     assert split < plain
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_step_without_a_worker_has_all_gathers_reductions_and_backwards(
+    step: Any, monkeypatch: pytest.MonkeyPatch, schedule: str, zero: int
+) -> None:
+    """Two parts of a backward are ordered as two, and a gradient is reduced by each replica that is left."""
+    tables = []
+    run = step(schedule=schedule, **{**MODEL, "costs": {"name": "roofline", "zero": zero}})
+
+    def recorded(table: Schedule, workload: Workload, *given_: Any, **more: Any) -> Timeline:
+        tables.append((table, workload))
+        return simulate(table, workload, *given_, **more)
+
+    monkeypatch.setattr("pptrace.search.what_if.simulate", recorded)
+
+    assert step_without(run, 1) > run.metrics.step_ns
+
+    (whole, _), (table, workload) = tables
+    kinds = (Kind.F, Kind.I, Kind.W) if schedule == "zb-h1" else (Kind.F, Kind.B)
+    passes = {kind: [3 * 8 * run.prepared.schedule.stages] * 2 for kind in kinds}
+    assert {kind: [int((each.kind == kind).sum()) for each in (whole, table)] for kind in kinds} == passes
+    assert (workload.reduce_ns > 0).all()
+    timeline = simulate(table, workload, run.prepared.network, stage_replicas=False)
+    left = {(int(rank), int(stage)) for rank, stage in zip(table.rank_of_row(), table.stage, strict=True)}
+    assert len(left) == 3 * run.prepared.schedule.stages - 1
+    assert int((table.kind == Kind.UNSHARD).sum()) >= len(left)
+    assert int((timeline.kind == Kind.REDUCE_GRAD).sum()) >= len(left)
 
 
 @pytest.mark.needs_plugins
