@@ -210,9 +210,9 @@ class _Search:
 
     def _simulate(self, change: Change) -> Tried | None:
         """Simulate a candidate; None if it cannot run, is too large or is another job."""
-        if change.arguments in self.tried:
-            return self.tried[change.arguments]
-        if self._actions_of(change.settings) > self.remaining_actions or change.arguments in self.refused:
+        if change.arguments in self.tried or change.arguments in self.refused:
+            return self.tried.get(change.arguments)
+        if self._actions_of(change.settings) > self.remaining_actions:
             return None
         actions = 0
         try:
@@ -226,12 +226,11 @@ class _Search:
             other = self.run.under(resolved)
             if self.experiment.model is None and not _has_equal_work(self.run, other):
                 return None
-            tried = self.tried[change.arguments] = Tried.of(change, other)
+            self.tried[change.arguments] = Tried.of(change, other)
         except PptraceError:
             self.remaining_actions += actions
             self.refused.add(change.arguments)
-            return None
-        return tried
+        return self.tried.get(change.arguments)
 
     def _actions(self, parallel: Parallel, microbatches: int | None) -> int:
         return 2 * (parallel.pp or 1) * parallel.vp * (microbatches or 0) * self.weight
