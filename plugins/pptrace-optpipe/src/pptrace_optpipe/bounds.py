@@ -11,6 +11,12 @@ The work of a rank takes a known time. A rank also has three idle times:
 If memory is too small for all forwards, some forward runs after the first gradient. The second and the third idle
 time are then disjoint, and the bound is their sum.
 
+An activation takes memory during its round trip to the last stage. The sum of bytes times time is at most the
+limit times the time of the step. Only whole activations fit, so sizes may be rounded up as in bin packing, by dual
+feasible functions: Fekete and Schepers, New classes of fast lower bounds for bin packing problems, Mathematical
+Programming 91, 2001. If memory has room for ``k`` activations of a stage, each forward also starts a round trip
+after the forward ``k`` places earlier in the order of starts.
+
 All microbatches have the same costs, so a permutation of their numbers does not change the step. With host copies
 or recomputation, a microbatch can overtake another, and the solver visits each schedule once per permutation.
 This model has no numbers of microbatches. For each stage and kind of operation, ``n(t)`` operations have started
@@ -39,6 +45,7 @@ destructive improvement, European Journal of Operational Research 112, 1999.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +55,7 @@ from pptrace_optpipe.model import run_solver, solve
 from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened_by_work, is_exact
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem
@@ -82,8 +89,13 @@ def _rank_bound(problem: Problem, rank: int) -> int:
     first = stages[0]
     fill = 0 if problem.span else sum(problem.f[:first]) + sum(problem.forward_transfer[:first])
     span_bound = fill + _busy(problem, rank) + problem.tail[rank]
+    waiting = {stage: _waiting_forwards(problem, rank, stage) for stage in stages}
     if problem.span:
-        return span_bound
+        return max(
+            span_bound,
+            *(time + problem.round_trip(stage) + problem.w[stage] + problem.tail[rank]
+              for stage, time in waiting.items()),
+        )  # fmt: skip
     # After the rank's last input gradient run the input gradients of all previous stages and one weight gradient.
     # Of the rank's work, only deferred weight gradients run after it, as many as memory allows.
     passes = problem.work(rank) - _deferred_weight_work(problem, rank)
@@ -91,6 +103,7 @@ def _rank_bound(problem: Problem, rank: int) -> int:
     return max(
         span_bound,
         fill + _idle_before_gradients(problem, rank) + passes + drain + problem.tail[problem.stage_rank[0]],
+        max(waiting.values()) + problem.round_trip(0) + problem.w[0] + problem.tail[problem.stage_rank[0]],
     )
 
 
@@ -233,20 +246,51 @@ def _busy(problem: Problem, rank: int) -> int:
     )
 
 
+_MOST_PARTS = 32
+"""The largest parameter of the dual feasible functions."""
+
+
+def _dual_feasible(limit: int) -> Iterator[tuple[Callable[[int], int], int]]:
+    """Yield functions of sizes, each with a capacity: sizes that sum to the limit have values up to the capacity.
+
+    The first function is the identity. Function ``k`` rounds ``(k + 1) size / limit`` down to a whole number, or
+    returns ``k size / limit`` if it is whole. Its capacity is ``k``. Both are scaled by ``limit``.
+    """
+    yield (lambda size: size), limit
+    for parts in range(1, _MOST_PARTS + 1):
+        yield partial(_rounded, limit=limit, parts=parts), parts * limit
+
+
+def _rounded(size: int, limit: int, parts: int) -> int:
+    whole, remainder = divmod(size * (parts + 1), limit)
+    return whole * limit if remainder else parts * size
+
+
 def _memory_bound(problem: Problem, rank: int, microbatches: int) -> int:
     """Return the least time in which a rank's memory and copy channel can serve some microbatches.
 
-    The sum of bytes times time is at most the limit times the returned time. An activation is in memory during its
-    round trip. An offloaded activation is in memory during its forward, input gradient and both copies, and the
-    copy channel is then busy. The best share of offloaded activations gives the bound.
+    The sum of bytes times time is at most the limit times the returned time, for sizes of each dual feasible
+    function. An activation is in memory during its round trip. An offloaded activation is in memory during its
+    forward, input gradient and both copies, and the copy channel is then busy. The best share of offloaded
+    activations gives the bound.
     """
     limit = problem.limit[rank]
     if limit in (NO_LIMIT, 0):
         return 0
+    return max(
+        _least_time(problem, rank, microbatches, value_of, capacity)
+        for value_of, capacity in _dual_feasible(limit)
+    )
+
+
+def _least_time(
+    problem: Problem, rank: int, microbatches: int, value_of: Callable[[int], int], capacity: int
+) -> int:
+    """Return the bound of :func:`_memory_bound` for one function of sizes."""
     memory_time = saved_time = channel = 0
     for stage in problem.stages_of[rank]:
-        trip, size = problem.round_trip(stage), problem.activation[stage]
-        memory_time += trip * size + problem.weight_activation[stage] * problem.w[stage]
+        trip, size = problem.round_trip(stage), value_of(problem.activation[stage])
+        memory_time += trip * size + value_of(problem.weight_activation[stage]) * problem.w[stage]
         if problem.copies:
             copies = problem.offload[stage] + problem.reload[stage]
             offloaded_time = problem.f[stage] + problem.i[stage] + copies
@@ -254,13 +298,31 @@ def _memory_bound(problem: Problem, rank: int, microbatches: int) -> int:
             channel += copies if problem.one_stream else max(problem.offload[stage], problem.reload[stage])
     memory_time, saved_time, channel = (microbatches * total for total in (memory_time, saved_time, channel))
     # A share x of the activations is offloaded, from 0 to 1. The time T is at least (memory_time - x saved_time) /
-    # limit and at least x channel.
-    least_time = -(-(memory_time - saved_time) // limit)
+    # capacity and at least x channel.
+    least_time = -(-(memory_time - saved_time) // capacity)
     if len(problem.stages_of[rank]) > 1 or not channel:
         return least_time
     return max(
-        least_time, -(-memory_time * channel // (limit * channel + saved_time)) if saved_time else least_time
+        least_time, -(-memory_time * channel // (capacity * channel + saved_time)) if saved_time else least_time
     )
+
+
+def _waiting_forwards(problem: Problem, rank: int, stage: int) -> int:
+    """Return the least time from the first to the last start of a stage's forwards, without copies.
+
+    Memory has room for ``k`` activations of the stage. When forward ``j + k`` starts, ``j`` input gradients have
+    ended, so the start is at least a round trip after that of forward ``j``. If there is no memory for a weight
+    part and ``k`` activations, a weight gradient or a further input gradient has ended, too.
+    """
+    limit = problem.limit[rank]
+    kept = problem.checkpoint if problem.recomputes else problem.activation
+    size = min(kept[stage], problem.activation[stage])
+    if limit == NO_LIMIT or problem.copies or not 0 < size <= limit:
+        return 0
+    count, free_size = divmod(limit, size)
+    is_full = free_size < problem.weight_activation[stage] and not problem.recomputes
+    more = min(problem.i[stage], problem.w[stage]) if is_full else 0
+    return (problem.microbatches - 1) // count * (problem.round_trip(stage) + more)
 
 
 def relaxed_ranks(problem: Problem) -> Iterator[tuple[int, ...]]:

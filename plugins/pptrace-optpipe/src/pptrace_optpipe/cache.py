@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
 
 
-VERSION = 5
+VERSION = 6
 """Version of the entries; entries of other versions are ignored."""
 
 
@@ -67,7 +67,7 @@ class _Content(BaseModel):
     step: NonNegativeInt
     bound: NonNegativeInt
     seconds: FiniteFloat
-    rows: list[list[Annotated[str, Field(pattern=r"^[0-9]{1,9}[FIWORACD][0-9]{1,9}$")]]]
+    rows: list[list[Annotated[str, Field(pattern=r"^[0-9]{1,9}[FIWORBACD][0-9]{1,9}$")]]]
 
 
 def folder() -> Path:
@@ -224,9 +224,14 @@ def _rows(content: _Content, problem: Problem) -> Rows:
     """
     rows = [[_op(text) for text in row] for row in content.rows]
     ops_with_rank = [(op, rank) for rank, row in enumerate(rows) for op in row]
-    computed = sorted((op, rank) for op, rank in ops_with_rank if op.part in COMPUTED)
+    halves = {Part.B: (Part.I, Part.W)}
+    computed = sorted(
+        (op._replace(part=part), rank)
+        for op, rank in ops_with_rank if op.part in (*COMPUTED, Part.B)
+        for part in halves.get(op.part, (op.part,))
+    )  # fmt: skip
     expected = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
-    allowed_parts = {*COMPUTED} | ({*AWAIT_OF, *AWAIT_OF.values()} if problem.offload else set())
+    allowed_parts = {*COMPUTED, Part.B} | ({*AWAIT_OF, *AWAIT_OF.values()} if problem.offload else set())
     allowed_parts |= {Part.C} if problem.recompute else set()
     if len(rows) != problem.ranks or computed != expected or not all(
         op.part in allowed_parts and op.stage in problem.stages_of[rank] and op.microbatch < problem.microbatches

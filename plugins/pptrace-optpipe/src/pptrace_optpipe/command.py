@@ -11,6 +11,7 @@ import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from pptrace.plugin import (
     ConfigError,
     ConstraintError,
     Document,
+    ExecutorRequest,
     OutputError,
     PptraceError,
     Registry,
@@ -65,7 +67,10 @@ pptrace optimize run/ -o better.csv"""
               "result is the same on every machine.")  # fmt: skip
 @click.option("--seed", default="0", metavar="N", help="Seed of the search.")
 @click.option(
-    "--workers", default="1", metavar="N", help="Threads of the solver; results are reproducible with one."
+    "--workers",
+    default="1",
+    metavar="N",
+    help="Searches side by side, each in a process; with one, results are reproducible.",
 )
 @click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
               help="Also start from this table, and keep its placement.")  # fmt: skip
@@ -288,9 +293,12 @@ class _Search:
             sys.stderr.write(f"{time.monotonic() - start_s:7.1f} s  step {step / 1e6:.3f} ms  {verdict}\n")
 
         with _stop_signals() as stopped:
+            executors = self.registry.executors["processes"].offer
+            request = ExecutorRequest(workers=options.workers, options={})
             effort = limited(
-                options.time, options.work, workers=options.workers, seed=options.seed, stopped=stopped
-            )
+                options.time, options.work, workers=options.workers, seed=options.seed, stopped=stopped,
+                start_executor=partial(executors.build, request) if options.workers > 1 else None,
+            )  # fmt: skip
             return optimise(
                 setting.search_input(memory), effort, self.cache, warm=tables,
                 rivals=rivals(config, sets, self.registry, setting, memory), tell=report,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.plugin import Document, Kind, ScheduleError, Table, format_size, write_picture
 from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import COMPUTED, GRADIENT, NO_LIMIT, Op, Part
 from pptrace_optpipe.setting import rows_of_table, stages_text
 from pptrace_optpipe.start_schedules import AGAIN, COPIED
 
@@ -152,7 +152,7 @@ def document(result: Optimised, setting: Setting, memory: int, run: Improvement 
         if recomputed and result.problem is not None:
             recompute_work = sum(result.problem.recompute[op.stage] for op in row if op.part is Part.C)
             remark += f"; computing again takes {recompute_work / result.problem.work(rank):.0%} of it"
-        backwards = sum(op.part in (Part.I, Part.B) for op in row)
+        backwards = sum(op.part in GRADIENT for op in row)
         text = f"peak {format_size(peak)}, {offloaded} activations offloaded, {recomputed_text}"
         rows.append((f"rank {rank}", f"{text}{_split_count(row)} of {backwards} backwards split{remark}"))
     return Document(title="optimize", lead=(*([run.line] if run else []), Table(rows=tuple(rows), words=2)))
@@ -222,7 +222,7 @@ def _microbatches(row: list[Op], part: Part) -> list[list[int]]:
 
 def _split_count(row: list[Op]) -> int:
     """Return how many backwards have other computations between ``I`` and ``W``."""
-    computed = [op for op in row if op.part in (Part.F, Part.I, Part.W)]
+    computed = [op for op in row if op.part in (*COMPUTED, Part.B)]
     adjacent = sum(op.part is Part.I and next_op == op._replace(part=Part.W) for op, next_op in pairwise(computed))
     return sum(op.part is Part.I for op in computed) - adjacent
 

@@ -41,6 +41,8 @@ class Rule:
     """Whether a rank waits for an input gradient that is ready before half of a weight gradient could run."""
     weights_first: bool = False
     """Whether a weight gradient comes before a forward."""
+    pace: int = 0
+    """The least time between the starts of two forwards on the first stage."""
 
 
 def serial_rows(problem: Problem, *, copied: bool) -> Rows:
@@ -72,13 +74,14 @@ class Lister:
         self.problem, self.rule = problem, rule
         stages = range(problem.stages)
         self.next = {(part, stage): 0 for part in COMPUTED for stage in stages}
-        self.ready: dict[Op, int] = {Op(Part.F, 0, mb): 0 for mb in range(problem.microbatches)}
+        self.ready: dict[Op, int] = {Op(Part.F, 0, mb): mb * rule.pace for mb in range(problem.microbatches)}
         self.held = [0] * problem.ranks
         self.flying = [0] * problem.ranks
         self.in_stage = [0] * problem.stages
         self.busy = [0] * problem.ranks
         self.start: dict[Op, int] = {}
         self.events: list[tuple[int, int]] = [(0, rank) for rank in range(problem.ranks)]
+        self.events += [(time, problem.stage_rank[0]) for time in self.ready.values() if time]
         self.ends: list[tuple[int, Op]] = []
         self.now = 0
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.playback import memory_changes, play
-from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, ON_RANK, Op, Part, computed_again
+from pptrace_optpipe.problem import AWAIT_OF, GRADIENT, NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENTS = {
-    Part.O: {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I)},
-    Part.C: {Part.I: (Part.C, Part.I)},
+    Part.O: {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I), Part.B: (Part.R, Part.B)},
+    Part.C: {Part.I: (Part.C, Part.I), Part.B: (Part.C, Part.B)},
 }
 """By kind of eviction and computation of the evicted activation, the operations that replace it in the row."""
 _SPACING = 1
@@ -57,13 +57,13 @@ def _evict(problem: Problem, row: list[Op], limit: int, kind: Part) -> list[Op] 
     is_offload = kind is Part.O
     kept = (0,) * problem.stages if is_offload else problem.checkpoint
     forward_place = {op[1:]: place for place, op in enumerate(row) if op.part is Part.F}
-    gradient_place = {op[1:]: place for place, op in enumerate(row) if op.part is Part.I}
+    gradient_place = {op[1:]: place for place, op in enumerate(row) if op.part in GRADIENT}
     resident, evicted, used = set[tuple[int, int]](), set[tuple[int, int]](), 0
     for place, op in enumerate(row):
         activation, size, freed = op[1:], *memory_changes(problem, op, ())
         if op.part is Part.F:
             resident.add(activation)
-        elif op.part is Part.I:
+        elif op.part in GRADIENT:
             resident.discard(activation)
             size = (problem.activation[op.stage] - kept[op.stage]) * (activation in evicted)
         while used + size > limit:
@@ -147,7 +147,7 @@ def _insert_waits(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op]
         taken, freed = memory_changes(problem, op, recomputed)
         awaited = None
         offload = op._replace(part=Part.O)
-        if op.part in (Part.R, Part.I) and offload in running:
+        if op.part in (Part.R, *GRADIENT) and offload in running:
             ended_count = running.index(offload) + 1
             used -= sum(memory_changes(problem, ended, recomputed)[1] for ended in running[:ended_count])
             running = running[ended_count:]

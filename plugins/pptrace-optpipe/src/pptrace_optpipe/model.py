@@ -5,6 +5,9 @@ stage, operations of one part run in the order of microbatches, which breaks the
 recomputation, this order holds only for the forwards of the first stage, as a microbatch may overtake a microbatch
 with a slow copy.
 
+Where a joined backward is shorter than its two parts, the solver may join them: I then takes the time of both,
+and W takes none and starts at the end of I.
+
 Memory is exact at each time, a sum over intervals. An activation is in memory from the start of its forward to the
 end of its input gradient. An offloaded activation is absent between the end of its offload and the start of its
 reload. The weight part is in memory from the end of the input gradient to the end of W.
@@ -28,6 +31,7 @@ from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from concurrent.futures import Executor
 
     from pptrace_optpipe.problem import Problem
 
@@ -43,26 +47,43 @@ class Model:
     """By stage and microbatch, whether the activation is offloaded, if that is possible."""
     recomputed: dict[tuple[int, int], Any] = field(default_factory=dict)
     """By stage and microbatch, whether the forward is recomputed, if that is possible."""
+    joined: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """By stage and microbatch, whether the backward is joined, on joinable stages."""
     length: Any = None
 
     def read(self, solver: Any) -> dict[Op, int]:
         """Return the start times of a solution's operations."""
         offloaded = {key for key, chosen in self.offloaded.items() if solver.value(chosen)}
         recomputed = {key for key, chosen in self.recomputed.items() if solver.value(chosen)}
-        return {
+        start = {
             op: int(solver.value(value))
             for op, value in self.start.items()
             if op.part in COMPUTED or (op.stage, op.microbatch) in (recomputed if op.part is Part.C else offloaded)
         }
+        return join_starts(start, (key for key, chosen in self.joined.items() if solver.value(chosen)))
 
     def hint(self, start: Mapping[Op, int]) -> None:
         """Add start times of a known schedule as hints for the solver."""
+        joined = {(op.stage, op.microbatch) for op in start if op.part is Part.B}
         for op, value in start.items():
+            if op.part is Part.B:
+                self.cp.add_hint(self.start[op._replace(part=Part.I)], int(value))
             if op in self.start:
                 self.cp.add_hint(self.start[op], int(value))
         for part, choices in ((Part.O, self.offloaded), (Part.C, self.recomputed)):
             for (stage, microbatch), chosen in choices.items():
                 self.cp.add_hint(chosen, int(Op(part, stage, microbatch) in start))
+        for key, chosen in self.joined.items():
+            self.cp.add_hint(chosen, int(key in joined))
+
+
+def join_starts(start: dict[Op, int], joined: Iterable[tuple[int, int]]) -> dict[Op, int]:
+    """Return start times with ``B`` in place of ``I`` and ``W`` for some stages and microbatches."""
+    result = dict(start)
+    for key in joined:
+        result[Op(Part.B, *key)] = result.pop(Op(Part.I, *key))
+        del result[Op(Part.W, *key)]
+    return result
 
 
 def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0) -> Model:
@@ -82,7 +103,11 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     for rank in sorted(kept):
         computed = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
         recomputations = _recomputations(model, problem, rank, horizon)
-        computations = [interval(model.cp, model.start[op], problem.duration(op)) for op in computed]
+        computations = [
+            computation
+            for op in computed
+            for computation in backward_intervals(model.cp, problem, op, model.start[op], model.joined.get(op[1:]))
+        ]
         model.cp.add_no_overlap(computations + recomputations)
         if problem.limit[rank] == NO_LIMIT:
             continue
@@ -103,13 +128,18 @@ def _computations(model: Model, problem: Problem, horizon: int, kept: set[int], 
     for op in problem.ops():
         if op.part is Part.W and problem.stage_rank[op.stage] not in kept:
             continue
-        duration = problem.duration(op)
-        begin = model.cp.new_int_var(0, horizon - duration, f"{op.part.name}{op.stage}.{op.microbatch}")
-        model.start[op], model.end[op] = begin, begin + duration
+        is_kept = problem.stage_rank[op.stage] in kept
+        if op.part is Part.I and is_kept and op.stage in problem.joinable:
+            model.joined[op[1:]] = model.cp.new_bool_var(f"b{op.stage}.{op.microbatch}")
+        joined = model.joined.get(op[1:])
+        latest = horizon - (problem.duration(op) if joined is None else 0)
+        begin = model.start[op] = model.cp.new_int_var(0, latest, f"{op.part.name}{op.stage}.{op.microbatch}")
+        model.end[op] = backward_end(model.cp, problem, op, begin, joined)
         previous = Op(op.part, op.stage, op.microbatch - 1)
-        if op.microbatch and (in_order or (op.part is Part.F and not op.stage)):
-            least_distance = duration if problem.stage_rank[op.stage] in kept else 0
-            model.cp.add(begin >= model.start[previous] + least_distance)
+        if op.part is Part.W and joined is not None:  # weight gradients may pass joined backwards
+            model.cp.add(begin == model.end[Op(Part.I, *op[1:])]).only_enforce_if(joined)
+        elif op.microbatch and (in_order or (op.part is Part.F and not op.stage)):
+            model.cp.add(begin >= (model.end[previous] if is_kept else model.start[previous]))
 
 
 def interval(cp: cp_model.CpModel, begin: Any, duration: int, chosen: Any = None) -> Any:
@@ -117,6 +147,28 @@ def interval(cp: cp_model.CpModel, begin: Any, duration: int, chosen: Any = None
     if chosen is None:
         return cp.new_fixed_size_interval_var(begin, duration, "run")
     return cp.new_optional_fixed_size_interval_var(begin, duration, chosen, "run")
+
+
+def backward_end(cp: cp_model.CpModel, problem: Problem, op: Op, begin: Any, joined: Any) -> Any:
+    """Return the end of a computation; ``joined`` is the literal of a joined backward, or None."""
+    duration = problem.duration(op)
+    if joined is None or op.part not in (Part.I, Part.W):
+        return begin + duration
+    joined_duration = problem.duration(op._replace(part=Part.B)) if op.part is Part.I else 0
+    latest = begin.proto.domain[-1] + max(duration, joined_duration)
+    end = cp.new_int_var(0, latest, "end")
+    cp.add(end == begin + duration + (joined_duration - duration) * joined)
+    return end
+
+
+def backward_intervals(cp: cp_model.CpModel, problem: Problem, op: Op, begin: Any, joined: Any) -> list[Any]:
+    """Return the interval of a computation; of ``I``, one for each value of the literal ``joined``, if given."""
+    if joined is None or op.part not in (Part.I, Part.W):
+        return [interval(cp, begin, problem.duration(op))]
+    split_interval = interval(cp, begin, problem.duration(op), ~joined)
+    if op.part is Part.W:
+        return [split_interval]
+    return [split_interval, interval(cp, begin, problem.duration(op._replace(part=Part.B)), joined)]
 
 
 def _dataflow(model: Model, problem: Problem) -> None:
@@ -230,7 +282,7 @@ def _objective(
             for microbatch in microbatches[:1] if in_order else microbatches:
                 cp.add(begin <= model.start[Op(Part.F, stages[0], microbatch)])
         for stage in stages:
-            for microbatch in microbatches[-1:] if in_order else microbatches:
+            for microbatch in microbatches[-1:] if in_order and stage not in problem.joinable else microbatches:
                 end = model.end[Op(Part.W, stage, microbatch)]
                 cp.add(model.length >= end - begin + problem.tail[rank])
     cp.minimize(model.length)
@@ -262,6 +314,9 @@ class Effort:
 
     seconds: float
     workers: int = 1
+    """Threads of the solver, and searches side by side where an executor runs them."""
+    start_executor: Callable[[], Executor] | None = None
+    """Returns an executor for ``workers`` searches side by side; None for a single search."""
     seed: int = 0
     stopped: Callable[[], bool] = lambda: False
     """Called regularly; a true value ends the search with the best result so far."""
@@ -341,7 +396,7 @@ def solve(
 ) -> Solved:
     """Solve the whole problem, or its relaxation to some ranks; see :func:`pptrace_optpipe.model.build`.
 
-    Backwards are split. The bound also holds for whole backwards if none is shorter than its two parts together.
+    Backwards are joined where this is shorter, so the bound holds for split and for joined backwards.
     """
     model = build(problem, horizon, ranks=ranks, least=least)
     if hint:

@@ -24,9 +24,27 @@ from typing import TYPE_CHECKING, Any
 
 from ortools.sat.python import cp_model
 
-from pptrace_optpipe.model import WorkClock, hold, interval, neither, run_solver
+from pptrace_optpipe.model import (
+    WorkClock,
+    backward_end,
+    backward_intervals,
+    hold,
+    interval,
+    join_starts,
+    neither,
+    run_solver,
+)
 from pptrace_optpipe.playback import rows_of
-from pptrace_optpipe.problem import AWAIT_OF, COMPUTED, NO_LIMIT, ON_RANK, Op, Part, coarsened
+from pptrace_optpipe.problem import (
+    AWAIT_OF,
+    COMPUTED,
+    NO_LIMIT,
+    ON_RANK,
+    Op,
+    Part,
+    coarsened,
+    joined_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,35 +60,58 @@ _WORK = 1.5
 """Deterministic time of the solver per window or period."""
 
 
-def improved(problem: Problem, rows: Rows, played: Played, span: tuple[int, int], effort: Effort) -> Rows | None:
-    """Return rows with a new order of the operations that start in a span of time; None without a solution."""
+def improved(
+    problem: Problem, rows: Rows, played: Played, span: tuple[int, int], effort: Effort, work: float = 1
+) -> Rows | None:
+    """Return rows with a new order of the operations that start in a span of time; None without a solution.
+
+    Args:
+        problem: what to schedule, in units coarse enough for a solver.
+        rows: the rows.
+        played: their simulation.
+        span: start and end of the window.
+        effort: time and seed of the solver.
+        work: the most work of the solver, relative to the default.
+    """
     window = _Window(problem, rows, played, span)
     if not window.free:
         return None
     window.build()
-    status, solver = run_solver(window.cp, effort, max_deterministic_time=_WORK)
+    status, solver = run_solver(window.cp, effort, max_deterministic_time=_WORK * work)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    return rows_of(problem, {
+    start = {
         op: int(solver.value(window.begin(op)))
         for op in window.ops if (chosen := window.choice(op)) is None or solver.value(chosen)
-    })  # fmt: skip
+    }  # fmt: skip
+    joined = {key for key, chosen in window.joined.items() if solver.value(chosen)}
+    return rows_of(problem, join_starts(start, window.kept_joined | joined))
 
 
 class _Window:
     """The model of one window."""
 
     def __init__(self, problem: Problem, rows: Rows, played: Played, span: tuple[int, int]) -> None:
-        self.problem, self.played, self.cp = problem, played, cp_model.CpModel()
+        self.problem, self.played, self.cp = problem, _split(played), cp_model.CpModel()
         self.low, self.high = span
         self.horizon = played.step + max(played.end.values(), default=0)
         self.first = [0] * problem.ranks
         self.free: set[Op] = set()
         self.post: set[Op] = set()
-        self.ops = [op for row in rows for op in row if op.part not in AWAIT_OF.values()]
+        self.ops: list[Op] = []
+        self.kept_joined: set[tuple[int, int]] = set()
+        """Stage and microbatch of joined backwards, without those that the solver may split."""
+        for op in (op for row in rows for op in row if op.part not in AWAIT_OF.values()):
+            if op.part is Part.B:
+                self.kept_joined.add(op[1:])
+            self.ops += [op._replace(part=part) for part in (Part.I, Part.W)] if op.part is Part.B else [op]
         for op in self.ops:
             if op.part in ON_RANK:
                 self._classify(op)
+        self.joined: dict[tuple[int, int], Any] = {}
+        """By stage and microbatch of backwards inside the window, a literal that is true if they are joined."""
+        self.joined_end: dict[Op, Any] = {}
+        """The ends of ``I`` and ``W`` of these backwards."""
         self.choices: dict[Op, Any] = {}
         """By offload or recomputation that the solver may choose, a literal that is true if it is chosen."""
         self.shift = [self.cp.new_int_var(0, played.step, f"shift{rank}") for rank in range(problem.ranks)]
@@ -78,7 +119,9 @@ class _Window:
 
     def _classify(self, op: Op) -> None:
         """Record whether an operation is before, inside or after the window."""
-        begin, rank = self.played.start[op], self.problem.stage_rank[op.stage]
+        is_joined = op.part is Part.W and op[1:] in self.kept_joined
+        begin = self.played.start[op._replace(part=Part.I) if is_joined else op]
+        rank = self.problem.stage_rank[op.stage]
         if begin < self.low:
             self.first[rank] = max(self.first[rank], self.played.end[op])
         else:
@@ -95,6 +138,13 @@ class _Window:
         start = self.played.start[op]
         moves = op._replace(part=_ANCHOR.get(op.part, op.part)) in self.post
         return start - self.shift[self.problem.stage_rank[op.stage]] if moves else start
+
+    def end(self, op: Op) -> Any:
+        """Return the end of an operation: a constant, or an expression of variables."""
+        if op[1:] in self.kept_joined and op.part in (Part.I, Part.W):
+            is_weight = op.part is Part.W
+            return self.begin(op) + (0 if is_weight else self.problem.duration(op._replace(part=Part.B)))
+        return self.joined_end.get(op, self.begin(op) + self.problem.duration(op))
 
     def build(self) -> None:
         """Add all variables and constraints."""
@@ -124,8 +174,21 @@ class _Window:
         for op in sorted(self.free):
             self._variable(op, self.first[self.problem.stage_rank[op.stage]], self.played.start[op])
             self._copy_variables(op, copied)
+        for op in sorted(self.free):
+            if op.part is Part.I and op.stage in self.problem.joinable and op._replace(part=Part.W) in self.free:
+                self._join_variable(op)
         for offload in [op for op in self.choices if op.part is Part.O]:
             self._copy_variable(offload._replace(part=Part.R))
+
+    def _join_variable(self, gradient: Op) -> None:
+        """Add the choice between a joined backward and its two parts."""
+        joined = self.joined[gradient[1:]] = self.cp.new_bool_var("joined")
+        self.cp.add_hint(joined, int(gradient[1:] in self.kept_joined))
+        self.kept_joined.discard(gradient[1:])
+        weight = gradient._replace(part=Part.W)
+        for op in (gradient, weight):
+            self.joined_end[op] = backward_end(self.cp, self.problem, op, self.variable[op], joined)
+        self.cp.add(self.variable[weight] == self.end(gradient)).only_enforce_if(joined)
 
     def _copy_variables(self, op: Op, copied: set[Op]) -> None:
         """Add the variables of the copies that move with a computation."""
@@ -160,23 +223,35 @@ class _Window:
         inside = [op for op in rank_ops if op in self.free]
         optional = [op for op in rank_ops if op not in self.free and self.choice(op) is not None]
         recomputations = [op for op in optional if op.part is Part.C]
-        intervals = [self._interval(op) for op in inside + recomputations]
+        intervals = [item for op in inside + recomputations for item in self._intervals(op)]
         after = [op for op in rank_ops if op in self.post]
         if after:
             first_after = min(after, key=self.played.start.__getitem__)
             for op in inside:
                 if self.choice(op) is None:
-                    cp.add(self.variable[op] + problem.duration(op) <= self.begin(first_after))
+                    cp.add(self.end(op) <= self.begin(first_after))
         for part in (Part.F, Part.I, Part.W):
             for stage in problem.stages_of[rank]:
+                if part is Part.W and stage in problem.joinable:
+                    continue
                 microbatches = sorted(op.microbatch for op in inside if op.part is part and op.stage == stage)
                 for microbatch, next_microbatch in pairwise(microbatches):
                     op, next_op = Op(part, stage, microbatch), Op(part, stage, next_microbatch)
-                    cp.add(self.variable[op] + problem.duration(op) <= self.variable[next_op])
+                    cp.add(self.end(op) <= self.variable[next_op])
         cp.add_no_overlap(intervals)
 
     def _is_near(self, op: Op) -> bool:
         return self.played.end[op] > self.low and self.played.start[op] < self.high
+
+    def _intervals(self, op: Op) -> list[Any]:
+        """Return the intervals of an operation; only one of them is present."""
+        if op[1:] in self.kept_joined and op.part in (Part.I, Part.W):
+            is_weight = op.part is Part.W
+            duration = 0 if is_weight else self.problem.duration(op._replace(part=Part.B))
+            return [interval(self.cp, self.begin(op), duration)]
+        if self.choice(op) is not None:
+            return [self._interval(op)]
+        return backward_intervals(self.cp, self.problem, op, self.begin(op), self.joined.get(op[1:]))
 
     def _interval(self, op: Op) -> Any:
         return interval(self.cp, self.begin(op), self.problem.duration(op), self.choice(op))
@@ -199,7 +274,7 @@ class _Window:
                 continue
             size = problem.activation[weight.stage]
             copied, recomputed = self.choice(offload), self.choice(recomputation)
-            begin, gradient_end = self.begin(forward), self.begin(gradient) + problem.duration(gradient)
+            begin, gradient_end = self.begin(forward), self.end(gradient)
             if (copied is not None or offload not in ops) and (recomputed is not None or recomputation not in ops):
                 yield begin, gradient_end, size, neither(self.cp, copied, recomputed)
             if recomputation in ops:
@@ -208,8 +283,7 @@ class _Window:
             if offload in ops:
                 yield begin, self.begin(offload) + problem.duration(offload), size, copied
                 yield self.begin(reload), gradient_end, size, copied
-            end = self.begin(weight) + problem.duration(weight)
-            yield gradient_end, end, problem.weight_activation[weight.stage], None
+            yield gradient_end, self.end(weight), problem.weight_activation[weight.stage], None
 
     def _dataflow(self) -> None:
         """Add the constraints of data dependencies with at least one variable operation."""
@@ -219,7 +293,7 @@ class _Window:
             for input_op, lag in self._needs(op):
                 chosen = self.choice(op) if self.choice(input_op) is None else self.choice(input_op)
                 if input_op in self.variable or op in self.variable:
-                    constraint = cp.add(self.begin(op) >= self.begin(input_op) + problem.duration(input_op) + lag)
+                    constraint = cp.add(self.begin(op) >= self.end(input_op) + lag)
                     if chosen is not None:
                         constraint.only_enforce_if(chosen)
                     continue
@@ -251,12 +325,22 @@ class _Window:
         for op in self.ops:
             if op in self.free or op in self.post:
                 rank = problem.stage_rank[op.stage]
-                cp.add(ends[rank] >= self.begin(op) + problem.duration(op) + problem.tail[rank])
+                cp.add(ends[rank] >= self.end(op) + problem.tail[rank])
         for rank, end in enumerate(ends):
             cp.add(end >= self.first[rank] + problem.tail[rank])
         length = cp.new_int_var(0, self.horizon, "length")
         cp.add_max_equality(length, ends)
         cp.minimize(length * 2 * problem.ranks + sum(ends))
+
+
+def _split(played: Played) -> Played:
+    """Return times with each joined backward as ``I`` of its whole time, and ``W`` of no time."""
+    start, end = dict(played.start), dict(played.end)
+    for op in [op for op in start if op.part is Part.B]:
+        gradient, weight = (op._replace(part=part) for part in (Part.I, Part.W))
+        start[gradient], end[gradient] = start.pop(op), end.pop(op)
+        start[weight] = end[weight] = end[gradient]
+    return replace(played, start=start, end=end)
 
 
 _ANCHOR = {Part.O: Part.F, Part.R: Part.I}
@@ -279,12 +363,15 @@ def steady_rows(problem: Problem, effort: Effort) -> Iterator[Rows]:
         effort: limit for each period.
     """
     computations = replace(problem, offload=(), reload=(), recompute=(), checkpoint=(), tail=(), shared=())
-    for factor in _MEMORY_FACTORS if problem.copies or problem.recomputes else _MEMORY_FACTORS[:1]:
+    factors = _MEMORY_FACTORS if problem.copies or problem.recomputes else _MEMORY_FACTORS[:1]
+    for factor, is_joined in product(factors, (False, True) if problem.joinable else (False,)):
         limits = tuple(NO_LIMIT if limit == NO_LIMIT else int(limit * factor) for limit in problem.limit)
-        coarse = _in_units(replace(computations, limit=limits))
+        limited = replace(computations, limit=limits)
+        coarse = _in_units(limited.joined if is_joined else limited)
         pattern = shortest_pattern(coarse, effort)
         if pattern is not None:
-            yield rows_of(coarse, pattern.starts(problem.microbatches))
+            rows = rows_of(coarse, pattern.starts(problem.microbatches))
+            yield joined_rows(problem, rows) if is_joined else rows
 
 
 def shortest_pattern(problem: Problem, effort: Effort) -> Pattern | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, ON_RANK, Op, Part, computed_again
+from pptrace_optpipe.problem import AWAIT_OF, GRADIENT, NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -126,7 +126,7 @@ class _Player:
             if input_end is None:
                 return None
             ready_time = max(ready_time, input_end + transfer)
-        if op.part in (Part.I, Part.B):
+        if op.part in GRADIENT:
             ready_time = max(ready_time, end.get(Op(Part.R, op.stage, op.microbatch), 0))
         return ready_time
 
@@ -206,7 +206,8 @@ class _Rank:
         ends = [self._end(op) for op in self.computed]
         for op in self.copies:
             index = bisect_right(ends, start[op])
-            self.place[op] = index if op.part is Part.O else min(index, self.place[op._replace(part=Part.I)])
+            gradients = (op._replace(part=part) for part in GRADIENT if op.part is Part.R)
+            self.place[op] = min((index, *(self.place.get(gradient, index) for gradient in gradients)))
         self.offloads = [op for op in self.copies if op.part is Part.O]
         self.offload_index = {op: index for index, op in enumerate(self.offloads)}
         self.ended_offload = [-1] * (len(self.computed) + 1)
@@ -266,7 +267,7 @@ class _Rank:
     def _last_ended(self, op: Op) -> int:
         """Return the index of the last offload that ends before an operation by stream order or dependencies."""
         ended, offload = self.ended_offload[self.place[op]], op._replace(part=Part.O)
-        if op.part in (Part.I, Part.B, Part.R) and offload in self.offload_index:
+        if op.part in (*GRADIENT, Part.R) and offload in self.offload_index:
             ended = max(ended, self.offload_index[offload])
         if op.part is Part.R and self.problem.one_stream:
             ended = max(ended, bisect_right(self.offloads, self.start[op], key=self.start.__getitem__) - 1)

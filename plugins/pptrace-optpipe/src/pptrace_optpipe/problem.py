@@ -32,7 +32,7 @@ class Part(IntEnum):
     R = 4
     """Reload: copy it back."""
     B = 5
-    """Both backwards in one operation; a search splits them, and a table may join them again."""
+    """Both backwards in one operation; ``I`` and ``W`` in one, see :attr:`Problem.joinable`."""
     A = 6
     """Await: only the next operation of the row waits for the end of this activation's offload."""
     C = 7
@@ -47,6 +47,8 @@ _TIMES = (
 """Fields of a problem with times."""
 COMPUTED = (Part.F, Part.I, Part.W)
 """The parts that every microbatch has on every stage."""
+GRADIENT = (Part.I, Part.B)
+"""The parts that compute an input gradient, and so free the activation."""
 ON_RANK = (*COMPUTED, Part.B, Part.C)
 """The parts that run on the compute stream of a rank, one at a time."""
 _STAGE_NEEDS = {
@@ -184,6 +186,27 @@ class Problem:
             return self.recompute[stage]
         return (self.f, self.i, self.w, self.offload, self.reload)[part][stage]
 
+    @cached_property
+    def joinable(self) -> frozenset[int]:
+        """The stages with a joined backward that is shorter than its two parts; elsewhere, a search splits all."""
+        return frozenset(stage for stage, b in enumerate(self.b) if b < self.i[stage] + self.w[stage])
+
+    @property
+    def joined(self) -> Problem:
+        """The problem with joined backwards as ``I`` on joinable stages, where ``W`` takes no time."""
+
+        def on_joinable(values: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(
+                value if stage in self.joinable else other
+                for stage, (value, other) in enumerate(zip(values, others, strict=True))
+            )
+
+        nothing = (0,) * self.stages
+        return replace(
+            self, i=on_joinable(self.b or nothing, self.i), w=on_joinable(nothing, self.w), b=(),
+            weight_activation=on_joinable(nothing, self.weight_activation),
+        )  # fmt: skip
+
     @property
     def shortest(self) -> Problem:
         """The problem with backward times that are lower bounds for split and joined backwards.
@@ -191,7 +214,7 @@ class Problem:
         A joined backward can replace ``I`` and ``W`` from the start of ``I``. Therefore ``I`` is at most the
         joined time, and ``W`` is at most the remaining part of it.
         """
-        if not self.b or all(b >= i + w for b, i, w in zip(self.b, self.i, self.w, strict=True)):
+        if not self.joinable:
             return self
         i = tuple(map(min, self.i, self.b))
         w = tuple(min(w, b - i_time) for w, b, i_time in zip(self.w, self.b, i, strict=True))
@@ -217,6 +240,34 @@ class Problem:
         ]
 
 
+def joined_rows(problem: Problem, rows: Rows) -> Rows:
+    """Return rows of :attr:`Problem.joined` as rows of the problem, with joined backwards."""
+    return [
+        [
+            op._replace(part=Part.B) if op.part is Part.I and op.stage in problem.joinable else op
+            for op in row
+            if op.part is not Part.W or op.stage not in problem.joinable
+        ]
+        for row in rows
+    ]
+
+
+def split_rows(problem: Problem, rows: Rows) -> Rows:
+    """Return rows with split backwards on stages that are not joinable, where these are never slower."""
+    return [
+        [
+            part_op
+            for op in row
+            for part_op in (
+                (op._replace(part=Part.I), op._replace(part=Part.W))
+                if op.part is Part.B and op.stage not in problem.joinable
+                else (op,)
+            )
+        ]
+        for row in rows
+    ]
+
+
 def computed_again(ops: Iterable[Op]) -> set[tuple[int, int]]:
     """Return stage and microbatch of every recomputed forward."""
     return {(op.stage, op.microbatch) for op in ops if op.part is Part.C}
@@ -233,7 +284,8 @@ def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
         finest: the most units of time in the work of a rank.
     """
     times = [*problem.f, *problem.i, *problem.w, *problem.forward_transfer, *problem.backward_transfer,
-             *problem.offload, *problem.reload, *problem.recompute, *problem.tail]  # fmt: skip
+             *problem.offload, *problem.reload, *problem.recompute, *problem.tail,
+             *(problem.b[stage] for stage in problem.joinable)]  # fmt: skip
     unit = max(gcd(*times), 1)
     longest = max(problem.work(rank) for rank in range(problem.ranks))
     if longest // unit > finest:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import random
 import time
+from concurrent.futures import BrokenExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import PptraceError, Schedule, ScheduleError
 from pptrace_optpipe.bounds import bound, counted_bound, relaxed_bound, relaxed_ranks
 from pptrace_optpipe.cache import Cache, Entry
 from pptrace_optpipe.memory_repair import repaired
-from pptrace_optpipe.model import solve
+from pptrace_optpipe.model import Effort, WorkClock, limited, solve
 from pptrace_optpipe.partial_models import MOST_OPS, improved, steady_rows
 from pptrace_optpipe.playback import play, rows_of
-from pptrace_optpipe.problem import Part, coarsened
+from pptrace_optpipe.problem import Part, coarsened, split_rows
 from pptrace_optpipe.setting import joined, rows_of_table, table_of
 from pptrace_optpipe.start_schedules import (
     StartSchedule,
+    disturbed,
     fitted,
     in_order,
     is_better,
@@ -29,8 +32,8 @@ from pptrace_optpipe.start_schedules import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
 
-    from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem, Rows
     from pptrace_optpipe.setting import SearchInput, Simulated
     from pptrace_optpipe.start_schedules import Rival
@@ -40,14 +43,24 @@ _WHOLE = 200
 """The most computations in a problem that is solved by one model."""
 _STARTS = 0.5
 """The largest share of the time for start schedules."""
+_DISTURBED = 0.125
+"""The largest share of the time for lists with disturbed times."""
 _STEADY = 0.25
 """The largest share of the time for periodic schedules."""
 _COUNTS = 0.125
 """The largest share of the time for a bound by counts."""
+_SLICE = 0.05
+"""Share of the time after which searches side by side exchange their best schedules."""
+_LEAST_SLICE = 1.0
+"""The least time between two exchanges."""
+_POLL_SECONDS = 0.1
+"""Seconds between two calls of ``Effort.stopped``."""
 _UNITS = 4_000
 """Units of time in a rank's work in the solver's model, coarse enough for a fast solution."""
-_FRUITLESS = 3
-"""Consecutive rounds over all windows without a better schedule after which the search ends."""
+_WIDEST = 2
+"""The widest windows, relative to those of the first round."""
+_LONGEST = 8
+"""The most work of the solver per window, relative to that in the first round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +107,7 @@ class _Search:
         if rows is None:
             return
         self.effort.count(self.ops)
-        rows = repaired(self.problem, rows)
+        rows = repaired(self.problem, split_rows(self.problem, rows))
         played = play(self.problem, rows)
         if played is None or not played.fits(self.problem):
             return
@@ -124,6 +137,20 @@ class _Search:
             return self.remaining() <= self.effort.seconds * (1 - _STARTS)
 
         start(self.problem, self.bound, is_over, lambda schedule: self.take(schedule.rows))
+
+    def disturb(self) -> None:
+        """Try list scheduling with disturbed times, for a share of the time."""
+        if self.best is None or self.ops <= _WHOLE:
+            return
+        least = self.remaining() - self.effort.seconds * _DISTURBED
+        for rows in disturbed(self.problem, self.random):
+            if self.is_over() or self.remaining() <= least:
+                return
+            self.effort.count(self.ops)
+            played = None if rows is None else play(self.problem, rows)
+            if rows is not None and played is not None and played.step < self.best.played.step:
+                for schedule in fitted(self.problem, rows, played):
+                    self.take(schedule.rows)
 
     def repeat(self) -> None:
         """Try periodic schedules, for a share of the time."""
@@ -161,40 +188,88 @@ class _Search:
         """Solve the model of the whole problem, with the best schedule as a hint."""
         if self.best is None or len(self.coarse.ops()) > _WHOLE or self.is_over():
             return
-        played = play(self.coarse, self.best.rows)
+        played = play(self.coarse, split_rows(self.coarse, self.best.rows))
         if played is None:
             return
         part, least = self.part(self.remaining()), self.bound // self.unit
         solved = solve(self.coarse, part, horizon=played.step, hint=played.start, least=least)
-        if self.coarse.shortest is self.coarse:
-            self.raise_bound(solved.bound * self.unit)
+        self.raise_bound(solved.bound * self.unit)
         if solved.start:
             self.take(rows_of(self.coarse, solved.start))
 
     def windows(self) -> None:
-        """Improve the best schedule in windows until the time is over or rounds find no shorter schedule."""
-        fruitless = 0
-        while self.best is not None and fruitless < _FRUITLESS and not self.is_over():
-            step = self.best.played.step
-            self._try_windows(self.best)
+        """Improve the best schedule in windows until the time is over.
+
+        After each round without a shorter schedule, windows are wider and the solver works longer on each.
+        """
+        if self.effort.start_executor is not None:
+            self._windows_side_by_side(self.effort.start_executor)
+        fruitless, before = 0, self.remaining() + 1
+        while self.best is not None and not self.is_over() and self.remaining() < before:
+            step, before = self.best.played.step, self.remaining()
+            self._try_windows(self.best, fruitless)
             fruitless = 0 if self.best.played.step < step else fruitless + 1
 
-    def _try_windows(self, best: StartSchedule) -> None:
-        """Try windows over the whole step once."""
-        played = play(self.coarse, best.rows)
+    def _windows_side_by_side(self, start_executor: Callable[[], Executor]) -> None:
+        """Search in several processes with different seeds; each slice of time starts from the best schedule."""
+        executor = start_executor()
+        try:
+            while self.best is not None and not self.is_over():
+                seconds = min(max(self.effort.seconds * _SLICE, _LEAST_SLICE), self.remaining())
+                is_timed = not isinstance(self.effort.clock, WorkClock)
+                call = partial(windows_from, self.problem, self.best.rows, self.bound, seconds, is_timed=is_timed)
+                futures = [executor.submit(call, self.random.randrange(2**31)) for _ in range(self.effort.workers)]
+                while not self.effort.stopped() and wait(futures, timeout=_POLL_SECONDS).not_done:
+                    pass
+                for future in futures:
+                    self.take(future.result() if future.done() else None)
+                self.effort.count(0, seconds)
+        except BrokenExecutor:  # this process goes on alone
+            return
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def _try_windows(self, best: StartSchedule, fruitless: int) -> None:
+        """Try windows over the whole step once, with a further seed of the solver."""
+        played = play(self.coarse, split_rows(self.coarse, best.rows))
         if played is None:
             return
-        width = max(played.step * MOST_OPS // max(self.ops, 1), 1)
+        widest = min(1 + fruitless / 4, _WIDEST)
+        width = max(int(played.step * MOST_OPS / max(self.ops, 1) * self.random.uniform(widest / 2, widest)), 1)
+        effort = replace(self.part(20), seed=self.random.randrange(2**31))
+        work = min(2**fruitless, _LONGEST)
         shift = self.random.randrange(width)
         lows = list(range(-shift, played.step, max(width // 2, 1)))
         self.random.shuffle(lows)
         for low in lows:
             if self.is_over():
                 break
-            best = self.best or best
-            played = play(self.coarse, best.rows)
+            rows = split_rows(self.coarse, (self.best or best).rows)
+            played = play(self.coarse, rows)
             if played is not None:
-                self.take(improved(self.coarse, best.rows, played, (low, low + width), self.part(20)))
+                span_effort = replace(effort, seconds=self.part(20).seconds)
+                self.take(improved(self.coarse, rows, played, (low, low + width), span_effort, work))
+
+
+def windows_from(
+    problem: Problem, rows: Rows, least: int, seconds: float, seed: int, *, is_timed: bool
+) -> Rows | None:
+    """Return the best rows of a search in windows.
+
+    Args:
+        problem: what to schedule.
+        rows: the rows to start from.
+        least: a known lower bound.
+        seconds: time of the search, or units of work.
+        seed: seed of the search.
+        is_timed: whether ``seconds`` is a time.
+    """
+    effort = Effort(seconds=seconds, seed=seed) if is_timed else limited(None, seconds, seed=seed)
+    state = _Search(problem, effort, lambda _: None)
+    state.bound = max(state.bound, least)
+    state.take(rows)
+    state.windows()
+    return state.best.rows if state.best is not None else None
 
 
 def search(
@@ -225,6 +300,7 @@ def search(
         state.take(rows)
     if not only:
         state.start()
+        state.disturb()
         state.repeat()
         state.count()
         state.relax()

@@ -515,7 +515,7 @@ def _actions(row: list[Op]) -> list[Action]:
 
 
 def rows_of_table(table: Schedule) -> Rows:
-    """Return the operations of a table as rows, with split backwards.
+    """Return the operations of a table as rows.
 
     Raises:
         ScheduleError: the table has overlapped pairs, actions of several microbatches or several routes, which
@@ -535,9 +535,7 @@ def rows_of_table(table: Schedule) -> Rows:
                 if copy.kind in (Kind.OFFLOAD, Kind.RELOAD)
             ]
             part = _PARTS.get(action.kind)
-            if part is Part.B:
-                row += [Op(backward_part, action.stage, action.microbatch) for backward_part in (Part.I, Part.W)]
-            elif part is not None:
+            if part is not None:
                 row.append(Op(part, action.stage, action.microbatch))
         rows.append(row)
     return rows

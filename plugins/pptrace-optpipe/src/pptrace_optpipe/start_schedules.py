@@ -15,19 +15,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import product
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import ConfigError, Kind, PptraceError, ScheduleError, load, prepare
+from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Lister, OffloadingLister, Rule, serial_rows
 from pptrace_optpipe.memory_repair import evict
 from pptrace_optpipe.playback import Played, play
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Part
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Part, joined_rows
 from pptrace_optpipe.setting import pairs, rows_of_table, setting_in, simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from random import Random
 
     from pptrace.plugin import Placement, Prepared, Registry, Schedule
     from pptrace_optpipe.model import Effort
@@ -53,6 +55,14 @@ class StartSchedule(NamedTuple):
         return self.played.step, evicted_count, sum(self.played.peak)
 
 
+_PACES = (Fraction(9, 10), Fraction(19, 20), Fraction(1), Fraction(26, 25))
+"""Intervals between forwards, relative to those of the lower bound."""
+_DISTURBANCES = (0.0, 0.03, 0.1, 0.3)
+"""The largest changes of times, as shares."""
+_INTERVALS = (0.85, 1.1)
+"""The least and the largest of these intervals for lists with disturbed times."""
+_OFTEN, _SELDOM = 0.5, 0.3
+"""Probabilities of random settings."""
 _PARTS = (Fraction(1), Fraction(11, 12), Fraction(5, 6))
 """Shares of a rank's memory for activations in flight; the other part is for deferred weight gradients."""
 
@@ -87,11 +97,42 @@ def start(
 
 
 def started(problem: Problem) -> Iterator[StartSchedule]:
-    """Yield the schedules of all start rules that fit, rule by rule."""
-    for rows in _list_schedules(problem):
+    """Yield the schedules of all start rules that fit, with split and, if shorter, joined backwards."""
+    lists = [_list_schedules(problem)]
+    if problem.joinable:
+        lists.append(joined_rows(problem, rows) for rows in _list_schedules(problem.joined))
+    for rows in (rows for group in zip_longest(*lists) for rows in group if rows is not None):
         played = play(problem, rows)
         if played is not None:
             yield from fitted(problem, rows, played)
+
+
+def disturbed(problem: Problem, random: Random) -> Iterator[Rows | None]:
+    """Yield rows of list scheduling with disturbed times and random rules, without end; None for a deadlock.
+
+    With other times, operations that compete for a rank have another order, which can be better for the true
+    times: Storer, Wu and Vaccari, New search spaces for sequencing problems, Management Science 38, 1992.
+    """
+    interval = _forward_interval(problem)
+    while True:
+        is_joined = bool(problem.joinable) and random.random() < _OFTEN
+        base = problem.joined if is_joined else problem
+        largest = random.choice(_DISTURBANCES)
+        f, i, w = (
+            tuple(int(time * random.uniform(1 - largest, 1 + largest)) for time in times)
+            for times in (base.f, base.i, base.w)
+        )
+        other = replace(base, f=f, i=i, w=w)
+        patient, second = random.random() < _SELDOM, random.random() < _OFTEN
+        pace = int(interval * random.choice((0, random.uniform(*_INTERVALS))))
+        if problem.copies:
+            lister: Lister = OffloadingLister(
+                other, random.randint(0, _most_kept(problem)), patient=patient, late=second
+            )
+        else:
+            lister = Lister(other, Rule(limit=problem.limit, patient=patient, weights_first=second, pace=pace))
+        rows = lister.rows()
+        yield joined_rows(problem, rows) if is_joined and rows is not None else rows
 
 
 def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedule]:
@@ -141,8 +182,22 @@ def _rules(problem: Problem) -> Iterator[Rule]:
         limit = tuple(NO_LIMIT if size == NO_LIMIT else int(size * factor) for size in problem.limit)
         for patient, weights_first in product((True, False), (False, True)):
             yield Rule(limit=limit, patient=patient, weights_first=weights_first)
+    yield from _paced(problem)
     for in_flight in flights(problem):
         yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=in_flight)
+
+
+def _paced(problem: Problem) -> Iterator[Rule]:
+    """Yield rules with forwards at even intervals, which wait less for gradients on the same rank."""
+    if not problem.copies and not problem.recomputes:
+        interval = _forward_interval(problem)
+        for share in _PACES:
+            yield Rule(limit=problem.limit, patient=False, pace=int(interval * share))
+
+
+def _forward_interval(problem: Problem) -> int:
+    """Return the mean time between forwards of the first stage in a step as short as the lower bound."""
+    return max(bound(problem) - problem.round_trip(0), 0) // max(problem.microbatches - 1, 1)
 
 
 def _by_round_trips(problem: Problem) -> Iterator[tuple[int, ...]]:
