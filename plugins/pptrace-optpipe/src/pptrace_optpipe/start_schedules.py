@@ -12,11 +12,12 @@ computations.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product, zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
 from pptrace.plugin import ConfigError, Kind, PptraceError, ScheduleError, load, prepare
 from pptrace_optpipe.bounds import bound
@@ -253,8 +254,8 @@ class Rival:
     """A schedule of another plugin with its simulated figures."""
 
     name: str
-    """Name for ``pptrace simulate --schedule``; with the suffix ``+offload`` if offloads are added, and
-    ``+recompute`` if recomputation is added."""
+    """Name as for ``pptrace compare --schedules``, such as ``zb-h1:shorten=step``; with the suffix ``+offload`` if
+    offloads are added, and ``+recompute`` if recomputation is added."""
     table: Schedule
     simulated: Simulated
     """Simulated figures of the table."""
@@ -288,27 +289,45 @@ def rivals(
     Schedules with other sizes, with more or less computation, or with behaviour that a table cannot represent are
     skipped, as are other placements if the setting keeps its own. If offloads are possible, each schedule appears
     a second time, with the offloads that fit in time. If recomputation is possible, it appears once more, with all
-    forwards recomputed. A configuration's own schedule of slices comes first.
+    forwards recomputed. A configuration's own schedule of slices comes first. Schedules with other values of
+    enumerated options come last.
     """
     if setting.sliced is not None:
         yield _sliced_rival(setting.sliced, setting, memory)
     problem, work = setting.problem(memory), _work_ns(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
-    variants = {"": [], COPIED: _offload_settings(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
-    for name in sorted(registry.schedules):
-        for suffix, variant_sets in variants.items() if name != _OPTPIPE else ():
-            if suffix and not variant_sets:
-                continue
-            prepared = _prepare_rival(config, [*sets, *variant_sets], registry, name, limits)
-            if prepared is None:
-                continue
-            figures = rival_figures(prepared, work, setting.placement if setting.is_kept else None)
-            if figures is None:
-                continue
-            yield Rival(
-                name=f"{name}{suffix}", table=prepared.schedule, simulated=figures,
-                fits=setting.fits(figures, memory), search_input=partial(_input_of, prepared, setting, memory),
-            )  # fmt: skip
+    names = sorted(set(registry.schedules) - {_OPTPIPE})
+    schedules = [(name, "") for name in names]
+    schedules += [(name, option) for name in names for option in _options(registry, name)]
+    additions = {"": [], COPIED: _offload_settings(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
+    for (name, option), (suffix, added) in product(schedules, additions.items()):
+        if suffix and not added:
+            continue
+        option_sets = [f"schedule.options.{option}"] if option else []
+        prepared = _prepare_rival(config, [*sets, *option_sets, *added], registry, name, limits)
+        if prepared is None:
+            continue
+        figures = rival_figures(prepared, work, setting.placement if setting.is_kept else None)
+        if figures is None:
+            continue
+        yield Rival(
+            name=f"{name}{f':{option}' if option else ''}{suffix}", table=prepared.schedule, simulated=figures,
+            fits=setting.fits(figures, memory), search_input=partial(_input_of, prepared, setting, memory),
+        )  # fmt: skip
+
+
+def _options(registry: Registry, name: str) -> Iterator[str]:
+    """Yield ``option=value`` for each value of a schedule's enumerated options, except the defaults."""
+    try:
+        model = registry.schedules[name].offer.options
+    except PptraceError:
+        return
+    for option, field in model().model_fields.items() if model else ():
+        values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        words = (
+            value if isinstance(value, str) else json.dumps(value) for value in values if value != field.default
+        )
+        yield from (f"{option}={word}" for word in words)
 
 
 def _sliced_rival(prepared: Prepared, setting: Setting, memory: int) -> Rival:
