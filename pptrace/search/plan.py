@@ -39,6 +39,7 @@ from pptrace.search.space import (
     PLAIN,
     PLANNED,
     RECOMPUTE,
+    SCHEDULE_OPTION,
     PlanRequest,
     Space,
     gpus_text,
@@ -737,7 +738,7 @@ def _counts(plan: Plan) -> list[tuple[str, str]]:
     refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
     return [
         ("considered", ", ".join(parts)), *([("cannot run", ", ".join(refused))] if refused else []),
-        *_default_chunks(plan),
+        *_default_chunks(plan), *_missing_options(plan),
     ]  # fmt: skip
 
 
@@ -760,6 +761,21 @@ def _default_chunks(plan: Plan) -> list[tuple[str, str]]:
     chunks = ", ".join(map(str, requested))
     text = f"{chunks} where a schedule accepts it; {join_names([*schedules])} with default chunks"
     return [("vp", text)]
+
+
+def _missing_options(plan: Plan) -> list[tuple[str, str]]:
+    """Return a row per varied option with the schedules that do not have it."""
+    rows = []
+    for key, axis in plan.problem.axes.items():
+        schedules = dict.fromkeys(
+            candidate.schedule for candidate in plan.candidates
+            if key.startswith(SCHEDULE_OPTION) and key not in candidate.settings
+        )  # fmt: skip
+        values = ", ".join(value.text for value in axis.values)
+        if schedules:
+            text = f"{values} where a schedule has this option; {join_names([*schedules])} without it"
+            rows.append((key.removeprefix(SCHEDULE_OPTION), text))
+    return rows
 
 
 def _other_frameworks(plan: Plan) -> list[tuple[str, str]]:

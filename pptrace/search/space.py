@@ -7,7 +7,7 @@ cost model, even and balanced splits of layers, and every installed schedule wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
@@ -164,6 +164,8 @@ def _key(axis: Axis) -> str:
 _SIZES = ("pp", "tp", "cp", "ep", "dp", "vp")
 PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.global", "schedule.name")
 """Keys that a plan chooses, unless the command line sets them."""
+SCHEDULE_OPTION = "schedule.options."
+"""The beginning of keys of options that only some schedules have."""
 LAYERS = "model.layers_per_stage"
 """The key of the split of layers over stages."""
 _PLACE = Place(source="plan")
@@ -421,7 +423,7 @@ class Space:
         if not self.sequences:
             raise ConfigError("missing: write the sequences in a step, such as --global 1024", key="batch.global")
         self.splits = self._splits()
-        self.entries = self._entries()
+        self.entries = self._with_varied_options(self._entries())
         self.other_axes = self._other_values()
         self._check_size()
 
@@ -551,6 +553,32 @@ class Space:
         ]
         return parse_entries([*([default] if default else []), *other_names], "plan")
 
+    def _with_varied_options(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Return entries with each value of the varied options that their schedules have.
+
+        Raises:
+            ConfigError: an option that no schedule has.
+        """
+        for key, axis in self.problem.axes.items():
+            if not key.startswith(SCHEDULE_OPTION):
+                continue
+            if not any(self._has_option(entry, key) for entry in entries):
+                names = ", ".join(dict.fromkeys(entry.name for entry in entries))
+                raise ConfigError(f"no schedule of the plan has this option: {names}", file=f"--vary {key}")
+            entries = tuple(
+                variant
+                for entry in entries
+                for variant in (_with_option(entry, key, axis) if self._has_option(entry, key) else (entry,))
+            )
+        return entries
+
+    def _has_option(self, entry: Entry, key: str) -> bool:
+        """Return whether the schedule of an entry has an option that the entry does not set."""
+        if entry.is_table or entry.sets(key):
+            return False
+        model = self.problem.registry.schedules[entry.name].offer.options
+        return model is not None and key.removeprefix(SCHEDULE_OPTION) in model().model_fields
+
     def _option_entries(self, name: str) -> tuple[Entry, ...]:
         """Return a schedule with its defaults, and with each value of its enumerated options."""
         model = self.problem.registry.schedules[name].offer.options
@@ -566,7 +594,7 @@ class Space:
         axis_values = [
             [tuple(map(_normalize_offload, value.varied)) for value in axis.values]
             for key, axis in axes.items()
-            if key not in {*PLANNED, LAYERS}
+            if key not in {*PLANNED, LAYERS} and not key.startswith(SCHEDULE_OPTION)
         ]
         framework = FRAMEWORKS.get(self.problem.framework)
         usual_values = {**WIDELY, **(framework.values if framework else {})}
@@ -609,6 +637,15 @@ class Space:
                 f"{count:,} configurations ({factors}); the most is {_MOST:,}: name fewer values, as micro=1,2"
             )
             raise ConfigError(message, file="--vary")
+
+
+def _with_option(entry: Entry, key: str, axis: Axis) -> tuple[Entry, ...]:
+    """Return an entry with each value of an option."""
+    option = key.removeprefix(SCHEDULE_OPTION)
+    return tuple(
+        replace(entry, label=f"{entry.label}:{option}={value.text}", varied=(*entry.varied, *value.varied))
+        for value in axis.values
+    )
 
 
 def _check_coupled(axis: Axis) -> None:

@@ -488,6 +488,23 @@ def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registr
     assert "vp          4 where a schedule accepts it; zb-v with default chunks" in str(plan)
 
 
+def test_options_that_are_named_are_for_the_schedules_that_have_them(registry: Registry) -> None:
+    vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b", "zb-h1", "zb-h1:order=fixed"]}
+    shorten = {"schedule.options.shorten": ["rank", "step"]}
+
+    plan = planned(registry, vary=vary | shorten)
+
+    assert by_schedule(plan).keys() == {
+        "1f1b", "zb-h1:shorten=rank", "zb-h1:shorten=step",
+        "zb-h1:order=fixed:shorten=rank", "zb-h1:order=fixed:shorten=step",
+    }  # fmt: skip
+    assert plan.counts()["refused"] == 0
+    assert by_schedule(plan)["1f1b"] == [(4, 1, "simulated")]
+    assert "shorten     rank, step where a schedule has this option; 1f1b without it" in str(plan)
+    with pytest.raises(pptrace.PptraceError, match="no schedule of the plan has this option: 1f1b"):
+        planned(registry, vary=vary | shorten | {"schedule": ["1f1b"]})
+
+
 @pytest.mark.parametrize("other", ["1f1b:p2p=batched", "1f1b:schedule.recompute.early=true"])
 def test_a_schedule_with_settings_of_its_own_is_not_equal_to_the_one_without(
     registry: Registry, other: str

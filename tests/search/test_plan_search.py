@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,6 +112,67 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
         _summary(candidate) for candidate in everything.ranked
     ]
     assert bounded.counts()["considered"] == everything.counts()["considered"]
+
+
+@st.composite
+def axes_of_some_schedules(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw axes that only some of the schedules take."""
+    names = ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v"]
+    schedules = draw(st.lists(st.sampled_from(names), min_size=2, max_size=3, unique=True))
+    has_option = any(name.startswith("zb") for name in schedules) and draw(st.booleans())
+    return {
+        "pp": draw(st.sampled_from([[2], [4], [2, 4]])), "tp": [1], "micro": [1], "zero": [0],
+        "recompute": ["none"], "layers": ["even"], "schedule": schedules,
+        "vp": draw(st.sampled_from([[1, 2], [2], [2, 4], [4]])),
+        **({"schedule.options.shorten": ["rank", "step"]} if has_option else {}),
+    }  # fmt: skip
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(vary=axes_of_some_schedules())
+def test_a_plan_has_every_row_that_simulating_each_combination_has(
+    registry: Registry, vary: dict[str, Any]
+) -> None:
+    """A schedule that takes none of the chunks has its default; one without the option runs once."""
+    config = {"model": MODEL, "device": "a100-sxm", "stack": "ideal"}
+    expected: dict[tuple[Any, ...], int] = {}
+    for name, pp in product(vary["schedule"], vary["pp"]):
+        words = vary.get("schedule.options.shorten", [None]) if name.startswith("zb") else [None]
+        options = [{"name": name, "options": {"shorten": word} if word else {}} for word in words]
+        for schedule in options:
+            sizes = {"pp": pp, "dp": 4 // pp, "global": 16, "sequence": 2048}
+            steps = {chunks: _step_of(config, registry, schedule, sizes, chunks) for chunks in vary["vp"]}
+            if not any(steps.values()):
+                steps = {0: _step_of(config, registry, schedule, sizes, None)}
+            for step in filter(None, steps.values()):
+                expected[pp, name, str(schedule["options"].get("shorten", "")), step[0]] = step[1]
+
+    plan = planned(registry, config=config, vary=vary, exhaustive=True, top=100)
+    first = planned(registry, config=config, vary=vary, top=1)
+
+    rows = {
+        (item.layout.pp, item.schedule.partition(":")[0], item.schedule.partition("=")[2], item.chunks):
+        item.row["step_ns"]
+        for item in plan.candidates if item.outcome is Outcome.SIMULATED
+    }  # fmt: skip
+    equal = {item.chunks for item in plan.candidates if item.outcome is Outcome.EQUAL}
+    assert rows.items() <= expected.items()
+    assert equal or rows == expected
+    assert set(rows.values()) == set(expected.values())
+    assert first.best.row["step_ns"] == min(expected.values())
+
+
+def _step_of(
+    config: dict[str, Any], registry: Registry, schedule: Any, sizes: dict[str, int], chunks: int | None
+) -> tuple[int, int] | None:
+    """Return chunks and step of a simulation; None if the schedule does not take these chunks."""
+    more = {} if chunks is None else {"vp": chunks}
+    try:
+        run = pptrace.simulate(config, registry=registry, schedule=schedule, **sizes, **more)
+    except pptrace.PptraceError:
+        return None
+    table = run.prepared.schedule
+    return table.stages // table.ranks, run.step_ns
 
 
 def _summary(candidate: Candidate) -> Any:
