@@ -64,6 +64,20 @@ def test_the_search_finds_and_proves_the_optimum_of_an_independent_model(seed: i
     assert halves(result.schedule.rows) == sorted(problem.ops())
 
 
+def test_a_gap_of_rounded_times_is_closed() -> None:
+    coarse = random_toy(1)
+    fine = {name: tuple(10_007 * time + 13 for time in getattr(coarse, name)) for name in "fiwb"}
+    messages = {name: tuple(10_007 * time for time in getattr(coarse, name))
+                for name in ("forward_transfer", "backward_transfer")}  # fmt: skip
+    problem = replace(coarse, **fine, **messages)  # type: ignore[arg-type] # columns by name
+
+    result = search(problem, effort(20))
+
+    assert result is not None
+    assert result.schedule.played.step == result.bound
+    assert shortest_step(coarse) <= result.bound / 10_007 <= shortest_step(coarse) + 0.1
+
+
 def test_weight_gradients_may_pass_a_joined_backward() -> None:
     """On the last rank, the gradient of the first microbatch goes on early, and its weight gradient comes last."""
     problem = Problem(

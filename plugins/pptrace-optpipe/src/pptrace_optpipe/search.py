@@ -49,6 +49,8 @@ _STEADY = 0.25
 """The largest share of the time for periodic schedules."""
 _COUNTS = 0.125
 """The largest share of the time for a bound by counts."""
+_EXACT_UNITS = 10**15
+"""More units of time than any rank's work has."""
 _SLICE = 0.05
 """Share of the time after which searches side by side exchange their best schedules."""
 _LEAST_SLICE = 1.0
@@ -185,17 +187,24 @@ class _Search:
             self.raise_bound(relaxed_bound(self.coarse, part, ranks, horizon, least) * self.unit)
 
     def solve_whole(self) -> None:
-        """Solve the model of the whole problem, with the best schedule as a hint."""
-        if self.best is None or len(self.coarse.ops()) > _WHOLE or self.is_over():
-            return
-        played = play(self.coarse, split_rows(self.coarse, self.best.rows))
-        if played is None:
-            return
-        part, least = self.part(self.remaining()), self.bound // self.unit
-        solved = solve(self.coarse, part, horizon=played.step, hint=played.start, least=least)
-        self.raise_bound(solved.bound * self.unit)
-        if solved.start:
-            self.take(rows_of(self.coarse, solved.start))
+        """Solve the model of the whole problem, with the best schedule as a hint.
+
+        Where rounded times leave a gap after an optimum, the model with exact times follows.
+        """
+        for units in (_UNITS, _EXACT_UNITS) if self.ops <= _WHOLE else ():
+            if self.best is None or self.is_over():
+                return
+            problem, unit = coarsened(self.problem, units)
+            played = play(problem, split_rows(problem, self.best.rows))
+            if played is None:
+                return
+            part, least = self.part(self.remaining()), self.bound // unit
+            solved = solve(problem, part, horizon=played.step, hint=played.start, least=least)
+            self.raise_bound(solved.bound * unit)
+            if solved.start:
+                self.take(rows_of(problem, solved.start))
+            if solved.length != solved.bound:
+                return
 
     def windows(self) -> None:
         """Improve the best schedule in windows until the time is over.
