@@ -74,10 +74,11 @@ def test_the_solver_proves_what_fill_and_drain_of_a_full_rank_take(
 
 
 @pytest.mark.parametrize(
-    ("stages", "microbatches", "limit", "length"), [(2, 4, 2, 13), (3, 4, 2, 17), (4, 4, 3, 18)]
+    ("stages", "microbatches", "limit", "length"),
+    [(2, 4, 2, 13), (3, 4, 2, 17), (4, 4, 3, 18), (2, 4, 1.5, 17), (3, 4, 1.5, 25), (4, 4, 1.5, 33)],
 )
 def test_of_one_stage_per_rank_the_arguments_alone_prove_optima_below_as_many_activations_as_ranks(
-    stages: int, microbatches: int, limit: int, length: int
+    stages: int, microbatches: int, limit: float, length: int
 ) -> None:
     """The solver proves these in the tests of optima, and an integer program some of them."""
     assert bound(toy(stages, microbatches, limit, copies=False)) == 2 * length
@@ -103,6 +104,22 @@ def test_v_schedules_in_their_own_memory_cannot_be_beaten(
     assert step.metrics.step_ns == (6 * microbatches + idle) * 10**6
     assert step.metrics.memory is not None
     assert max(step.metrics.memory.peak_activations) == limit
+
+
+@pytest.mark.parametrize(("limit", "room"), [(5, 2), (7, 3), (8, 4)])
+def test_only_whole_activations_fit_into_memory(limit: int, room: int) -> None:
+    """Of 25 microbatches, each forward waits for a round trip of the one that is so many places earlier."""
+    ranks, microbatches = 8, 25
+    problem = Problem(
+        microbatches=microbatches, stage_rank=tuple(range(ranks)), f=(2,) * ranks, i=(3,) * ranks, w=(1,) * ranks,
+        activation=(2,) * ranks, weight_activation=(1,) * ranks, limit=(limit,) * ranks,
+    )  # fmt: skip
+    is_full = limit % 2 == 0
+
+    trip = ranks * (2 + 3)
+
+    assert bound(problem) >= (microbatches - 1) // room * (trip + is_full) + trip + 1
+    assert bound(problem) > microbatches * (2 * trip + 1) / limit
 
 
 @pytest.mark.parametrize(("limit", "step"), [(32, 399), (18, 425), (15, 434), (12, 443)])

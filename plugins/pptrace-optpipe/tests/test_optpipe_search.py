@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import BrokenExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+from pptrace.plugin import ExecutorRequest, Registry
+from pptrace.plugins.builtin_executors import Serial
 from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Lister, Rule, serial_rows
 from pptrace_optpipe.partial_models import improved
@@ -174,6 +177,52 @@ def test_a_search_that_work_limits_is_the_same_on_a_slower_machine(monkeypatch: 
     assert later.schedule.rows == search_result.schedule.rows
     assert later.bound == search_result.bound < search_result.schedule.played.step
     assert slow.clock() == quick.clock() >= 0.3
+
+
+class Broken(Serial):
+    """An executor whose workers have died."""
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        """Fail as a pool without workers does."""
+        raise BrokenExecutor
+
+
+def test_searches_side_by_side_share_the_best_and_give_the_same_each_time() -> None:
+    problem = v_shaped(4, 12, 5)
+    alone = search(problem, effort(0.3))
+    together = [search(problem, effort(1, workers=2, start_executor=Serial)) for _ in range(2)]
+    broken = search(problem, effort(0.3, start_executor=Broken))
+
+    assert alone is not None
+    assert broken is not None
+    assert [result.schedule.rows for result in together if result] == [together[0].schedule.rows] * 2
+    assert together[0].bound <= together[0].schedule.played.step <= alone.schedule.played.step
+    assert together[0].schedule.played.fits(problem)
+    assert broken.schedule.rows == alone.schedule.rows
+
+
+def test_other_processes_search_as_well() -> None:
+    problem, workers = v_shaped(4, 12, 5), ExecutorRequest(workers=2)
+    seeds: list[int] = []
+    offer = Registry.load().executors["processes"].offer
+
+    class Counted(Serial):
+        def __init__(self) -> None:
+            self.pool = offer.build(workers)
+
+        def submit(self, fn: Any, /, seed: int, **_: Any) -> Any:
+            seeds.append(seed)
+            return self.pool.submit(fn, seed)
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
+            self.pool.shutdown(wait, cancel_futures=cancel_futures)
+
+    result = search(problem, effort(3, workers=2, start_executor=Counted))
+
+    assert result is not None
+    assert result.schedule.played.fits(problem)
+    assert len(seeds) == len(set(seeds)) > 0
+    assert len(seeds) % 2 == 0
 
 
 def test_progress_never_goes_back_and_a_stop_keeps_the_best() -> None:
