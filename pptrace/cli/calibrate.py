@@ -43,13 +43,19 @@ def command(
 ) -> None:
     """Fit times per stage, overhead and network to TRACES, files or a folder, all steps pooled.
 
-    Of several runs, folders with a manifest each, the newest with several steps is fitted; where it has whole
-    backwards alone, the shares of input and weight gradients come from another run of the same stages.
+    Of several runs, folders with a manifest each, the newest with several steps is fitted. Where it has whole
+    backwards alone, the shares of input and weight gradients come from another run of the same stages. Runs with
+    other numbers of stages measure the part of an action that does not depend on its layers.
 
     An order of no installed schedule is written as a table beside the configuration, which names it. Lines of
     NCCL Inspector, which have no actions, determine the network alone.
     """
-    from pptrace.measured.calibration import calibrate, check_calibration, extend_to_pipeline
+    from pptrace.measured.calibration import (
+        calibrate,
+        check_calibration,
+        extend_to_pipeline,
+        fit_stage_counts,
+    )
     from pptrace.measured.calibration_document import calibrated_yaml, calibration_document
     from pptrace.measured.matching import matching_schedules
     from pptrace.measured.sides import measured_side
@@ -71,9 +77,14 @@ def command(
         steps, node_ranks or 0, slices=measurement.slices,
         empty_input_gradient=measurement.empty_input_gradient,
     )  # fmt: skip
-    for run in [] if fit.measured_shares else runs:
-        if run != traces[0]:
-            fit = _with_shares(fit, run, registry, request)
+    further = {
+        str(run): fitted
+        for run in (runs if len(runs) > 1 else ())
+        if run != traces[0] and (fitted := _fit_further(run, registry, request)) is not None
+    }
+    fit = fit_stage_counts(fit, [*further.values()])
+    for run, fitted in further.items():
+        fit = fit.with_shares_of(fitted, run)
     if measurement.numbers:
         fit = extend_to_pipeline(fit, steps[0], measurement.numbers, measurement.ranks)
     check, names = (
@@ -102,8 +113,8 @@ def _run_to_fit(runs: Sequence[Path], registry: Registry, request: ImportRequest
     return runs[0]
 
 
-def _with_shares(fit: Calibration, run: Path, registry: Registry, request: ImportRequest) -> Calibration:
-    """Return a fit with the shares of gradients of a further run; a run that cannot be read becomes a note."""
+def _fit_further(run: Path, registry: Registry, request: ImportRequest) -> Calibration | None:
+    """Return the fit of a further run; None with a note for a run that cannot be read."""
     from pptrace.errors import PptraceError
     from pptrace.measured.calibration import calibrate
     from pptrace.measured.sides import measured_side
@@ -114,9 +125,8 @@ def _with_shares(fit: Calibration, run: Path, registry: Registry, request: Impor
         steps = measured_side(measurement, str(run)).step_computations
     except PptraceError as error:
         echo_notes([f"left out: {error}"])
-        return fit
-    further = calibrate(steps, empty_input_gradient=measurement.empty_input_gradient)
-    return fit.with_shares_of(further, str(run))
+        return None
+    return calibrate(steps, slices=measurement.slices, empty_input_gradient=measurement.empty_input_gradient)
 
 
 def _write_order(order: Schedule, output: str) -> str:

@@ -1,10 +1,14 @@
 """Calibration: costs and network figures fitted to a measured step.
 
-Computations and host gaps are fitted by means. Means include stalls, which a step waits for; medians omit them
-and are too short. A host gap is known only before an action that waits for no message. Messages are fitted by
-medians, because late messages are mostly late hosts, which the gaps include. Latency and bandwidth come from the
-median slope between several message sizes (H. Theil, 1950; P. K. Sen, 1968). A single size gives only the total
-time.
+Computations and times of the host are fitted by means. Means include stalls, which a step waits for; medians omit
+them and are too short. Latency and bandwidth come from the median slope between several message sizes (H. Theil,
+1950; P. K. Sen, 1968). A single size gives only the total time, its mean.
+
+The time of the host is fitted per kind of action. Between two actions it posts messages (:class:`HostFit`). In the
+simulation of a fit this time follows the arrival of a message. In a run it passes while the receiver waits, so the
+fitted latency is shorter by it. Inside an action, before its first and after its last operator, the host's time
+does not depend on the layers of the stage. Runs with several numbers of stages measure this part exactly: a mean
+duration is a line over the share of the model in a stage.
 
 A check simulates the fit. Where ranks share processors, memory or power, durations depend on the number of ranks
 that compute at once, so means do not hold for other schedules. A least-squares fit relates logarithms of durations
@@ -29,7 +33,7 @@ from pptrace.sanitize import shell_word
 from pptrace.steps.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -60,6 +64,20 @@ class ActionFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostFit:
+    """Time of the host around one kind of action, whatever the number of its layers."""
+
+    kind: str
+    """The kind."""
+    count: int
+    """The number of known gaps before it; 0 for a kind that has the mean of the other kinds."""
+    gap_ns: int
+    """Mean time between the previous action of its rank and this one, in which the host posts messages."""
+    fixed_ns: int
+    """The part of its duration that does not depend on the layers of its stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
     """Messages between ranks."""
 
@@ -69,6 +87,8 @@ class LinkFit:
     """Their sizes in bytes."""
     median_ns: Figure
     """The median of their transfer times."""
+    mean_ns: int
+    """The mean of their transfer times."""
     latency_ns: int | None
     """The time of an empty message; None for messages of one size."""
     bytes_per_s: float | None
@@ -105,12 +125,14 @@ class Calibration:
     """Slices of each microbatch's sequence; measured actions are those of slices."""
     fitted: tuple[ActionFit, ...]
     """Per stage and kind."""
+    hosts: tuple[HostFit, ...]
+    """Per kind of forwards and backwards."""
     overhead_ns: int
-    """Mean host gap before an action whose rank and inputs were ready."""
+    """Mean time of the host between two actions of a rank."""
     overhead_deviation_ns: int
-    """Standard deviation of these gaps."""
+    """Standard deviation of these times."""
     gaps: int
-    """The number of known gaps."""
+    """The number of known times."""
     link: LinkFit | None
     """Messages, between nodes where nodes are known; None without observed ones."""
     node_ranks: int
@@ -126,6 +148,8 @@ class Calibration:
     backward."""
     split_run: str = ""
     """The other run of the same stages in which input and weight gradients were measured apart; empty for none."""
+    stage_counts: tuple[int, ...] = ()
+    """Numbers of stages of the runs that the fixed parts are fitted to; empty where a single run gave them."""
     run_shares: tuple[float, ...] = ()
     """Shape (stages,): the shares of input gradients in backwards in that run."""
 
@@ -135,20 +159,37 @@ class Calibration:
         if link is None:
             return np.zeros_like(size_bytes)
         if link.latency_ns is None or link.bytes_per_s is None:
-            return np.full_like(size_bytes, link.median_ns.value)
-        times_ns: Int64s = (link.latency_ns + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
+            return np.full_like(size_bytes, self.hidden(link.mean_ns))
+        times_ns: Int64s = (self.hidden(link.latency_ns) + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
         return times_ns
+
+    def hidden(self, latency_ns: int) -> int:
+        """Return the rest of a latency after the host's time before the consumer, which passes meanwhile."""
+        gaps_ns = [self.host(kind).gap_ns for kind in (Kind.F, Kind.B)]
+        return max(latency_ns - sum(gaps_ns) // len(gaps_ns), 0)
+
+    def host(self, kind: Kind) -> HostFit:
+        """Return the host's time around a kind of forwards or backwards."""
+        return next(host for host in self.hosts if host.kind == kind.name)
+
+    def proportional_ns(self, kind: Kind, stage: int) -> int | None:
+        """Return the mean duration without its fixed part; None where it was not measured."""
+        fitted = self.of(kind, stage)
+        return None if fitted is None else max(round(fitted.mean_ns.value) - self.host(kind).fixed_ns, 0)
 
     def of(self, kind: Kind, stage: int) -> ActionFit | None:
         """Return the fit of one kind on one stage; None where it was not measured."""
         return next((fit for fit in self.fitted if (fit.kind, fit.stage) == (kind.name, stage)), None)
 
     def backward_ns(self, stage: int) -> int | None:
-        """Return the mean of a whole backward, or of its two gradients; None where neither was measured."""
-        whole, first, second = (self.of(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
+        """Return the time of a whole backward, or of its two gradients, without their fixed parts.
+
+        None where neither was measured.
+        """
+        whole, first, second = (self.proportional_ns(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
         if whole is not None:
-            return round(whole.mean_ns.value)
-        return round(first.mean_ns.value) + round(second.mean_ns.value) if first and second else None
+            return whole
+        return None if first is None or second is None else first + second
 
     @property
     def measured_shares(self) -> tuple[float, ...]:
@@ -157,9 +198,10 @@ class Calibration:
         Empty where no input gradient was measured.
         """
         shares = {
-            stage: first.mean_ns.value / total_ns
+            stage: first_ns / total_ns
             for stage in range(self.stages)
-            if (first := self.of(Kind.I, stage)) is not None and (total_ns := self.backward_ns(stage))
+            if (first_ns := self.proportional_ns(Kind.I, stage)) is not None
+            and (total_ns := self.backward_ns(stage))
         }
         middle = sorted(shares.values())[len(shares) // 2] if shares else 0.0
         return tuple(shares.get(stage, middle) for stage in range(self.stages)) if shares else ()
@@ -196,13 +238,13 @@ def calibrate(
         msg = "steps of one size are fitted together"
         raise ValueError(msg)
     ranks, stages, microbatches = sizes.pop()
-    gaps = np.concatenate([step.host_gaps_ns for step in steps])
+    gaps, fitted = np.concatenate([step.host_gaps_ns for step in steps]), tuple(_fit_actions(steps, stages))
     sent = np.concatenate([step.transfers.size_bytes for step in steps])
     seen = _observed_messages(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
         ranks=ranks, stages=stages, microbatches=microbatches // slices, steps=len(steps), slices=slices,
-        fitted=tuple(_fit_actions(steps, stages)),
+        fitted=fitted, hosts=tuple(_fit_hosts(steps, fitted, empty_input_gradient=empty_input_gradient)),
         overhead_ns=round(float(gaps.mean())) if gaps.size else 0,
         overhead_deviation_ns=round(float(gaps.std())) if gaps.size else 0, gaps=gaps.size,
         link=_fit_messages(seen, ~near), node_ranks=node_ranks, node_link=_fit_messages(seen, near),
@@ -248,6 +290,90 @@ def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionF
                 kind=kind.name, stage=stage, count=times_ns.size, mean_ns=mean_of(times_ns),
                 in_overlapped_pairs=not unpaired.any(),
             )  # fmt: skip
+
+
+def _fit_hosts(
+    steps: Sequence[Computations], fitted: Sequence[ActionFit], *, empty_input_gradient: bool
+) -> Iterator[HostFit]:
+    """Yield the host's time around each kind of forwards and backwards.
+
+    A kind with few known gaps has the mean of all kinds. An empty input gradient, which is no action of a step,
+    waits for its message before the backward that has its weight gradient.
+    """
+    kinds, stage, issued_ns, host_ns, pair = (
+        np.concatenate([getattr(step, name) for step in steps])
+        for name in ("kind", "stage", "issued_ns", "host_ns", "pair")
+    )
+    if empty_input_gradient and (kinds == Kind.I).any():
+        issued_ns = np.where((kinds == Kind.B) & (stage == 0), -1, issued_ns)
+    known_ns = issued_ns[issued_ns >= 0]
+    measured_ns = {
+        kind: float(host_ns[chosen].mean())
+        for kind in sorted(PASSES)
+        if (chosen := (kinds == kind) & (host_ns >= 0) & (pair < 0)).any()
+    }
+    fixed_ns = _complete_fixed_parts(measured_ns, {Kind[action.kind] for action in fitted})
+    for kind in sorted(PASSES):
+        gaps_ns = issued_ns[(kinds == kind) & (issued_ns >= 0)]
+        usual_ns = gaps_ns if gaps_ns.size >= _FEWEST else known_ns
+        yield HostFit(
+            kind=kind.name, count=gaps_ns.size,
+            gap_ns=round(float(usual_ns.mean())) if usual_ns.size else 0, fixed_ns=fixed_ns[kind],
+        )  # fmt: skip
+
+
+def _complete_fixed_parts(measured_ns: Mapping[Kind, float], kinds: Collection[Kind]) -> dict[Kind, int]:
+    """Return the fixed part of every kind, with estimates for kinds that did not run.
+
+    A whole backward enters the host once, and both of its gradients twice, as often as a further forward. A part
+    of zero is that of a kind whose operators were not recorded.
+
+    Args:
+        measured_ns: the fixed parts of kinds with recorded operators.
+        kinds: the kinds that ran.
+    """
+    forward, whole, first, second = (
+        measured_ns.get(kind, 0.0 if kind in kinds else None) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)
+    )
+    forward = forward or 0.0
+    if whole is None:
+        whole = max((first or 0.0) + (second or 0.0) - forward, first or 0.0, second or 0.0)
+    half = max(whole / 2, min(forward, whole))
+    parts_ns = {Kind.F: forward, Kind.B: whole, Kind.I: first, Kind.W: second}
+    return {kind: round(half if part is None else part) for kind, part in parts_ns.items()}
+
+
+def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibration:
+    """Return a fit with the host's time that it has together with fits of other numbers of stages.
+
+    The mean duration of a kind is a line over the share of the model in a stage: its value at 0 is the fixed part.
+    Gaps are means over all fits. Fits of other microbatches do not count.
+    """
+    alike = [fit, *(o for o in others if (o.microbatches, o.slices) == (fit.microbatches, fit.slices))]
+    counts = sorted({run.stages for run in alike})
+    if len(counts) == 1:
+        return fit
+    ran = {Kind[action.kind] for run in alike for action in run.fitted}
+    parts_ns = {kind: float(fit.host(kind).fixed_ns) for kind in ran}
+    for kind in ran:
+        means_ns = {
+            run.stages: float(np.mean(means))
+            for run in alike
+            if (means := [action.mean_ns.value for action in run.fitted if action.kind == kind.name])
+        }
+        if len(means_ns) > 1:
+            shares = [1 / stages for stages in means_ns]
+            intercept = float(np.polyfit(shares, [*means_ns.values()], 1)[1])
+            parts_ns[kind] = min(max(intercept, 0.0), *means_ns.values())
+    fixed_ns = _complete_fixed_parts(parts_ns, ran)
+    hosts = []
+    for host in fit.hosts:
+        kind = Kind[host.kind]
+        known = [run.host(kind) for run in alike if run.host(kind).count] or [host]
+        weights = [max(one.count, 1) for one in known]
+        gap_ns = round(float(np.average([one.gap_ns for one in known], weights=weights)))
+        hosts.append(replace(host, count=sum(weights), gap_ns=gap_ns, fixed_ns=fixed_ns[kind]))
+    return replace(fit, hosts=tuple(hosts), stage_counts=tuple(counts))
 
 
 def _observed_messages(steps: Sequence[Computations]) -> Transfers:
@@ -306,7 +432,8 @@ def fit_link(times_ns: Int64s, size_bytes: Int64s) -> LinkFit:
         residual_ns = times_ns[known] - latency - slope * size_bytes[known]
     return LinkFit(
         count=times_ns.size, sizes=tuple(np.unique(size_bytes).tolist()), median_ns=median_of(times_ns),
-        latency_ns=latency_ns, bytes_per_s=bytes_per_s, residual_ns=int(np.median(np.abs(residual_ns))),
+        mean_ns=round(float(times_ns.mean())), latency_ns=latency_ns, bytes_per_s=bytes_per_s,
+        residual_ns=int(np.median(np.abs(residual_ns))),
     )  # fmt: skip
 
 
@@ -448,9 +575,9 @@ class CalibrationCheck:
     microbatch: forward, input and weight gradient of two chunks. The interval is the sum of
 
     - the error of the simulation per action of its critical path, for that many actions;
-    - per action, the largest of the mean host gap, its deviation, and the mean delay of messages beyond the fitted
-      median, for the share of actions with unknown gaps;
-    - per action, an additional host gap where each rank has one stage, as the cost of splitting stages is unknown;
+    - per action, once more the host's time between actions, or, if larger, the mean delay of messages beyond the
+      fit, for the share of actions with unknown times;
+    - per action, once more the mean fixed part of the kinds;
     - the deviation from step to step: the larger of measurement and bootstrap, with that of the fit;
     - the slowdown if every rank computed all the time, where actions slow each other down.
     """
@@ -518,11 +645,11 @@ def _interval(
     """
     if any(step.partial for step in steps) or not step_ns:
         return None
-    host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))
-    cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
+    host_ns = max(fit.overhead_ns, _late_ns(fit, steps))
+    fixed_ns = float(np.mean([host.fixed_ns for host in fit.hosts]))
     most = [int(np.bincount(step.rank).max()) for step in steps]
     actions = max(_MOST_PARTS * fit.microbatches * fit.slices, path, *most)
-    return (actions * (error_ns / max(path, 1) + host_ns + cut_ns) + _deviation_ns(steps, policy)) / step_ns
+    return (actions * (error_ns / max(path, 1) + host_ns + fixed_ns) + _deviation_ns(steps, policy)) / step_ns
 
 
 def _split_error(fit: Calibration, step: Computations) -> float:
@@ -575,7 +702,9 @@ def _simulate(fit: Calibration, step: Computations, policy: Policy) -> Computati
     for action in fit.fitted:
         duration[(step.kind == Kind[action.kind]) & (step.stage == action.stage)] = round(action.mean_ns.value)
     transfers = replace(step.transfers, duration_ns=fit.wire_ns(step.transfers.size_bytes))
-    gap = np.where(step.outside, step.gap_ns, fit.overhead_ns)
+    gap = np.where(step.outside, step.gap_ns, 0)
+    for host in fit.hosts:
+        gap[(step.kind == Kind[host.kind]) & ~step.outside] = host.gap_ns
     times = replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers).times(with_blocked=False)
     return extract_computations(run_order(step.order, times, policy, partial=step.partial))
 

@@ -46,9 +46,7 @@ def calibrated_yaml(
         "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
     ]  # fmt: skip
     lines += _times(fit)
-    if fit.overhead_ns:
-        of_slices = f", of {fit.slices} slices" if fit.slices > 1 else ""
-        lines.append(f"  overhead: {fit.slices * fit.overhead_ns} ns  # mean host gap before an action{of_slices}")
+    lines += _overheads(fit)
     if check and check.interval:
         share = min(check.interval, _MOST_UNCERTAIN)
         lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
@@ -64,6 +62,11 @@ def calibrated_yaml(
     return "\n".join([*lines, *_network(fit), *policy]) + "\n"
 
 
+_KEYS = {
+    Kind.F.name: "forward", Kind.B.name: "backward", Kind.I.name: "input_gradient",
+    Kind.W.name: "weight_gradient",
+}  # fmt: skip
+"""Keys of ``costs.overhead`` by kind."""
 _BYTES = {
     "activation": "activation_bytes", "weight_activation": "weight_activation_bytes",
     "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
@@ -123,7 +126,8 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
     pairs = ", ".join(f"{action.stage}{action.kind}" for action in fit.fitted if action.in_overlapped_pairs)
     lines = [
         *([f"measured in overlapped pairs alone, whose time is shared out: {pairs}"] if pairs else []),
-        f"overhead of an action: {format_duration(fit.overhead_ns)}, seen before {fit.gaps} actions",
+        f"host between actions: {format_duration(fit.overhead_ns)}, seen before {fit.gaps} actions",
+        *_about_hosts(fit),
         *_about_links(fit),
     ]
     known = [f"its order is that of {', '.join(schedules)}"] if schedules else []
@@ -142,6 +146,24 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
             "check": check, "schedules": schedules,
         },
     )  # fmt: skip
+
+
+def _about_hosts(fit: Calibration) -> list[str]:
+    """Return a line on the time of the host around each kind of action that ran."""
+    ran = {action.kind for action in fit.fitted}
+    parts = [
+        f"{Kind[host.kind].word.replace(' ', '_')} {format_duration(host.gap_ns)} and "
+        f"{format_duration(host.fixed_ns)}"
+        for host in fit.hosts
+        if host.kind in ran
+    ]
+    if not any(host.gap_ns or host.fixed_ns for host in fit.hosts):
+        return []
+    known = (
+        f"from runs of {', '.join(map(str, fit.stage_counts))} stages" if fit.stage_counts
+        else "before the first and after the last operator"
+    )  # fmt: skip
+    return [f"host before an action, and in it whatever its layers ({known}): {', '.join(parts)}"]
 
 
 def _about_check(check: CalibrationCheck) -> list[str]:
@@ -202,22 +224,21 @@ def _sizes_word(link: LinkFit) -> str:
 
 
 def _times(fit: Calibration) -> list[str]:
-    def mean_ns(fitted: ActionFit) -> int:
-        return round(fit.slices * fitted.mean_ns.value)
+    def times_ns(kind: Kind) -> list[int | None]:
+        of_slices = (fit.proportional_ns(kind, stage) for stage in range(fit.stages))
+        return [time and fit.slices * time for time in of_slices]
 
     forward = [fit.of(Kind.F, stage) for stage in range(fit.stages)]
     slice_backwards = [fit.backward_ns(stage) for stage in range(fit.stages)]
     backwards = [time and fit.slices * time for time in slice_backwards]
     gradients = [fit.of(Kind.I, stage) for stage in range(fit.stages)]
-    forwards = [mean_ns(action) if action else None for action in forward]
+    forwards = times_ns(Kind.F)
     lines = [f"  forward: {_format_times(forwards)}{_spreads(forward)}"]
     lines.append(f"  backward: {_format_times(backwards)}")
     measured = [action for action in gradients if action is not None]
     shares = fit.measured_shares or fit.run_shares
     if len(measured) == fit.stages:
-        lines.append(
-            f"  input_gradient: {_format_times([mean_ns(action) for action in measured])}{_spreads(measured)}"
-        )
+        lines.append(f"  input_gradient: {_format_times(times_ns(Kind.I))}{_spreads(measured)}")
     elif shares:
         ratio = [round(time * share) if time else None for time, share in zip(backwards, shares, strict=True)]
         source = f"measured in {printable_line(fit.split_run)}" if fit.split_run else "the rest as measured there"
@@ -227,6 +248,17 @@ def _times(fit: Calibration) -> list[str]:
     if fit.empty_input_gradient:
         lines.append("  empty_input_gradient: true  # stage 0's weight gradient takes its whole backward")
     return lines
+
+
+def _overheads(fit: Calibration) -> list[str]:
+    """Return the lines of the host's time around each kind of action; one line for a time of all kinds."""
+    times_ns = {host.kind: fit.slices * (host.gap_ns + host.fixed_ns) for host in fit.hosts}
+    of_slices = f", of {fit.slices} slices" if fit.slices > 1 else ""
+    comment = f"  # host: between actions, and in each whatever its layers{of_slices}"
+    if len(set(times_ns.values())) == 1:
+        (time_ns,) = set(times_ns.values())
+        return [f"  overhead: {time_ns} ns{comment}"] if time_ns else []
+    return [f"  overhead:{comment}", *(f"    {_KEYS[kind]}: {time_ns} ns" for kind, time_ns in times_ns.items())]
 
 
 def _format_times(times: Sequence[int | None]) -> str:
@@ -245,16 +277,19 @@ def _network(fit: Calibration) -> list[str]:
     link = fit.link or fit.node_link
     if link is None:
         return ["# no arrival of a message was observed: the network is left out"]
-    lines = [*(f"# {line}" for line in _about_links(fit)), "network:", "  name: hockney", *_wires(link)]
+    lines = [*(f"# {line}" for line in _about_links(fit)), "network:", "  name: hockney", *_wires(link, fit)]
     if fit.link is not None and fit.node_link is not None:
-        lines += ["  node:", f"    ranks: {fit.node_ranks}", *(f"  {line}" for line in _wires(fit.node_link))]
+        lines += ["  node:", f"    ranks: {fit.node_ranks}", *(f"  {line}" for line in _wires(fit.node_link, fit))]
     return lines
 
 
-def _wires(link: LinkFit) -> list[str]:
-    if link.bytes_per_s is None or link.latency_ns is None:
-        return ["  bandwidth: unlimited", f"  latency: {link.median_ns.value} ns"]
-    return [f"  bandwidth: {round(link.bytes_per_s)} B/s", f"  latency: {link.latency_ns} ns"]
+def _wires(link: LinkFit, fit: Calibration | None = None) -> list[str]:
+    """Return the lines of a link; the latency is without the host's time of a fit, which passes meanwhile."""
+    latency_ns = link.mean_ns if link.latency_ns is None else link.latency_ns
+    if fit is not None:
+        latency_ns = fit.hidden(latency_ns)
+    rate = "unlimited" if link.bytes_per_s is None else f"{round(link.bytes_per_s)} B/s"
+    return [f"  bandwidth: {rate}", f"  latency: {latency_ns} ns"]
 
 
 def _about_links(fit: Calibration) -> list[str]:

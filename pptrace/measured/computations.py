@@ -90,10 +90,15 @@ class Computations(Cells):
     late_ns: Int64s
     """Time from its rank free to the arrival of its input, because its receive was posted after the departure; a
     replay in which messages do not wait for their receivers lacks it."""
+    issue_ns: Int64s
+    """Time from its rank free until the host had issued the messages before it and entered it; -1 where unknown.
+    Where it waited for no message, the gap has it too."""
+    host_ns: Int64s
+    """The part of its duration before its first and after its last operator of the host; -1 where unknown."""
     collective_ns: Int64s
     """The part of its duration in collectives of its tensor-, context- or expert-parallel group."""
     waited: NDArray[np.bool_]
-    """Whether it waited for a message, so that the host gap before it is unknown."""
+    """Whether it waited for a message, so that the gap before it is no host gap."""
     outside: NDArray[np.bool_]
     """Whether it waited for an unrecorded computation, so that its gap is no host gap."""
     transfers: Transfers
@@ -134,11 +139,23 @@ class Computations(Cells):
         return np.where(self.outside, 0, self.gap_ns)
 
     @property
-    def host_gaps_ns(self) -> Int64s:
-        """The gaps that only the host caused, without the gaps before the first action of a rank."""
+    def issued_ns(self) -> Int64s:
+        """The time of the host between the rank's previous action and this one; -1 where unknown.
+
+        It is unknown before the first action of a rank and inside overlapped pairs. Waits for messages do not
+        count, so actions that waited are not left out: those that did not wait are often those with a slow host.
+        """
         follows = np.diff(self.rank, prepend=-1) == 0
-        gaps: Int64s = self.gap_ns[follows & ~self.waited & ~self.outside]
-        return gaps
+        inside_pair = follows & (self.pair >= 0) & (np.diff(self.pair, prepend=-1) == 0)
+        return np.where(
+            follows & ~inside_pair & ~self.outside, np.where(self.waited, self.issue_ns, self.gap_ns), -1
+        )
+
+    @property
+    def host_gaps_ns(self) -> Int64s:
+        """The known times of :attr:`issued_ns`."""
+        issued_ns = self.issued_ns
+        return issued_ns[issued_ns >= 0]
 
     @property
     def partial(self) -> bool:
@@ -244,12 +261,15 @@ def extent(timeline: Timeline) -> Extent:
     return Extent(rows.size, span)
 
 
-def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Computations:
+def extract_computations(
+    timeline: Timeline, *, lacks_ranks: bool = False, host_ns: Int64s | None = None
+) -> Computations:
     """Return the computations of a step, with segments merged into actions.
 
     Args:
         timeline: the step.
         lacks_ranks: whether recordings of ranks are missing.
+        host_ns: shape (slices,): :attr:`Computations.host_ns` of a recorded step; None or empty where unknown.
     """
     timeline = folded(timeline)
     by_rank = compute_rows(timeline)
@@ -280,9 +300,32 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     gap_ns[first] = np.where(outside[first], np.minimum(gap_ns[first], since_ns), 0)
     return Computations(
         **cells._asdict(), placement=timeline.placement, rank=rank, row=rows, start_ns=start_ns, end_ns=end_ns,
-        duration_ns=end_ns - start_ns, gap_ns=gap_ns, late_ns=late_ns, collective_ns=timeline.collective_ns[rows],
-        waited=waited[rows], outside=outside, transfers=transfers,
+        duration_ns=end_ns - start_ns, gap_ns=gap_ns, late_ns=late_ns,
+        issue_ns=_issue_ns(timeline, by_rank),
+        host_ns=np.full(rows.size, -1, dtype=np.int64) if host_ns is None or not host_ns.size else host_ns[rows],
+        collective_ns=timeline.collective_ns[rows], waited=waited[rows], outside=outside, transfers=transfers,
     )  # fmt: skip
+
+
+def _issue_ns(timeline: Timeline, by_rank: Sequence[Int64s]) -> Int64s:
+    """Return :attr:`Computations.issue_ns`, known in recordings of hosts alone.
+
+    Their messages have no causes, and some were posted before both ends were ready. In other recordings a message
+    begins with its data.
+    """
+    is_message = COMMUNICATION.mask(timeline.kind)
+    is_message &= bool((timeline.enter_ns < timeline.start_ns)[is_message].any())
+    rank_of_row, issues = timeline.rank_of_row(), [np.zeros(0, dtype=np.int64)]
+    for rank, rows in enumerate(by_rank):
+        start_ns, enter_ns = timeline.start_ns[rows], timeline.enter_ns[rows]
+        free_ns = np.append(0, timeline.end_ns[rows[:-1]])[: rows.size]
+        posts_ns = np.append(-1, np.sort(timeline.enter_ns[is_message & (rank_of_row == rank)]))
+        last_post_ns = posts_ns[np.searchsorted(posts_ns, start_ns) - 1]
+        is_entered, is_posted = enter_ns < start_ns, last_post_ns >= free_ns
+        issued_ns = np.maximum(np.where(is_entered, enter_ns, 0), last_post_ns)
+        known = (is_entered | is_posted) & (timeline.cause[rows] < 0)
+        issues.append(np.where(known, np.maximum(issued_ns - free_ns, 0), -1))
+    return np.concatenate(issues)
 
 
 def _places(cells: Cells, placement: Placement) -> Int64s:

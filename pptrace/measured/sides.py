@@ -71,7 +71,7 @@ class StepAnalysis:
     @cached_property
     def computations(self) -> Computations:
         """Its computations and messages, with the rank numbers of the pipeline."""
-        step = extract_computations(self.step.timeline, lacks_ranks=bool(self.numbers))
+        step = extract_computations(self.step.timeline, lacks_ranks=bool(self.numbers), host_ns=self.step.host_ns)
         return step.renumbered(self.numbers, self.ranks) if self.numbers else step
 
     @cached_property
@@ -171,8 +171,12 @@ class Side:
         steps = []
         for step in self.steps:
             timeline, chosen = select_ranks(step.timeline, local)
-            short_gap_ns = step.short_gap_ns[chosen] if step.short_gap_ns.size else step.short_gap_ns
-            steps.append(replace(step, timeline=timeline, gap_ns=step.gap_ns[chosen], short_gap_ns=short_gap_ns))
+            columns = {
+                name: values[chosen]
+                for name in ("gap_ns", "short_gap_ns", "host_ns")
+                if (values := getattr(step, name)).size
+            }
+            steps.append(replace(step, timeline=timeline, **columns))
         return replace(self, steps=tuple(steps), numbers=tuple(ranks), ranks=self.all_ranks)
 
     @property

@@ -268,6 +268,25 @@ _Times = _Time | Annotated[list[_Time], Field(min_length=1)]
 _Sizes = _Bytes | Annotated[list[_Bytes], Field(min_length=1)]
 
 
+class Overheads(BaseModel):
+    """Additional times of computations by kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    forward: _Time = Field(
+        default=0,
+        description="Additional time of every forward, and of every recomputed one; "
+        "`costs.overhead: 1 ms` sets all four kinds.",
+    )
+    backward: _Time = Field(default=0, description="Additional time of every whole backward.")
+    input_gradient: _Time = Field(
+        default=0, description="Additional time of every backward for the input gradient alone."
+    )
+    weight_gradient: _Time = Field(
+        default=0, description="Additional time of every backward for the weight gradient alone."
+    )
+
+
 class TableOptions(BaseModel):
     """Times and bytes per stage: one value for all stages, or a list with one each."""
 
@@ -306,8 +325,10 @@ class TableOptions(BaseModel):
         description="Whether the first stage has no input gradient, as in PyTorch: its weight gradient then takes "
         "the whole backward, and the whole activation until then.",
     )
-    overhead: _Time = Field(
-        default=0, description="Additional time of every computation, for any number of slices."
+    overhead: _Time | Overheads = Field(
+        default=0,
+        description="Additional time of every computation, for any number of slices: one time for all kinds, "
+        "or one for each. An empty input gradient has none.",
     )
     uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
         default=None,
@@ -400,9 +421,7 @@ def table(request: CostRequest) -> Workload:
     share = Fraction(options["microbatches"] or request.microbatches, request.microbatches)
     lengths, microbatch_class = _lengths(options["lengths"], request.microbatches)
     try:
-        default, *classes = (
-            _add_overhead(workload.scaled(share * length), options["overhead"]) for length in lengths
-        )
+        default, *classes = (_add_overheads(workload.scaled(share * length), options) for length in lengths)
     except OverflowError:
         message = "a microbatch would pass 2**63 ns (292 years) or bytes: choose shorter ones"
         raise ConfigError(
@@ -487,10 +506,26 @@ def _lengths(lengths: Sequence[float] | None, microbatches: int) -> tuple[list[F
     return distinct, np.array([class_index[length] for length in exact], dtype=np.int32)
 
 
-def _add_overhead(workload: Workload, extra_ns: int) -> Workload:
-    """Return costs in which every computation takes ``extra_ns`` longer."""
-    times = {name: getattr(workload, name) + extra_ns for name in ("f_ns", "b_ns", "i_ns", "w_ns", "recompute_ns")}
-    parts = {kind: [lengthen(stage, extra_ns) for stage in stages] for kind, stages in workload.segments.items()}
+_OVERHEADS = {
+    Kind.F: ("f_ns", "forward"), Kind.B: ("b_ns", "backward"), Kind.I: ("i_ns", "input_gradient"),
+    Kind.W: ("w_ns", "weight_gradient"), Kind.RECOMPUTE: ("recompute_ns", "forward"),
+}  # fmt: skip
+"""Column of a workload and key of ``costs.overhead``, by kind."""
+
+
+def _add_overheads(workload: Workload, options: Mapping[str, Any]) -> Workload:
+    """Return costs with the additional times of computations, without one for an empty input gradient."""
+    overhead = options["overhead"]
+    extra_ns = {
+        kind: overhead[key] if isinstance(overhead, dict) else overhead for kind, (_, key) in _OVERHEADS.items()
+    }
+    times = {column: getattr(workload, column) + extra_ns[kind] for kind, (column, _) in _OVERHEADS.items()}
+    if options["empty_input_gradient"]:
+        times["i_ns"] = _with_first(times["i_ns"], 0)
+        times["w_ns"] = _with_first(times["w_ns"], times["b_ns"][0])
+    parts = {
+        kind: [lengthen(stage, extra_ns[kind]) for stage in stages] for kind, stages in workload.segments.items()
+    }
     return replace(workload, segments={}, **times).segmented(parts)
 
 

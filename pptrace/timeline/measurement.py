@@ -161,6 +161,9 @@ class Step(Columns):
     """Shape (slices,): idle time inside an action while its rank's device waits for kernel launches."""
     short_gap_ns: Int64s = ()  # type: ignore[assignment] # Columns makes an array of it
     """Shape (slices,): the part of ``gap_ns`` in gaps under 10 us, too short for a late launch; empty for none."""
+    host_ns: Int64s = ()  # type: ignore[assignment] # Columns makes an array of it
+    """Shape (slices,): time of an action on the host before its first and after its last operator; -1 where
+    unknown, and empty where all are."""
     covered_ns: int = 0
     """Length of the profiler's range around the step; 0 where there is none."""
     begins_ns: int = 0

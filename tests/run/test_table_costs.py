@@ -57,6 +57,21 @@ def test_an_overhead_is_each_computations_whatever_its_share_of_the_model() -> N
     assert (set(workload.i_ns.tolist()), set(workload.w_ns.tolist())) == ({4 + 3}, {4 + 3})
 
 
+def test_an_overhead_can_differ_by_kind() -> None:
+    workload = costs(4, overhead={"forward": "1 ns", "input_gradient": "2 ns"})
+
+    assert (workload.f_ns[1], workload.recompute_ns[1]) == (8 + 1, 8 + 1)
+    assert (workload.b_ns[1], workload.i_ns[1], workload.w_ns[1]) == (16, 8 + 2, 8)
+
+
+@pytest.mark.parametrize("overhead", ["3 ns", {"backward": "3 ns", "input_gradient": "3 ns"}])
+def test_an_empty_input_gradient_has_no_overhead(overhead: object) -> None:
+    workload = costs(4, overhead=overhead, empty_input_gradient=True)
+
+    assert (workload.i_ns[0], workload.w_ns[0]) == (0, 16 + 3)
+    assert (workload.i_ns[1], workload.b_ns[0]) == (8 + 3, 16 + 3)
+
+
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 def test_a_first_stage_without_input_gradient_leaves_all_to_its_weight_gradient(stages: int) -> None:
     values = {"slices": 4, "activation": "32 B", "weight_activation": "8 B"}

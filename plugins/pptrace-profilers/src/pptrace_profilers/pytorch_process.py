@@ -75,6 +75,8 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     groups = groups_of(metadata, rank)
     members = pipeline_group(groups, rank)
     executions, annotations = _annotated_actions(events, rules)
+    operators_start_ns, operators_end_ns = _operator_spans(events, annotations)
+    executions = replace(executions, operators_start_ns=operators_start_ns, operators_end_ns=operators_end_ns)
     recording = add_gpu_spans(Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
         host=str(events.top.get("host_name") or ""), windows=_windows(events),
@@ -523,6 +525,27 @@ def _operation(*, sends: bool) -> str:
     return "send" if sends else "recv"
 
 
+def _operator_spans(events: Events, annotations: Annotations) -> tuple[Int64s, Int64s]:
+    """Return the start of the first and the end of the last operator of each annotation's thread inside it.
+
+    Both are -1 without an operator. Posts of messages do not count.
+    """
+    start_ns, end_ns = (np.full(annotations.start_ns.size, -1, dtype=np.int64) for _ in range(2))
+    computes = events.of(OPERATORS) & ~events.named(lambda name: name.startswith("c10d::"))
+    for thread in np.unique(annotations.thread).tolist():
+        rows = events.by_start(computes & (events.thread == thread))
+        inside = np.flatnonzero(annotations.thread == thread)
+        first, beyond = (
+            np.searchsorted(events.start_ns[rows], times_ns[inside])
+            for times_ns in (annotations.start_ns, annotations.end_ns)
+        )
+        inside, first, last = inside[beyond > first], first[beyond > first], beyond[beyond > first] - 1
+        start_ns[inside] = events.start_ns[rows][first]
+        latest_ns = np.maximum.accumulate(events.end_ns[rows])
+        end_ns[inside] = np.minimum(latest_ns[last], annotations.end_ns[inside])
+    return start_ns, end_ns
+
+
 _KEEP = Keep(
     categories=frozenset({*GPU, *LAUNCHES, "user_annotation"}),
     prefixes=("c10d::", "nccl:", MEMORY),
@@ -538,8 +561,13 @@ OPERATORS = frozenset({"cpu_op", "Operator"})
 def read_kineto(path: Path, rules: Rules, *, operators: bool = False) -> Recording:
     """Read one process's file; ``operators`` also reads the operators that launched operations of GPUs.
 
+    Operators of a file without GPU operations are read if it has actions, in a second pass.
+
     Raises:
         TraceError: the file cannot be read, or has another format.
     """
-    categories = _KEEP.categories | (OPERATORS if operators else frozenset())
-    return recording_of(read_events(path, replace(_KEEP, categories=categories)), rules)
+    with_operators = replace(_KEEP, categories=_KEEP.categories | OPERATORS)
+    recording = recording_of(read_events(path, with_operators if operators else _KEEP), rules)
+    if operators or recording.operations is not None or not len(recording.executions):
+        return recording
+    return recording_of(read_events(path, with_operators), rules)

@@ -113,6 +113,10 @@ class Executions(Rows):
     """Time from the first to the last kernel with collectives of the rank's group alone."""
     computes: Bools = EVERY
     """Whether the kernels ran on the compute stream."""
+    operators_start_ns: Int64s = UNKNOWN
+    """Start of the first operator of the host inside the annotation; -1 if none was recorded."""
+    operators_end_ns: Int64s = UNKNOWN
+    """End of the last operator inside the annotation; -1 if none was recorded."""
 
     @property
     def kind(self) -> Int64s:

@@ -111,7 +111,7 @@ def assemble(
         steps.append(
             Step(
                 label=label, timeline=timeline, gap_ns=columns.gap_ns, short_gap_ns=columns.short_gap_ns,
-                covered_ns=covered, begins_ns=begins,
+                host_ns=columns.host_ns, covered_ns=covered, begins_ns=begins,
             )
         )  # fmt: skip
     if not steps:
@@ -198,6 +198,8 @@ def _align_recording(part: Recording, clock: Clock, place: int) -> Recording:
         start_ns=old.start_ns + by_ns, end_ns=old.end_ns + by_ns,
         gpu_start_ns=old.gpu_start_ns + by_ns, gpu_end_ns=old.gpu_end_ns + by_ns,
         launch_ns=np.where(old.launch_ns >= 0, old.launch_ns + by_ns, -1),
+        operators_start_ns=np.where(old.operators_start_ns >= 0, old.operators_start_ns + by_ns, -1),
+        operators_end_ns=np.where(old.operators_end_ns >= 0, old.operators_end_ns + by_ns, -1),
     )  # fmt: skip
     return replace(part, executions=executions)
 
@@ -269,6 +271,7 @@ class _Slices(Rows):
     size_bytes: Int64s = NOTHING
     gap_ns: Int64s = NOTHING
     short_gap_ns: Int64s = NOTHING
+    host_ns: Int64s = UNKNOWN
     received_ns: Int64s = UNKNOWN
     """End of the receiving kernel of a received message; -1 without one."""
 
@@ -333,6 +336,7 @@ def _actions(rank: int, executions: Executions, arrivals: Arrivals, times: Times
     enter_ns = executions.start_ns
     if is_gpu:
         enter_ns = np.where(executions.launch_ns >= 0, np.maximum(executions.launch_ns, free_ns), begin_ns)
+    host_ns = _outside_operators_ns(executions, begin_ns, end_ns)
     members = [members_of(action) for action in executions.action]
     count = np.array([len(of_action) for of_action in members], dtype=np.int64)
     row = np.repeat(np.arange(count.size), count)
@@ -352,9 +356,17 @@ def _actions(rank: int, executions: Executions, arrivals: Arrivals, times: Times
         microbatch=[a.microbatch for a in single], span=[a.span for a in single],
         pair=np.where(count > 1, np.cumsum(count > 1) - 1, executions.pair)[row],
         start_ns=first_ns, end_ns=last_ns, enter_ns=np.minimum(enter_ns[row], first_ns), gap_ns=gap_ns,
-        short_gap_ns=np.minimum(short_gap_ns, gap_ns),
+        short_gap_ns=np.minimum(short_gap_ns, gap_ns), host_ns=np.where(count == 1, host_ns, -1)[row],
         collective_ns=np.minimum(collective_ns, last_ns - first_ns - gap_ns) * computes,
     )  # fmt: skip
+
+
+def _outside_operators_ns(executions: Executions, begin_ns: Int64s, end_ns: Int64s) -> Int64s:
+    """Return the time of each action before its first and after its last operator; -1 where unknown."""
+    known = (executions.operators_start_ns >= 0) & ~executions.on_gpu
+    before_ns = np.clip(executions.operators_start_ns, begin_ns, end_ns) - begin_ns
+    after_ns = end_ns - np.clip(executions.operators_end_ns, begin_ns, end_ns)
+    return np.where(known, np.minimum(before_ns + after_ns, end_ns - begin_ns), -1)
 
 
 def _streams(executions: Executions) -> Int64s:

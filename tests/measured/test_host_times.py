@@ -1,0 +1,101 @@
+"""The host's time around actions: gaps in which it posts messages, and the part that does not depend on layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from pptrace import simulate
+from pptrace.measured.calibration import calibrate, fit_stage_counts
+from pptrace.measured.calibration_document import calibrated_yaml
+from pptrace.measured.computations import Computations, extract_computations
+from pptrace.steps.kinds import PASSES, Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COSTS: dict[str, Any] = {
+    "name": "table", "slices": 8, "forward": "4 ms", "backward": "9 ms", "input_gradient": "5 ms",
+    "overhead": {
+        "forward": "300 us", "backward": "700 us", "input_gradient": "400 us", "weight_gradient": "200 us",
+    },
+}  # fmt: skip
+
+
+def step_of(schedule: str, **changes: Any) -> Computations:
+    """Return a simulated step of the model of 8 slices on 4 ranks."""
+    size = {"pp": 4, "microbatches": 8} | changes
+    return extract_computations(simulate(schedule=schedule, costs=COSTS, **size).timeline)
+
+
+@pytest.mark.needs_plugins
+def test_two_numbers_of_stages_give_the_part_that_does_not_depend_on_layers() -> None:
+    one, two = calibrate([step_of("zb-h1")]), calibrate([step_of("interleaved-zb", vp=2)])
+
+    together = fit_stage_counts(one, [two])
+
+    parts = {host.kind: host.fixed_ns for host in together.hosts}
+    assert together.stage_counts == (4, 8)
+    assert (parts["F"], parts["I"], parts["W"]) == (300_000, 400_000, 200_000)
+    assert [together.proportional_ns(Kind.F, stage) for stage in range(4)] == [8_000_000] * 4
+    assert {host.fixed_ns for host in one.hosts} == {0}
+
+
+@pytest.mark.needs_plugins
+def test_two_numbers_of_stages_predict_a_third(tmp_path: Path) -> None:
+    fits = [calibrate([step_of(name, vp=vp)]) for name, vp in (("1f1b", 1), ("interleaved-1f1b", 2))]
+    costs = tmp_path / "costs.yaml"
+    costs.write_text(calibrated_yaml(fit_stage_counts(fits[0], [fits[1]]), "run"), encoding="utf-8")
+
+    predicted = simulate(costs, schedule="interleaved-1f1b", sets=["parallel.vp=4"]).metrics.step_ns
+
+    assert predicted == simulate(
+        schedule="interleaved-1f1b", costs={**COSTS, "slices": 16, "forward": "2 ms", "backward": "4500 us",
+        "input_gradient": "2500 us"}, pp=4, microbatches=8, vp=4,
+    ).metrics.step_ns  # fmt: skip
+
+
+@pytest.mark.needs_plugins
+def test_fits_of_one_number_of_stages_or_of_other_microbatches_change_nothing() -> None:
+    fit = calibrate([step_of("1f1b")])
+
+    assert fit_stage_counts(fit, [calibrate([step_of("gpipe")])]) == fit
+    assert fit_stage_counts(fit, [calibrate([step_of("interleaved-1f1b", vp=2, microbatches=4)])]) == fit
+
+
+def test_posts_count_as_host_time_where_an_action_waits_afterwards() -> None:
+    step = step_of("1f1b")
+    waits = step.waited & (np.diff(step.rank, prepend=-1) == 0)
+    posted = replace(step, issue_ns=np.where(waits, 50_000, -1))
+
+    assert waits.any()
+    assert (step.issue_ns == -1).all()
+    assert (posted.issued_ns[waits] == 50_000).all()
+    assert posted.host_gaps_ns.size == step.host_gaps_ns.size + waits.sum()
+
+
+def test_messages_are_shorter_by_the_time_of_the_host_that_passes_meanwhile() -> None:
+    step = step_of("1f1b", network={"name": "hockney", "bandwidth": "unlimited", "latency": "2 ms"})
+    late = replace(step, gap_ns=np.full(len(step), 500_000), waited=np.zeros(len(step), dtype=np.bool_))
+    plain, fit = calibrate([step]), calibrate([late])
+
+    assert (fit.host(Kind.F).gap_ns, fit.host(Kind.B).gap_ns) == (500_000, 500_000)
+    assert plain.link is not None
+    assert fit.hidden(plain.link.mean_ns) == plain.link.mean_ns - 500_000
+    assert fit.hidden(100_000) == 0
+    assert "latency: 1500000 ns" in calibrated_yaml(fit, "run")
+
+
+def test_recorded_host_time_inside_an_action_is_its_fixed_part() -> None:
+    step = step_of("1f1b")
+    known = replace(step, host_ns=np.where(step.kind == Kind.F, 250_000, 600_000))
+
+    fit = calibrate([known])
+
+    parts = {Kind[host.kind]: host.fixed_ns for host in fit.hosts}
+    assert parts == {Kind.F: 250_000, Kind.B: 600_000, Kind.I: 300_000, Kind.W: 300_000}
+    assert set(parts) == set(PASSES)
+    assert fit.proportional_ns(Kind.F, 0) == step.duration_ns[step.kind == Kind.F][0] - 250_000
