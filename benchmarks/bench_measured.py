@@ -31,7 +31,7 @@ from pptrace.steps.text_forms import table_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pptrace.measured.calibration import CalibrationCheck
+    from pptrace.measured.calibration import Calibration, CalibrationCheck
     from pptrace.measured.replay import Replayed
     from pptrace.measured.sides import Side
 
@@ -71,15 +71,25 @@ def replayed(side: Side, registry: Registry) -> Replayed:
     return replay(side.timeline, lambda _: policy)
 
 
-def predictions(sides: dict[str, Side], registry: Registry) -> Iterator[Predictions]:
-    """Yield, for a fit of each run, the predicted steps of all runs in their measured orders."""
+def fitted(side: Side) -> Calibration:
+    """Return the fit of a run."""
+    skips = side.measurement is not None and side.measurement.empty_input_gradient
+    return calibrate(side.step_computations, slices=side.slices, empty_input_gradient=skips)
+
+
+def predictions(
+    sides: dict[str, Side], registry: Registry, fits: dict[str, Calibration] | None = None
+) -> Iterator[Predictions]:
+    """Yield, for a fit of each run, the predicted steps of all runs in their measured orders.
+
+    ``fits`` are the fits of the runs; by default each run is fitted alone.
+    """
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         for name, side in sides.items():
             (scratch / f"{name}.csv").write_text(table_text(side.computations.order), encoding="utf-8")
         for source, side in sides.items():
-            skips = side.measurement is not None and side.measurement.empty_input_gradient
-            fit = calibrate(side.step_computations, slices=side.slices, empty_input_gradient=skips)
+            fit = fitted(side) if fits is None else fits[source]
             check = check_calibration(fit, side.step_computations, registry)
             costs = scratch / f"{source}.yaml"
             costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
