@@ -38,7 +38,7 @@ from pptrace.measured.findings import (
 from pptrace.measured.matching import MatchedActions, fold_first_stages, has_same_stages, match
 from pptrace.measured.replay import Resimulation
 from pptrace.measured.sides import clock_uncertainty_ns, median_deviation_factor, partial_data
-from pptrace.report.numbers import Figure, Sides, microbatches_text, with_deviations
+from pptrace.report.numbers import SIGMAS, Figure, Sides, microbatches_text, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
 
@@ -361,6 +361,8 @@ def _peaks(side: Side, metrics: Metrics) -> list[int]:
     return [counted[rank] for rank in range(metrics.ranks)] if known else []
 
 
+_LEAST_VARIATION = 0.002
+"""The share of a recorded step by which a further step differs at least, where no further step was recorded."""
 TOLERANCE = 0.02
 """The default relative tolerance of lengths of steps and medians of kinds."""
 
@@ -399,6 +401,9 @@ class StepDiff(Pair):
     """Whether the times of a side are medians over all its steps."""
     memory: tuple[RankMemory, ...]
     """Memory by rank; empty where ranks differ in number, or bytes are unknown and activations are equal."""
+    least_uncertainty_ns: int
+    """The uncertainty of lengths that a recording has even if steps do not vary: of its clocks, and of a single
+    step; 0 for two simulations."""
     partial: str
     """What the recordings lack; empty where nothing is missing."""
     one_sided: bool
@@ -409,6 +414,11 @@ class StepDiff(Pair):
         """The relative change of the length of the step."""
         first, second = self.step_ns
         return second.value / first.value - 1 if first.value else 0.0
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """The change of the length of the step that is within the variation of steps and the bounds of clocks."""
+        return max(self.least_uncertainty_ns, round(SIGMAS * (self.step_ns.change.deviation or 0)))
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -526,9 +536,17 @@ def diff(
         culprits=causes, remarks=remarks,
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
-        partial=partial_data(sides),
+        least_uncertainty_ns=_least_uncertainty_ns(sides, pair), partial=partial_data(sides),
         one_sided=a.missing_ranks != b.missing_ranks or (partial and a.actions_of_ranks != b.actions_of_ranks),
     )  # fmt: skip
+
+
+def _least_uncertainty_ns(sides: Sequence[Side], pair: Pair) -> int:
+    """Return :attr:`StepDiff.least_uncertainty_ns`."""
+    clocks = [clock for side in sides if side.measurement is not None for clock in side.measurement.clocks]
+    is_single = any(side.measured for side in sides) and all(len(side.steps) == 1 for side in sides)
+    least_ns = _LEAST_VARIATION * pair.step_ns.second.value if is_single else 0
+    return max(round(least_ns), *(clock.bound_ns for clock in clocks), 0)
 
 
 def _effects_of(

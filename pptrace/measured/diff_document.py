@@ -433,7 +433,13 @@ def _bounded_table(
 
 
 def blame(findings: StepDiff) -> str:
-    """Return the first cause in a sentence; empty where none contributes in the direction of the change."""
+    """Return the first cause in a sentence; empty where none contributes in the direction of the change.
+
+    A change within the uncertainty of recordings has no first cause.
+    """
+    if abs(findings.step_ns.change.value) < findings.uncertainty_ns:
+        limit = ms(findings.uncertainty_ns)
+        return f"The lengths of the steps are equal within what recordings vary and clocks allow, {limit}."
     longer = findings.step_ns.change.value > 0
     cause = next(iter(findings.culprits), None)
     known = cause is not None and cause.effect_ns.known

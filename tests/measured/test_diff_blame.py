@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.dependencies import BETWEEN, MESSAGES, find_releases, follow_chain
 from pptrace.measured.diff import diff
-from pptrace.measured.diff_document import describe_divergence, diff_document, kinds, link_sizes, verdict
+from pptrace.measured.diff_document import blame, describe_divergence, diff_document, kinds, link_sizes, verdict
 from pptrace.measured.findings import Release, first_divergence
 from pptrace.measured.matching import match
 from pptrace.measured.replay import run_order
@@ -50,6 +50,22 @@ def test_one_stage_of_a_rank_s_two_is_that_stage_and_both_are_the_rank() -> None
     assert (stage.kind, stage.what, round(stage.share.value, 3)) == ("slow stage", "stage 3 on rank 1", 0.5)
     assert (rank.kind, rank.what, round(rank.share.value, 3)) == ("slow rank", "rank 1", 0.5)
     assert rank.total_ns == 2 * stage.total_ns
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_change_within_the_uncertainty_of_recordings_has_no_first_cause(*, measured: bool) -> None:
+    """Single recorded steps differ by more than 0.2 % anyway; simulations are exact."""
+    base = one_step()
+    small, large = (
+        diff(side_of_step(base, measured=measured), side_of_step(one_step(slow={1: factor}), measured=measured))
+        for factor in (1.001, 1.5)
+    )
+
+    assert 0 < small.change < 0.002
+    assert "equal within" not in blame(large)
+    assert blame(large).startswith("Largest slowdown, a slow rank: rank 1")
+    assert ("equal within" in blame(small)) == measured
+    assert small.uncertainty_ns == (round(0.002 * small.step_ns.second.value) if measured else 0)
 
 
 def test_what_is_faster_is_not_called_slow() -> None:
