@@ -604,6 +604,8 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
         model["layout"] = f"Ett|{'tt|' * (stages - 2)}ttL"
     states = job["states"] if job["zero"] else {}
     options = job["p2p"] if sizes["vp"] > 1 and sizes["pp"] > 2 else {}
+    sharding = {"reduce_each": True} if job["zero"] >= 2 and job["overlap"] else {}
+    sharding |= {"reshard": "always"} if job["zero"] == 3 else {}
     config = {
         "model": model, "device": "h100-sxm", "stack": "ideal",
         "parallel": {**sizes, "sequence_parallel": job["sequence_parallel"] and sizes["tp"] > 1},
@@ -613,7 +615,7 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
         },
         "schedule": {"name": "interleaved-1f1b" if sizes["vp"] > 1 else "1f1b"},
         "p2p": {"policy": "megatron", "options": options},
-        "data_parallel": {"overlap": job["overlap"]},
+        "data_parallel": {"overlap": job["overlap"], **sharding},
         "costs": {
             "zero": job["zero"], "dispatcher": job["dispatcher"], "overlap_tp": job["overlap_tp"], **states,
         },

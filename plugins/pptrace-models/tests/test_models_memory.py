@@ -212,3 +212,19 @@ def test_a_fused_loss_keeps_its_gradient_in_place_of_the_logits(
     assert (separate.weight_activation_bytes == fused.weight_activation_bytes).all()
     assert fused.f_ns[3] < separate.f_ns[3]
     assert (fused.f_ns[:3] == separate.f_ns[:3]).all()
+
+
+def test_offloaded_layers_keep_nothing_and_passes_last_as_long_as_their_copies(
+    costs: Callable[..., Workload], devices: dict[str, Any]
+) -> None:
+    whole = costs(stages=1, ranks=1)
+    slow, fast = (
+        costs({"offloaded_layers": 2}, stages=1, ranks=1, device={**devices["h100-sxm"], "host_bandwidth": rate})
+        for rate in (10**9, 10**15)
+    )
+    layer = costs(stages=4).activation_bytes[1] // 2
+
+    assert whole.activation_bytes[0] - fast.activation_bytes[0] == 2 * layer
+    assert fast.reserved_bytes - whole.reserved_bytes == 2 * layer
+    assert (fast.f_ns, fast.b_ns) == (whole.f_ns, whole.b_ns)
+    assert slow.f_ns[0] == slow.b_ns[0] == 2 * layer

@@ -165,6 +165,8 @@ def _configuration(
     stages = parallel["pp"] * parallel["vp"]
     model |= _split(settings, layers, stages)
     model |= _recomputation(settings)
+    offloaded = settings.count("cpu_offloading_num_layers")
+    model |= {"offloaded_layers": offloaded} if offloaded else {}
     precision = _precision(recipe, settings)
     model |= {"precision": precision} if precision else {}
     if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
@@ -290,9 +292,15 @@ def _messages(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any
 
 
 def _reduction(settings: _Settings) -> dict[str, Any]:
-    overlap = settings.read("overlap_grad_reduce")
+    """Return the settings of reductions; Megatron-FSDP shards gradients and weights as soon as it can."""
+    overlap, zero = settings.read("overlap_grad_reduce"), _zero(settings) or 0
     settings.read("overlap_param_gather")
-    return {} if overlap is None else {"overlap": bool(overlap)}
+    reduction: dict[str, Any] = {} if overlap is None else {"overlap": bool(overlap)}
+    if zero >= _SHARDS["optim_grads"] and overlap is not False:
+        reduction["reduce_each"] = True
+    if zero == _SHARDS["optim_grads_params"]:
+        reduction["reshard"] = "always"
+    return reduction
 
 
 def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:

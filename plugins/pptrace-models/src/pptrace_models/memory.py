@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 _FP32 = 4
+_BUFFERED = 2
+"""Offloaded layers in device memory at once: the current layer and the one that is copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,16 @@ def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
     kept_bytes = all_bytes - _freed_bytes(model, shard, kind)
     if model.recompute == "full" and kind.again:
         kept_bytes = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
+    if kind.offloaded:
+        return Kept(transient=_BUFFERED * all_bytes)
     return Kept(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
+
+
+def offloaded_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:
+    """Return the bytes of a microbatch that layers copy to host memory."""
+    return sum(
+        layer_kept(model, shard, kind._replace(offloaded=False)).activation for kind in layers if kind.offloaded
+    )
 
 
 def grouped(layers: Sequence[Kept], size: int) -> list[Kept]:

@@ -53,6 +53,8 @@ def build(request: CostRequest) -> Workload:
     model = checked(Transformer, request.model, "model")
     options = _with_default_segments(request, checked(RooflineOptions, request.options, "costs.options"))
     _check_options(options)
+    if model.offloaded_layers and options.segments:
+        raise ConfigError("needs segments: false, or a schedule without pairs", key="model.offloaded_layers")
     _check_optimizer(model, options)
     part = shard(model, request)
     devices = devices_of(request, options)
@@ -190,6 +192,7 @@ class _Job:
         """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
         host_ns = costing.stage_host_ns(stage.layers)
         cost = cost.at_least(host_ns, frozen=self.model.frozen)
+        cost += self._copy_waits(costing, stage, cost)
         added = memory.accumulation_ns(costing, self.held(stage))
         return {
             "f_ns": cost.f,
@@ -202,6 +205,14 @@ class _Job:
             "w_collective_ns": 0,
             "recompute_ns": 0 if self.model.recompute == "full" else cost.f - once_ns,
         }
+
+    def _copy_waits(self, costing: Costing, stage: Stage, cost: Cost) -> Cost:
+        """Return the time that each pass of a stage waits for the copies of its offloaded layers."""
+        rate = costing.device.host_bandwidth
+        if not rate:
+            return Cost()
+        copied_ns = -(-memory.offloaded_bytes(self.model, self.part, stage.layers) * _NS // rate)
+        return Cost(f=max(0, copied_ns - cost.f), i=max(0, copied_ns - cost.i - cost.w))
 
     def kept_items(self) -> list[list[memory.Kept]]:
         """Return the bytes that each item of each stage keeps of a microbatch."""

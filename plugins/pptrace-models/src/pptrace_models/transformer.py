@@ -334,6 +334,8 @@ class Layer(NamedTuple):
     """Tokens per compressed key that attention reads beside the window; 0 for none."""
     again: bool = True
     """Whether full recomputation applies to the layer."""
+    offloaded: bool = False
+    """Whether host memory holds what the layer keeps for its backward."""
 
     @property
     def experts(self) -> bool:
@@ -405,6 +407,9 @@ class Transformer(Parameters):
     first ``recompute_num_layers`` layers of a stage. Unless given, each layer is recomputed from its input."""
     recompute_num_layers: Count | None = None
     """Number of layers for ``recompute_method``; 1 by default."""
+    offloaded_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Number of first layers of each stage whose activations are copied to host memory during the forward and back
+    during the backward (``--cpu-offloading-num-layers``). A pass takes at least as long as its copies."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Number of layers of each stage, in order; by default an even split, with the remainder on the middle stages,
     later ones first."""
@@ -537,6 +542,8 @@ class Transformer(Parameters):
             raise ValueError("recompute_method: write recompute: full beside it")
         if self.recompute_num_layers and not self.recompute_method:
             raise ValueError("recompute_num_layers: write recompute_method: uniform or block beside it")
+        if self.offloaded_layers and self.recompute != "none":
+            raise ValueError("offloaded_layers: write recompute: none beside them")
         return self
 
     @property
@@ -675,7 +682,10 @@ class Transformer(Parameters):
         window = 0 if full or mixer != "attention" else self.window
         ratios = self.compressed.ratios if self.compressed and index < self.layers else [0]
         ratio = ratios[(number - 1) % len(ratios)] if mixer == "attention" else 0
-        return Layer(mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio, again=again)
+        offloaded = index < self.layers and place < self.offloaded_layers
+        return Layer(
+            mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio, again=again, offloaded=offloaded
+        )
 
     @property
     def parameters(self) -> int:
