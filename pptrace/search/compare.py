@@ -477,7 +477,7 @@ class PolicyRow:
     """The schedule, as the user wrote it."""
     step_ns: int | None = None
     """The step; None if the schedule cannot run under the policy."""
-    price: float | None = None
+    excess: float | None = None
     """Excess of the step over the schedule's shortest step under any policy, as a share."""
     reason: str = ""
     """The reason why it cannot run, in one line."""
@@ -487,7 +487,7 @@ class PolicyRow:
     def row(self) -> Row:
         """Return one row of a tidy table."""
         return {
-            "schedule": self.schedule, "policy": self.policy, "step_ns": self.step_ns, "price": self.price,
+            "schedule": self.schedule, "policy": self.policy, "step_ns": self.step_ns, "price": self.excess,
             "refused": self.reason or None,
         }  # fmt: skip
 
@@ -548,7 +548,7 @@ def compare_policies(
     shortest_ns = {label: _shortest_ns([row for row in rows if row.schedule == label]) for label in labels}
     return PolicyTable(
         rows=tuple(
-            replace(row, price=row.step_ns / shortest_ns[row.schedule] - 1)
+            replace(row, excess=row.step_ns / shortest_ns[row.schedule] - 1)
             if row.step_ns and shortest_ns[row.schedule]
             else row
             for row in rows

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import PptraceError, Registry, compute_only, load, prepare
-from pptrace_torch.tables import check_table
+from pptrace_torch.manifest import check_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

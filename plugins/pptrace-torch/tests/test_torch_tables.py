@@ -9,8 +9,7 @@ import pytest
 
 from pptrace.errors import ConfigError, ScheduleError
 from pptrace.steps.schedule import Schedule
-from pptrace_torch.manifest import NAME, Manifest, StageTimes
-from pptrace_torch.tables import check_table, require_torch
+from pptrace_torch.manifest import NAME, Manifest, StageTimes, check_table, require_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +49,7 @@ def test_pytorch_that_is_missing_or_old_is_named(
             raise PackageNotFoundError
         return installed
 
-    monkeypatch.setattr("pptrace_torch.tables.version", version)
+    monkeypatch.setattr("pptrace_torch.manifest.version", version)
 
     with pytest.raises(ConfigError, match=said):
         require_torch()

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
     """Import what needs PyTorch at its first use."""
     from importlib import import_module
 
-    from pptrace_torch.tables import require_torch
+    from pptrace_torch.manifest import require_torch
 
     modules = {
         "capture": "pptrace_torch.recording", "load": "pptrace_torch.runtime",

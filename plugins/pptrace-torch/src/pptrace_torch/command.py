@@ -25,9 +25,8 @@ from pptrace.plugin import (
     torchtitan_arguments,
     write_table,
 )
-from pptrace_torch.manifest import NAME, Manifest, StageTimes
+from pptrace_torch.manifest import NAME, Manifest, StageTimes, check_table, require_torch
 from pptrace_torch.scaled_model import ScaledModel
-from pptrace_torch.tables import check_table, require_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,21 +1,70 @@
-"""The manifest of a run: the table that ran, and what its stages did."""
+"""Tables that PyTorch's pipeline runtime executes, and the manifest of a run of one: what its stages did."""
 
 from __future__ import annotations
 
 import json
 import platform
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Self
 
-from pptrace.plugin import ConfigError, Kind, Schedule, replace_file
+from pptrace.plugin import (
+    ConfigError,
+    Kind,
+    Registry,
+    Schedule,
+    ScheduleError,
+    load,
+    prepare,
+    replace_file,
+    unsupported_parts,
+)
 from pptrace_torch.scaled_model import ScaledModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["NAME", "Manifest", "StageTimes"]
+
+__all__ = ["NAME", "Manifest", "StageTimes", "check_table", "read_table", "require_torch"]
+
+_LOWEST = (2, 13)
+_INSTALL = "pip install 'torch>=2.13'"
+
+
+def require_torch() -> None:
+    """Check that PyTorch is installed and recent enough, without importing it.
+
+    Raises:
+        ConfigError: it is missing or too old.
+    """
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        raise ConfigError(f"PyTorch is not installed: {_INSTALL}") from None
+    if tuple(int(part) for part in installed.split(".")[:2]) < _LOWEST:
+        lowest = ".".join(map(str, _LOWEST))
+        raise ConfigError(f"PyTorch {installed} is too old, {lowest} or later runs tables: {_INSTALL}")
+
+
+def read_table(file: Path) -> Schedule:
+    """Return the table of a file.
+
+    Raises:
+        PptraceError: the file cannot be read, or holds no valid table.
+    """
+    return prepare(load(None, flags={"schedule": str(file)}), Registry.load()).schedule
+
+
+def check_table(table: Schedule) -> None:
+    """Refuse a table that PyTorch would refuse, misread, or run with wrong gradients.
+
+    Raises:
+        ScheduleError: the first reason, and what to do.
+    """
+    for part, reason in unsupported_parts(table):
+        raise ScheduleError(f"PyTorch cannot run this table, which has {part}: {reason}")
+
 
 NAME = "run.manifest.json"
 """File of a run's folder that holds the manifest."""

@@ -31,7 +31,7 @@ from pptrace.plugin import (
     insert_messages,
     unsupported_by_megatron,
 )
-from pptrace_torch.tables import read_table
+from pptrace_torch.manifest import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from pptrace.plugin import Schedule, ScheduleError, compute_only, write_table
-from pptrace_torch.tables import check_table, read_table
+from pptrace_torch.manifest import check_table, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
