@@ -18,5 +18,5 @@ for ratio in 1 2 4; do
   pptrace simulate llama3-8b-fabric.yaml --set cluster.fabric.oversubscription=$ratio | sed -n '3p;5,6p;8,10p'
 done
 echo
-echo "== what lies between two GPUs"
+echo "== the route between two GPUs"
 pptrace network llama3-8b-fabric.yaml --between 8,16 -o cluster.svg

@@ -81,7 +81,7 @@ def _document(view: ClusterView) -> Document:
             group.pattern, str(len(group.links)), _format_several(group.rate_kbps, _rate), latency,
             f"{load:.0%}{name}",
         ))  # fmt: skip
-    head = ("links", "count", "capacity", "latency", "fullest under the pipeline's load")
+    head = ("links", "count", "capacity", "latency", "highest use by the pipeline")
     return Document(title=view.name, values=_values(view), lead=[
         f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {cluster.nics} NICs each; {inside} inside{between}",
         f"pipeline: {sizes or 'one GPU'}, {'-'.join(layout.order)}",

@@ -673,7 +673,7 @@ def _split_advice(step: Computations, source: str) -> str:
     command = (
         f"pptrace torch run {name} --costs {shell_word(run)}{options} --steps 1 -o {shell_word(f'{run}-split')}"
     )
-    return f"one step with split backwards settles that, such as {command}"
+    return f"to measure them, run one step with split backwards, such as {command}"
 
 
 def _deviation_ns(steps: Sequence[Computations], policy: Policy) -> float:

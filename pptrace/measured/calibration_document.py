@@ -126,11 +126,11 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
     pairs = ", ".join(f"{action.stage}{action.kind}" for action in fit.fitted if action.in_overlapped_pairs)
     lines = [
         *([f"measured in overlapped pairs alone, whose time is shared out: {pairs}"] if pairs else []),
-        f"host between actions: {format_duration(fit.overhead_ns)}, seen before {fit.gaps} actions",
+        f"host between actions: {format_duration(fit.overhead_ns)}, from the gaps before {fit.gaps} actions",
         *_about_hosts(fit),
         *_about_links(fit),
     ]
-    known = [f"its order is that of {', '.join(schedules)}"] if schedules else []
+    known = [f"order of actions: {', '.join(schedules)}"] if schedules else []
     accuracy = [*known, *_about_check(check)]
     microbatches = microbatches_text(fit.microbatches, fit.slices)
     size = f"{fit.steps} step(s), {fit.ranks} ranks, {fit.stages} stages, {microbatches}"
@@ -173,13 +173,13 @@ def _about_check(check: CalibrationCheck) -> list[str]:
             f"measured {ms(check.step_ns)} ({check.error:+.1%})"
         ),
         *(
-            [f"other schedules: about ±{check.interval:.1%}; those nearer to each other than that are a tie"]
+            [f"other schedules: about ±{check.interval:.1%}; smaller differences are ties"]
             if check.interval is not None
             else []
         ),
         *(
             [
-                f"with split backwards about ±{check.split_interval:.1%}: gradients were not measured apart",
+                f"with split backwards about ±{check.split_interval:.1%}: both gradients were measured as one",
                 check.split_advice,
             ]
             if check.split_interval is not None

@@ -15,6 +15,7 @@ from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
 from pptrace.measured.operations_diff import OperationsDiff, compare_operations
 from pptrace.measured.sides import (
+    PART_LABELS,
     NoActionsError,
     notes_on,
     on_common_ranks,
@@ -69,7 +70,7 @@ def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) 
 def verdict(findings: StepDiff) -> str:
     """Return whether the steps are equal, and the differences where only their lengths are equal."""
     if findings.same:
-        return f"the same, to {findings.tolerance:.1%}"
+        return f"equal within {findings.tolerance:.1%}"
     if abs(findings.change) > findings.tolerance:
         quiet = findings.step_ns.change.deviation and findings.step_ns.change.is_noise
         return f"different{', but no more than steps of one side do' if quiet else ''}"
@@ -232,7 +233,10 @@ def _comparison_table(times: Mapping[str, Sides]) -> Table:
     listed = {
         name: pair for name, pair in times.items() if any(figure.value for figure in pair) or name == BETWEEN
     }
-    rows = tuple((name, ms(pair.first), ms(pair.second), change(pair.change)) for name, pair in listed.items())
+    rows = tuple(
+        (PART_LABELS.get(name, name), ms(pair.first), ms(pair.second), change(pair.change))
+        for name, pair in listed.items()
+    )
     unchanged = _true_indices(abs(pair.change.value) < BARELY_NS for pair in listed.values())
     return Table(head=("", *_COMPARISON_HEAD), rows=rows, unchanged=unchanged)
 
@@ -284,7 +288,7 @@ def kinds(findings: StepDiff) -> tuple[Block, ...]:
         for row in ordered
     ]  # fmt: skip
     return _bounded_table(
-        ("", "how many", "median, first", "second", "spread, first", "second"),
+        ("", "count", "median, first", "second", "spread, first", "second"),
         rows,
         "kinds with smaller changes",
         unchanged=_true_indices(row.is_equal(findings.tolerance) for row in ordered),
@@ -365,7 +369,7 @@ def messages(findings: StepDiff) -> tuple[Block, ...]:
         change_ns = link.median_ns.change
         limit_ns = findings.tolerance * link.median_ns.first.value
         unchanged.append(change_ns.known and abs(change_ns.value) <= limit_ns)
-    head = ("", "how many", "size", "median, first", "rate", "second", "rate")
+    head = ("", "count", "size", "median, first", "rate", "second", "rate")
     return _bounded_table(
         head, rows, "links with smaller changes", total=len(findings.links),
         unchanged=_true_indices(unchanged),
@@ -384,7 +388,7 @@ def paths(findings: StepDiff) -> tuple[Block, ...]:
     differ, table = findings.paths_differ, _comparison_table(findings.paths_ns)
     if differ is None:
         return (table,)
-    before = f"{differ.first or 'its beginning'} there, {differ.second or 'its beginning'} here"
+    before = f"{differ.first or 'its start'} in the first, {differ.second or 'its start'} in the second"
     return table, f"differs {differ.common} computations before the end: {before}"
 
 
@@ -446,9 +450,9 @@ def blame(findings: StepDiff) -> str:
     if cause is None or ((cause.effect_ns.value if known else cause.total_ns) > 0) != longer:
         return ""
     lead = f"Largest {'slowdown' if longer else 'speed-up'}{' of times' if findings.order_share else ''}"
-    times = f"its times are {share(cause.share, sign=True)}, " if cause.share.value else ""
+    times = f"durations {share(cause.share, sign=True)}, " if cause.share.value else ""
     kind = cause.kind if cause.kind == "spikes" else f"a {cause.kind}"
-    effect = f"; {ms(cause.effect_ns, sign=True)} of the step" if known else ""
+    effect = f"; effect on the step {ms(cause.effect_ns, sign=True)}" if known else ""
     return f"{lead}, {kind}: {cause.what}; {times}{ms(cause.total_ns, sign=True)} in total{effect}."
 
 
@@ -485,7 +489,7 @@ def culprits(findings: StepDiff) -> tuple[Block, ...]:
         )
         for culprit in findings.culprits
     )
-    head = ("", "", "its times", "in total", "of the step")
+    head = ("", "", "durations", "in total", "effect on the step")
     table = Table(head=head[: len(rows[0])] if rows else (), rows=rows, words=2)
     remarks = [
         f"{remark.kind} {remark.what} {ms(remark.total_ns, sign=True)}" for remark in findings.remarks[:_MOST]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.measured.sides import PART_LABELS
 from pptrace.report import svg
 from pptrace.report.document import Picture
 from pptrace.report.numbers import BARELY_NS, change, ms
@@ -194,7 +195,7 @@ def part_bars(findings: StepDiff) -> tuple[Callable[[], Markup], tuple[tuple[str
         bars = [part for side in (0, 1) for part in _part_bar(findings, side, colour, scale)]
         return svg.drawing(_PARTS_WIDTH, 2 * _PARTS_ROW, "parts", *bars)
 
-    return draw, tuple((class_, name) for name, class_ in colour.items())
+    return draw, tuple((class_, PART_LABELS.get(name, name)) for name, class_ in colour.items())
 
 
 def _part_bar(findings: StepDiff, side: int, colour: dict[str, str], scale: float) -> Iterator[Markup]:
@@ -202,11 +203,11 @@ def _part_bar(findings: StepDiff, side: int, colour: dict[str, str], scale: floa
     yield svg.text(_PARTS_LEFT - 10, y + 17, ("first", "second")[side], anchor="end")
     for name, class_ in colour.items():
         length = findings.parts_ns[name][side]
-        width = length.value * scale
+        width, label = length.value * scale, PART_LABELS.get(name, name)
         if width > 0:
-            yield svg.rectangle(x, y, width, _PARTS_BAR, class_, f"{name}: {ms(length.value)}")
-            if width >= _NARROWEST and len(name) * 7 < width:
-                yield svg.text(x + width / 2, y + 17, name, "on small", anchor="middle")
+            yield svg.rectangle(x, y, width, _PARTS_BAR, class_, f"{label}: {ms(length.value)}")
+            if width >= _NARROWEST and len(label) * 7 < width:
+                yield svg.text(x + width / 2, y + 17, label, "on small", anchor="middle")
         x += width
     yield svg.text(x + 8, y + 17, ms(findings.step_ns[side].value), "soft")
 

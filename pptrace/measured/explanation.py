@@ -15,7 +15,7 @@ from pptrace.files import check_targets, replace_file
 from pptrace.measured.dependencies import BETWEEN, follow_chain
 from pptrace.measured.operations_diff import kernel_cells, without_parameters
 from pptrace.measured.replay import Resimulation, nearest_policy
-from pptrace.measured.sides import simulation_of
+from pptrace.measured.sides import PART_LABELS, simulation_of
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
 from pptrace.report.document import Cell, Document, Section, Table, write_page
@@ -233,11 +233,11 @@ def explanation_document(
         sections=(
             Section(title="parts of the step, mean over ranks", blocks=_parts(explanation)),
             Section(
-                title="ranks", blocks=(Table(head=("", "computing", "idle", "against the median"), rows=ranks),)
+                title="ranks", blocks=(Table(head=("", "computing", "idle", "from the median"), rows=ranks),)
             ),
             Section(title="critical path: time by kind and between actions", blocks=(Table(rows=path),)),
             Section(
-                title="the pipeline would take, from its first computation to its last",
+                title="length of the pipeline in replays, from its first computation to its last",
                 blocks=_without(explanation),
             ),
             Section(title="events that belong to no action", blocks=lost),
@@ -253,7 +253,7 @@ def explanation_document(
 def _parts(explanation: Explanation) -> tuple[Block, ...]:
     total_ns = max(sum(time.value for time in explanation.parts_ns.values()), 1)
     rows = tuple(
-        (part, ms(time), f"{time.value / total_ns:.1%}")
+        (PART_LABELS.get(part, part), ms(time), f"{time.value / total_ns:.1%}")
         for part, time in explanation.parts_ns.items()
         if time.value
     )
@@ -272,11 +272,11 @@ def _without(explanation: Explanation) -> tuple[Block, ...]:
     without = explanation.what_if
     if without is None:
         return (f"unknown, as the step cannot be replayed: {explanation.no_what_if}",)
-    rows = [("as it was, replayed", ms(without.replayed_ns), "")]
+    rows = [("as measured", ms(without.replayed_ns), "")]
     for text, length in (
-        ("with free communication", without.free_communication_ns),
+        ("without communication time", without.free_communication_ns),
         ("without host gaps", without.no_host_gaps_ns),
-        (f"with rank {without.slowest.rank} repaired, the slowest", without.repaired_ns),
+        (f"without the slowness of rank {without.slowest.rank}", without.repaired_ns),
         ("without any bubble", without.no_bubble_ns),
     ):
         rows.append((text, ms(length), f"{length.value / max(without.replayed_ns.value, 1) - 1:+.1%}"))
@@ -391,7 +391,7 @@ def _by_name(operations: Sequence[Summary], top: int) -> tuple[Block, ...]:
         each = ms(time_ns / max(timed, 1)) if timed else ""
         line = (name, f"{count:,}", _time(total), each, _size(size), rate)
         rows.append(line[:columns])
-    head = ("", "how many", "in total", "each", "bytes", "a second")
+    head = ("", "count", "in total", "each", "bytes", "bytes/s")
     return (Table(head=head[:columns], rows=tuple(rows)),) if rows else ()
 
 

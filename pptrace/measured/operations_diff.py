@@ -148,7 +148,7 @@ class OperationsDiff(Printed):
             (self.names[1], ms(second), f"{ms(second - first, sign=True)} ({self.change:+.2%})"),
         )
         one_sided = [row for row in self.kernels if not all(row.count)]
-        verdict = f"the same, to {self.tolerance:.1%}" if self.same else "different"
+        verdict = f"equal within {self.tolerance:.1%}" if self.same else "different"
         return Document(
             title=f"{self.names[0]} and {self.names[1]}",
             lead=(
@@ -259,7 +259,7 @@ def _table(
         for row in changes[:top]
     )  # fmt: skip
     more = len(changes) - len(rows)
-    table = Table(head=("", "how many", "in total, first", "second", "change"), rows=rows)
+    table = Table(head=("", "count", "in total, first", "second", "change"), rows=rows)
     return (*([table] if rows else []), *([f"and {more} further with smaller changes"] if more else []))
 
 

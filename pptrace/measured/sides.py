@@ -104,6 +104,10 @@ class StepAnalysis:
         }
 
 
+PART_LABELS = {"own collectives": "TP, CP and EP collectives"}
+"""Labels of parts of a step, other than their names."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Side:
     """One side of a diff."""

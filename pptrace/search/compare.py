@@ -301,11 +301,11 @@ def rank_text(rank: int | None, move: int = 0) -> str:
 def _notes(comparison: Comparison) -> list[str]:
     rows = [row for row, _ in comparison.ran]
     runs = [(row.entry.label, run) for row, run in comparison.ran]
-    notes = ["#: rank by bubble, in the simulation by step time; equal ones share it"]
+    notes = ["#: place by bubble, or by step time in the simulation; ties share a place"]
     if any(row.table_move or row.simulated_move for row in rows):
-        notes.append("(+1), (-1): places won or lost against the level before")
+        notes.append("(+1), (-1): places gained or lost from formula to table, or from table to simulation")
     if any(row.formula_rank is not None and not row.formula_is_exact for row in rows):
-        notes.append("~: a formula that approximates the schedule's tables")
+        notes.append("~: approximate formula")
     notes += options_notes(runs)
     notes += fallback_notes([(row.entry.label, row.messages, run) for row, run in comparison.ran])
     notes += work_note(runs)
@@ -383,7 +383,7 @@ def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> st
         spread = f"{tied[-1][0] / shortest_ns - 1:.2%} difference, uncertainty about ±{uncertainty:.1%}"
         return f"{join_names([label for _, label in tied])}, a tie ({spread})"
     slower = sorted((step, label) for step, label in steps if step > shortest_ns)
-    lead = f", {slower[0][0] / shortest_ns - 1:.2%} before {slower[0][1]}" if slower and shortest_ns else ""
+    lead = f"; {slower[0][1]} is {slower[0][0] / shortest_ns - 1:.2%} slower" if slower and shortest_ns else ""
     return " and ".join(label for _, label in tied) + lead
 
 
@@ -589,7 +589,7 @@ def _policy_blocks(table: PolicyTable, run: SimulatedStep, uncertainty: float) -
         steps = chain(*(_step_cells(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)))
         cells.append((policy, *steps, *([_fastest_under(rows, uncertainty)] if has_several else [])))
     head = ("policy", *chain(*((name, "") for name in schedules)), *(["fastest"] if has_several else []))
-    heading = "steps by policy, and how much longer they are than the schedule's shortest"
+    heading = "step time by policy, and its difference from the schedule's fastest policy"
     return ["", heading, Table(head=head, rows=tuple(cells), left=(2 * len(schedules) + 1,)), *_refusals(table)]
 
 

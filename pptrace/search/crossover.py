@@ -165,7 +165,7 @@ class Crossover(Printed):
             _table(self, intervals),
             "",
             _sentence(self, intervals),
-            f"ran at {len(self.points)} values; more --points find two flips between neighbouring values",
+            f"simulated at {len(self.points)} values; more --points can find two flips between neighbours",
             *_skipped(self),
             *_memory(self),
             *self.notes,

@@ -565,11 +565,11 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) ->
     subject = f" for {join_names(untimed)}" if len(untimed) not in {0, len(rows)} else ""
     runs = [(row.entry.label, row.messages, row.run) for row in rows if row.run]
     return [
-        "peak: the fullest rank's, state and activations; state: weights, gradients, optimizer, buffers, reserve",
-        "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
-        f"varied: {names}; all else is the configuration's, so are GPUs and batch",
-        f"simulated {simulated} variants: of {candidates} estimated ones the likeliest, and others near the best",
-        *([f"offload left out{subject}: {NO_COPY_TIMES}"] if untimed else []),
+        "peak: state and activations of the fullest rank; state: weights, gradients, optimizer, buffers, reserve",
+        "hidden, exposed: overlapped and non-overlapped communication, as shares of all ranks' time",
+        f"varied: {names}; the GPUs, the batch and all other settings are as configured",
+        f"simulated {simulated} variants: the best of {candidates} estimated ones, and neighbours of the fastest",
+        *([f"offload is not varied{subject}: {NO_COPY_TIMES}"] if untimed else []),
         *fallback_notes(runs),
         *plausibility_notes((label, run.metrics.mfu, run.metrics.plausible_mfu) for label, _, run in runs),
     ]
@@ -590,7 +590,7 @@ def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
 
 
 def _arguments(rows: Sequence[EqualSchedule]) -> Section:
-    title = "to reproduce each step, add these to pptrace simulate and the arguments before --schedules:"
+    title = "to reproduce a step, run pptrace simulate with the arguments before --schedules, and with these:"
     arguments = tuple((row.entry.label, row.arguments) for row in rows if row.fits)
     return Section(title=title, blocks=(Table(rows=arguments, words=2),))
 

@@ -48,7 +48,7 @@ def test_a_file_with_flags_over_it_is_compared(pptrace: Pptrace) -> None:
     assert answer.code == 0
     assert answer.err == ""
     assert answer.out.splitlines()[0] == "unit costs: 4 microbatches"
-    assert "fastest: ./mine.py:first, 60.00% before ./mine.py:single" in answer.out
+    assert "fastest: ./mine.py:first; ./mine.py:single is 60.00% slower" in answer.out
 
 
 def test_no_file_is_needed(pptrace: Pptrace) -> None:

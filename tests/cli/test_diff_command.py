@@ -40,7 +40,7 @@ def test_a_step_does_not_differ_from_itself_however_it_is_named(pptrace: Callabl
         answer = pptrace("diff", *pair)
 
         assert (answer.code, answer.err) == (0, "")
-        assert "the same, to 2.0%" in answer.out
+        assert "equal within 2.0%" in answer.out
         assert answer.out.endswith("no difference: 8 actions in the same order, 4 messages, all times equal\n")
 
 

@@ -42,7 +42,7 @@ def test_an_explanation_names_parts_ranks_and_what_would_shorten_the_step(pptrac
     assert sum(result["parts_ns"].values()) == result["step_ns"]
     assert result["what_if"]["slowest"]["rank"] == 1
     assert result["what_if"]["free_communication_ns"] < result["what_if"]["replayed_ns"]
-    assert "with rank 1 repaired, the slowest" in text
+    assert "without the slowness of rank 1" in text
     assert "without any bubble" in text
 
 

@@ -75,7 +75,7 @@ def test_the_first_cause_is_in_the_direction_of_the_change() -> None:
 
     assert found.step_ns.change.value < 0
     assert (found.culprits[0].kind, found.culprits[0].what) == ("drift", "all ranks")
-    assert blame(found).startswith("Largest speed-up, a drift: all ranks; its times are -5.0%")
+    assert blame(found).startswith("Largest speed-up, a drift: all ranks; durations -5.0%")
     assert [(remark.kind, remark.what) for remark in found.remarks] == [("slow link", "rank 1 to rank 2")]
     assert "little effect on the step: slow link rank 1 to rank 2" in text_of(document)
     assert [row["sort"] for row in plain(document)["remarks"]] == ["slow link"]

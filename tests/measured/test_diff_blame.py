@@ -245,7 +245,7 @@ def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
         0.05,
     )
 
-    assert verdict(swapped) == "the same, to 2.0%"
+    assert verdict(swapped) == "equal within 2.0%"
     assert verdict(slower) == "different: times of 0F"
 
 
@@ -257,7 +257,7 @@ def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most
 
     assert rows[0] == ("1B", "4, 4", "20.000 ms", "25.000 ms", "0.000 ms", "0.000 ms")
     assert rows[1] == ("1F", "4, 4", "10.000 ms", "12.500 ms", "0.000 ms", "1.000 ms")
-    assert "  1B      4, 4      20.000 ms  25.000 ms       0.000 ms  0.000 ms" in shown(difference)
+    assert "  1B   4, 4      20.000 ms  25.000 ms       0.000 ms  0.000 ms" in shown(difference)
     assert "25.000 ms" in page_of(diff_document(difference))
 
 

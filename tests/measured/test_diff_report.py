@@ -218,7 +218,7 @@ def test_a_step_against_itself_says_that_nothing_differs() -> None:
 
     words = Read(page(compared(step, step)[0])).words
 
-    assert "the same, to 2.0%" in words
+    assert "equal within 2.0%" in words
     assert "no difference: 24 actions in the same order, 16 messages, all times equal" in words
 
 

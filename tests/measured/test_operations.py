@@ -34,8 +34,8 @@ def test_ranks_and_names_are_summed_and_what_to_do_is_said(measurement: Measurem
     text = text_of(operations_document(measurement, "run"))
 
     assert "rank 0       4.000 ms           2  7.63 MiB    10.000 ms          10" in text
-    assert "ncclDevKernel_SendRecv         4  8.000 ms  2.000 ms  15.3 MiB    2 GB/s" in text
-    assert "add<float, 2>        20  30.000 ms  1.500 ms" in text
+    assert "ncclDevKernel_SendRecv      4  8.000 ms  2.000 ms  15.3 MiB   2 GB/s" in text
+    assert "add<float, 2>     20  30.000 ms  1.500 ms" in text
     assert "clock of rank 1: set by -1.000 (±0.002) ms" in text
     assert text.endswith(MARK_ACTIONS_HINT)
 
@@ -106,4 +106,4 @@ def test_names_that_differ_in_parameters_alone_are_summed() -> None:
 
     text = text_of(operations_document(Measurement(steps=(), summaries=summaries), "run"))
 
-    assert "f         4  6.000 ms  1.500 ms" in text
+    assert "f      4  6.000 ms  1.500 ms" in text

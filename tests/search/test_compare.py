@@ -80,12 +80,12 @@ def test_the_text_is_a_table_with_its_marks_explained() -> None:
         "even                  ~0.00%  #1  20.00%  #1          61.29%  31 ms  #2 (-1)    +11%  4 GiB !",
         "even:microbatches=3  cannot run: batch.microbatches: 3 is odd; nearest that work: 2 or 4",
         "",
-        "#: rank by bubble, in the simulation by step time; equal ones share it",
-        "(+1), (-1): places won or lost against the level before",
-        "~: a formula that approximates the schedule's tables",
+        "#: place by bubble, or by step time in the simulation; ties share a place",
+        "(+1), (-1): places gained or lost from formula to table, or from table to simulation",
+        "~: approximate formula",
         "lumped runs with parts 1",
         "!: more than the device has, 3 GiB",
-        "fastest: lumped, 10.71% before eager; none fits its device's memory",
+        "fastest: lumped; eager is 10.71% slower; none fits its device's memory",
     ]
 
 
@@ -94,7 +94,7 @@ def test_the_fastest_that_fits_is_named_beside_one_that_does_not() -> None:
 
     text = str(compared("eager,eager:microbatches=2:costs.forward=9 ms", costs=costs))
 
-    assert text.splitlines()[-1].startswith("fastest: eager, ")
+    assert text.splitlines()[-1].startswith("fastest: eager; ")
     assert "; of those that fit: eager:microbatches=2:costs.forward=9 ms" in text
 
 
@@ -216,7 +216,7 @@ def test_steps_nearer_than_they_are_known_are_a_tie(share: float, ties: tuple[tu
     first, second = sorted(row.levels.run.metrics.step_ns for row in known.rows if row.levels)
     apart = f"{second / first - 1:.2%}"
     tie = f"eager and lumped, a tie ({apart} difference, uncertainty about ±1000.0%)"
-    said = tie if ties else f"eager, {apart} before lumped"
+    said = tie if ties else f"eager; lumped is {apart} slower"
     assert f"\nfastest: {said}; none fits its device's memory" in known.summary()
     plain = compared("eager,lumped", costs=COSTS)
     assert plain.uncertainty == 0

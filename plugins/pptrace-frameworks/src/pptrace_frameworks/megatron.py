@@ -67,8 +67,9 @@ class MegatronOptions(BaseModel):
     )
     deallocate_pipeline_outputs: bool = Field(
         default=False,
-        description="Wait for a forward's send at once, even with overlap_p2p_comm, so that its output can be "
-        "freed, as core 0.18 (2026) and later do where training sets this; earlier ones freed without waiting.",
+        description="Wait for the send of a forward right after its launch, even with overlap_p2p_comm, so that "
+        "its output can be freed, as core 0.18 (2026) and later do where training sets this; earlier ones freed "
+        "without waiting.",
     )
 
 

@@ -24,7 +24,7 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
 
     yield MessagePolicyOffer(
         name="megatron",
-        summary="Megatron-LM: batches that are waited for at once, or with vp messages beside computation.",
+        summary="Megatron-LM: computation waits for each batch of messages; with vp, messages overlap it.",
         build=partial(_build, "megatron"),
         options=partial(_options, "megatron", "MegatronOptions"),
         source="https://github.com/NVIDIA/Megatron-LM",
@@ -38,7 +38,7 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
     )
     yield MessagePolicyOffer(
         name="deepspeed",
-        summary="DeepSpeed's pipeline engine: every send and receive waited for at once.",
+        summary="DeepSpeed's pipeline engine: computation waits for each send and receive.",
         build=partial(_build, "deepspeed"),
         source="https://github.com/deepspeedai/DeepSpeed",
     )

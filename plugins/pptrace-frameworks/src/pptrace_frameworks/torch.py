@@ -87,7 +87,7 @@ class TorchOptions(BaseModel):
     defer_reduce_grad_wait: bool = Field(
         default=False,
         description="For version 2.15: whether a rank waits for the reduction of a stage before its next "
-        "reduction or at the end of the step, and not at once.",
+        "reduction or at the end of the step, and not right after its launch.",
     )
     p2p_per_edge: bool = Field(
         default=False,
