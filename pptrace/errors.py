@@ -97,6 +97,8 @@ class ScheduleError(PptraceError):
 class ConstraintError(ScheduleError):
     """Sizes that a schedule cannot take, with the nearest that it can.
 
+    ``needs_memory`` is whether the schedule takes them with more memory.
+
     >>> print(ConstraintError("10 is no multiple of ranks (4)", key="batch.microbatches", nearest="8 or 12"))
     batch.microbatches: 10 is no multiple of ranks (4); nearest that work: 8 or 12
     """
@@ -110,8 +112,9 @@ class ConstraintError(ScheduleError):
         file: str | Path = "",
         line: int = 0,
         column: int = 0,
+        needs_memory: bool = False,
     ) -> None:
-        self.reason, self.nearest, self.key = message, nearest, key
+        self.reason, self.nearest, self.key, self.needs_memory = message, nearest, key, needs_memory
         self.file, self.line, self.column = str(file), line, column
         text = f"{message}; nearest that work: {nearest}" if nearest else message
         super().__init__(_located(text, self.file, line, column, key))

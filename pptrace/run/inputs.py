@@ -191,7 +191,7 @@ def at_location(resolved: Resolved, key: str, *, options: bool = False) -> Itera
         place = _place(resolved, error_key)
         raise ConstraintError(
             error.reason, nearest=error.nearest, key=error_key, file=place.source, line=place.line,
-            column=place.column,
+            column=place.column, needs_memory=error.needs_memory,
         ) from error  # fmt: skip
     except PluginError as error:
         if error.plugin and not is_file_reference(error.plugin):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.config.resolution import load
-from pptrace.errors import ConfigError, PptraceError
+from pptrace.errors import ConfigError, ConstraintError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
 from pptrace.report.document import Column, Document, Printed, Section, Table, table_of
 from pptrace.run.neighbourhood import Change
@@ -66,6 +66,8 @@ class EqualSchedule:
     """The same search under a policy for all tables, if a schedule needs that policy."""
     reason: str = ""
     """The reason why the configured variant, or every variant, cannot run, in one line."""
+    needs_memory: bool = False
+    """Whether this reason is a lack of memory."""
     remedy: Tried | None = None
     """Further settings with which the variant of least memory fits, if none fits; None without such settings."""
     rank: int | None = None
@@ -343,6 +345,7 @@ class _Searches:
             entry=entry, variants=search, messages=messages,
             given={"schedule.name": entry.name, **dict(entry.settings), **limit, **messages},
             reason=short_reason(search.error) if search.error else "",
+            needs_memory=isinstance(search.error, ConstraintError) and search.error.needs_memory,
             remedy=None if search.fits else search.add_memory_savings(),
         )  # fmt: skip
 
@@ -446,7 +449,12 @@ def _figures(run: Run, limit_bytes: int) -> Row:
 
 def shortage(row: EqualSchedule, limit_bytes: int) -> str:
     """Return the text of a row whose schedule has no fitting variant."""
-    return f"{'cannot run' if row.best is None else 'does not fit'}: {_shortage_reason(row, limit_bytes)}"
+    return f"{_verdict(row, can_run=row.best is not None)}: {_shortage_reason(row, limit_bytes)}"
+
+
+def _verdict(row: EqualSchedule, *, can_run: bool = False) -> str:
+    """Return whether a schedule, or its configured variant, lacks memory or cannot run."""
+    return "does not fit" if can_run or row.needs_memory else "cannot run"
 
 
 def _shortage_reason(row: EqualSchedule, limit_bytes: int) -> str:
@@ -581,7 +589,7 @@ def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     for row in rows:
         if row.variants is None or row.variants.configured.fits or row.run is None:
             continue
-        configured, reason = row.variants.configured, f"cannot run: {row.reason}"
+        configured, reason = row.variants.configured, f"{_verdict(row)}: {row.reason}"
         if not configured.reason:
             reason = needs(configured.rank, configured.peak_bytes, configured.room_bytes or limit_bytes)
         step = time_text(row.run, row.run.metrics.step_ns)

@@ -161,6 +161,7 @@ class Setting:
             raise ConstraintError(
                 f"{format_size(limit_bytes)} is {format_size(needed - limit_bytes)} less than the weights "
                 f"and all else that rank {worst} always holds", nearest=format_size(needed), key="--memory",
+                needs_memory=True,
             )  # fmt: skip
         return problem_of(
             self.workload, self.placement, limit, self.transfers, tail=self._tails(),
@@ -437,7 +438,7 @@ def _check_room(problem: Problem, key: str) -> None:
                 room, more = "no memory left beside its weights and state", f"at least {more}"
             raise ConstraintError(
                 f"rank {rank} has {room} for activations, and one microbatch's {subject} take "
-                f"{format_size(least)}: allow {more} more", key=key,
+                f"{format_size(least)}: allow {more} more", key=key, needs_memory=True,
             )  # fmt: skip
 
 

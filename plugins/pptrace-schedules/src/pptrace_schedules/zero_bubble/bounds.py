@@ -91,9 +91,9 @@ def _check(request: ScheduleRequest, needed: Int64s, limit: Int64s) -> None:
         f"{format_size(int(short[rank]))} more"
     )
     if own and int(own) <= limit[rank]:
-        raise ConstraintError(message, nearest=_at_least(int(needed.max())), key=_MEMORY)
+        raise ConstraintError(message, nearest=_at_least(int(needed.max())), key=_MEMORY, needs_memory=True)
     more = f"{_at_least(int(short[rank]))} more per device"
-    raise ConstraintError(message, nearest=f"{more}, or smaller microbatches")
+    raise ConstraintError(message, nearest=f"{more}, or smaller microbatches", needs_memory=True)
 
 
 def _at_least(size: int) -> str:
