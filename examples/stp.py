@@ -1,9 +1,10 @@
 """Synergistic tensor and pipeline parallelism beside interleaved 1F1B and ZB-V, in the cases of its paper.
 
 The step is stp.yaml; plugins/pptrace-stp/README.md explains what this prints. Published figures are those of
-arXiv:2510.27257: tables 4 and 8 (H20), 5 (memory), 6 (throughput) and 7 (MFU).
+arXiv:2510.27257: tables 4 and 8 (H20), 5 (memory), 6 (throughput) and 7 (MFU). Arguments name the parts to print.
 """
 
+import sys
 from collections.abc import Iterator
 from functools import cache
 from statistics import mean
@@ -219,9 +220,9 @@ def print_offload() -> None:
         print(f"  {less:5.1f}%  {excess(plain.metrics.step_ns, copied.metrics.step_ns):5.2f}%")
 
 
-print_throughputs()
-print_memory()
-print_loss()
-print_variants()
-print_h20()
-print_offload()
+PARTS = {
+    "throughputs": print_throughputs, "memory": print_memory, "loss": print_loss, "variants": print_variants,
+    "h20": print_h20, "offload": print_offload,
+}  # fmt: skip
+for part in sys.argv[1:] or PARTS:
+    PARTS[part]()

@@ -22,6 +22,8 @@ IN_HOUSE = {"models", "networks", "profilers", "schedules"}
 """Entry points of the plugins that live in this repository."""
 TOGETHER = ("tests/browser/", "tests/packaging/")
 """Tests that share something dear: a browser, a virtual environment."""
+WAITING = "plugins/pptrace-torch/"
+"""Tests whose processes sleep; they run first, like those of ``TOGETHER``, and those of ``APART`` fill the end."""
 CORE_ALONE = ("tests/cli/", "tests/measured/", "tests/run/", "tests/search/")
 """Tests of the core without plugins, unless they are marked ``needs_plugins``."""
 APART = ("tests/examples/", "tests/sim/", "tests/cli/")
@@ -49,6 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.nodeid.startswith(APART) - item.nodeid.startswith((*TOGETHER, WAITING)))
     missing = IN_HOUSE - {entry.name for entry in entry_points(group="pptrace")}
     for item in items:
         if missing and item.get_closest_marker("needs_plugins"):

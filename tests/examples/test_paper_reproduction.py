@@ -115,7 +115,7 @@ def test_the_command_of_the_study_writes_the_recorded_tables_and_pictures(
     if pytestconfig.getoption("--regenerate"):
         shell.run(f"sh {FOLDER / 'run.sh'} {RESULTS}", FOLDER)
 
-    shell.run(f"COUNTS=8,64 FITS=sender-blocking:630 sh {FOLDER / 'run.sh'} {tmp_path}", FOLDER)
+    shell.run(f"COUNTS=8,16 FITS=sender-blocking:630 sh {FOLDER / 'run.sh'} {tmp_path}", FOLDER)
 
     written = {path.name for path in tmp_path.iterdir()}
     others = {name.replace("-sender-blocking", "-async") for name in written if "4" in name or "table-1" in name}

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Return an environment with the core and the third parties' plugins."""
+    """Return an environment with the core, the third parties' plugins, and pytest."""
     folder = tmp_path_factory.mktemp("packaging")
     wheels = folder / "wheels"
     made = Environment(folder / "venv")
@@ -35,5 +35,5 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
         *examples,
     ]
     subprocess.run(build, cwd=folder, check=True, capture_output=True)
-    made.pip("install", *map(str, sorted(wheels.glob("*.whl"))), cwd=folder)
+    made.pip("install", "pytest", *map(str, sorted(wheels.glob("*.whl"))), cwd=folder)
     return made

@@ -56,7 +56,6 @@ def test_the_core_simulates_on_the_network(environment: Environment, folder: Pat
 
 
 def test_the_examples_own_test_passes(environment: Environment, folder: Path) -> None:
-    environment.pip("install", "pytest", cwd=folder)
     (folder / "test_example.py").write_text((EXAMPLE / "test_torus.py").read_text())
 
     assert "2 passed" in environment.run("python", "-m", "pytest", "-q", cwd=folder)

@@ -52,7 +52,6 @@ def test_a_new_plugin_installs_passes_its_own_test_and_runs(environment: Environ
 
 
 def test_the_examples_own_test_passes(environment: Environment, tmp_path: Path) -> None:
-    environment.pip("install", "pytest", cwd=tmp_path)
     (tmp_path / "test_example.py").write_text((EXAMPLE / "test_eager_1f1b.py").read_text())
 
     assert "2 passed" in environment.run("python", "-m", "pytest", "-q", cwd=tmp_path)

@@ -18,12 +18,17 @@ ROOT = Path(__file__).parents[2]
 PAGES = {page.parent.name: page for page in sorted(ROOT.glob("examples/third-party-*/README.md"))}
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_commands_run(name: str, environment: Environment, tmp_path: Path) -> None:
-    environment.pip("install", "--no-deps", str(ROOT / "plugins" / "pptrace-schedules"), cwd=tmp_path)
+@pytest.fixture(scope="module")
+def with_schedules(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    folder = tmp_path_factory.mktemp("schedules")
+    environment.pip("install", "--no-deps", str(ROOT / "plugins" / "pptrace-schedules"), cwd=folder)
+    return environment
 
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_run(name: str, with_schedules: Environment, tmp_path: Path) -> None:
     written = commands(PAGES[name])
 
     assert written
     for command in written:
-        environment.run(*shlex.split(command), cwd=tmp_path)
+        with_schedules.run(*shlex.split(command), cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def test_commands_run(name: str, shell: Any, root: Path, tmp_path: Path) -> None
     shutil.copytree(root / "examples" / "run-1f1b", tmp_path / "run")
     shutil.copy(root / "examples" / "plan-1f1b.yaml", tmp_path / "step.yaml")
 
-    for command in commands(PAGES[name]):
+    for written in commands(PAGES[name]):
+        command = re.sub(r"(?<=time[ =])\d+s\b", "200ms", written)  # a search is no better test for taking longer
         differs = " || [ $? = 1 ]" if command.startswith("pptrace diff") else ""
         shell.run(f"{command}{differs}", tmp_path)

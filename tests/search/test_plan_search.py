@@ -95,7 +95,7 @@ def find_plan(registry: Registry, problem: dict[str, Any], **changed: Any) -> An
         return None
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     registry: Registry, problem: dict[str, Any]
@@ -179,11 +179,10 @@ def _summary(candidate: Candidate) -> Any:
     return candidate.number, candidate.score, [equivalent.number for equivalent in candidate.equivalents]
 
 
-@pytest.mark.parametrize("zero", [0, 1])
-def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, zero: int) -> None:
+def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry) -> None:
     """Inside one node the order of the axes has no effect."""
     config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 1}}
-    vary = {"schedule": ["1f1b", "gpipe"], "zero": [zero], "micro": [1], "recompute": ["none"]}
+    vary = {"schedule": ["1f1b", "gpipe"], "zero": [1], "micro": [1], "recompute": ["none"]}
 
     bounded, everything = (
         planned(registry, config=config, gpus=8, vary=vary, top=4, exhaustive=whole) for whole in (False, True)

@@ -187,13 +187,20 @@ RUNTIME_OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", RUNTIME_OPTIONS.values(), ids=RUNTIME_OPTIONS)
+WITH_EACH_OPTION = [("interleaved-1f1b", 2), ("interleaved-zb", 2), ("zb-v", 2)]
+WITH_SOME = [("interleaved-1f1b", 5), ("looped-bfs", 4), ("zb-h1", 1), ("v-half", 2)]
+"""Other orders of the same actions and placements, with the fewest and most options, and the narrowest limit."""
+
+
 @pytest.mark.parametrize(
-    ("schedule", "chunks"),
-    [("interleaved-1f1b", 2), ("interleaved-1f1b", 5), ("looped-bfs", 4), ("interleaved-zb", 2), ("zb-h1", 1),
-     ("zb-v", 2), ("v-half", 2)],
-)  # fmt: skip
-def test_runtime_of_torch_with_its_options(schedule: str, chunks: int, options: dict[str, Any]) -> None:
+    ("schedule", "chunks", "how"),
+    [
+        *((*table, how) for table in WITH_EACH_OPTION for how in RUNTIME_OPTIONS),
+        *((*table, how) for table in WITH_SOME for how in ("2.13", "one-send", "all")),
+    ],
+)
+def test_runtime_of_torch_with_its_options(schedule: str, chunks: int, how: str) -> None:
+    options = RUNTIME_OPTIONS[how]
     table = prepare(load(None, flags={"schedule": schedule, "pp": 4, "vp": chunks, "microbatches": 8}), REGISTRY)
     programs = _runtime_programs(table.schedule, options)
 

@@ -39,6 +39,7 @@ order of 1F1B is ``ScheduleGPipe``'s."""
 @pytest.mark.parametrize("schedule", PYTORCH)
 def test_torch_takes_the_sizes_that_pytorch_s_classes_take(schedule: str) -> None:
     chunks, takes = PYTORCH[schedule]
+    registry = Registry.load()
     fixed = {"order": "fixed"} if "zb" in schedule else {}
 
     for ranks in (1, 2, 3, 4, 5):
@@ -48,10 +49,10 @@ def test_torch_takes_the_sizes_that_pytorch_s_classes_take(schedule: str) -> Non
                 "batch": {"microbatches": microbatches}, "p2p": "torch",
             }  # fmt: skip
             if takes(ranks, microbatches):
-                assert pptrace.simulate(step).metrics.step_ns > 0
+                assert pptrace.simulate(step, registry=registry).metrics.step_ns > 0
             else:
                 with pytest.raises(ConstraintError):
-                    pptrace.simulate(step)
+                    pptrace.simulate(step, registry=registry)
 
 
 def test_torch_refuses_stages_that_skip_others() -> None:

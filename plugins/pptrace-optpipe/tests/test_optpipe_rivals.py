@@ -109,7 +109,7 @@ def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str])
     Path("step.yaml").write_text(yaml.safe_dump(step), encoding="utf-8")
     write_table(simulate("step.yaml", schedule="1f1b").prepared.schedule, Path("looped.csv"))
 
-    result = CliRunner().invoke(command, ["step.yaml", *more, "--time", "2s"], catch_exceptions=False)
+    result = CliRunner().invoke(command, ["step.yaml", *more, "--time", "500ms"], catch_exceptions=False)
 
     matches = [PROGRESS.search(line) for line in result.stderr.splitlines()]
     assert matches
@@ -133,8 +133,8 @@ def test_a_placement_that_is_asked_for_is_kept_and_has_a_bound(more: list[str]) 
     table = simulate("step.yaml", schedule="1f1b").prepared.schedule
     write_table(table, Path("looped.csv"))
 
-    values = optimized(*more, "--work", "0.5", "-o", "best.csv")
-    varied = optimized(*more, "--work", "0.5", "--vary", "stages")
+    values = optimized(*more, "--work", "0.2", "-o", "best.csv")
+    varied = optimized(*more, "--work", "0.2", "--vary", "stages")
 
     assert load_table("best.csv").schedule.placement == table.placement
     assert (values["stages"], values["is_placement_kept"]) == (4, True)

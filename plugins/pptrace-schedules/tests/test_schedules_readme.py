@@ -49,7 +49,7 @@ def test_formulas_of_the_readme_hold_for_small_sizes(name: str) -> None:
     exact = "; at most" not in peak
     compared = 0
     for ranks in range(1, 10):
-        for microbatches in range(1, 21):
+        for microbatches in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20):
             asked = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=CHUNKS[name])
             try:
                 if (check := OFFERS[name].check) is not None:
