@@ -11,7 +11,7 @@ from pptrace.errors import DeadlockError
 from pptrace.steps.actions import CELL, CellColumns
 from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.kernels.heap import Heap
-from pptrace.steps.kernels.traversal import Walk, place_messages
+from pptrace.steps.kernels.tables import Walk, place_messages
 from pptrace.steps.kinds import TABLE, Result
 from pptrace.steps.schedule import graph_of, index_schedule
 from pptrace_kernel import run

@@ -9,7 +9,7 @@ import pytest
 
 import pptrace
 from pptrace.errors import ConfigError, TableError
-from pptrace_accuracy.figures import compute_figures
+from pptrace_accuracy.command import compute_figures
 from pptrace_accuracy.records import NEEDED, Case, build_cases, read_rows, read_rules, run_cases
 
 if TYPE_CHECKING:

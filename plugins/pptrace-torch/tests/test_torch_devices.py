@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.errors import ConfigError
+from pptrace_torch.command import run_ranks
 from pptrace_torch.manifest import Manifest
-from pptrace_torch.processes import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
