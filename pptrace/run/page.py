@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 _MOST_LINKS = 12
-_BUSY, _COLLECTIVES = ("computes", "#9cc3f0"), ("communicates in a group", "#6f8a94")
+_BUSY, _COLLECTIVES = ("computation", "#9cc3f0"), ("TP, CP and EP collectives", "#6f8a94")
 """Parts of a rank's busy time: name, colour."""
 _MEMORY = (
     ("weights", "weights_bytes", "#6f9fd8"), ("gradients", "gradients_bytes", "#8b7fc7"),

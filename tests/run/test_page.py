@@ -43,7 +43,7 @@ def test_it_has_the_summary_s_figures_and_every_rank(tmp_path: Path) -> None:
 def test_bars_of_time_fill_the_step(tmp_path: Path) -> None:
     text = stepped().save(tmp_path / "report.html")[0].read_text()
 
-    spent = text.split("Where each rank")[1].split("</section>")[0]
+    spent = text.split("Time of each rank")[1].split("</section>")[0]
     bars = re.findall(r'<div class="bar">(.*?)</div>', spent, re.DOTALL)
     assert len(bars) == 4
     for bar in bars:
@@ -54,9 +54,9 @@ def test_the_keys_of_colours_are_those_of_what_is_drawn(tmp_path: Path) -> None:
     text = stepped().save(tmp_path / "report.html")[0].read_text()
 
     spent, memory = (
-        text.split(title)[1].split("</section>")[0] for title in ("Where each rank", "Memory at each rank")
+        text.split(title)[1].split("</section>")[0] for title in ("Time of each rank", "Peak memory of each rank")
     )
-    assert "computes" in spent
+    assert "computation" in spent
     assert "communicates in a group" not in spent
     assert "activations" in memory
     assert "optimizer" not in memory
