@@ -40,6 +40,9 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 )  # fmt: skip
 @click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Ranked configurations.")
 @click.option("--exhaustive", is_flag=True, help="Simulate all configurations that can run, without bounds.")
+@click.option(
+    "--time", metavar="TIME", help="Time of the search, such as 60s; then the best so far. No limit by default."
+)
 @click.option("--no-robustness", "robust", is_flag=True, default=True, flag_value=False,
               help="Do not simulate the first places on other machines.")  # fmt: skip
 @click.option(
@@ -70,6 +73,7 @@ def command(
     outputs: tuple[str, ...],
     executor: str,
     workers: int | None,
+    time: str | None,
     *,
     exhaustive: bool,
     robust: bool,
@@ -79,7 +83,8 @@ def command(
     """Find the best configuration of CONFIG's model on a number of GPUs: division of the model, and schedule.
 
     Sizes in CONFIG vary; sizes on the command line are fixed. Finished simulations are stored next to the first
-    output: after an interruption, the same command continues. Exits with 2 if no configuration can run and fits.
+    output: after an interruption, the same command continues. After Ctrl-C or --time, the best configuration so
+    far is printed. Exits with 2 if no configuration can run and fits.
     """
     file = source.file
     from pptrace.cli.sweep import report_journal
@@ -89,8 +94,8 @@ def command(
     with report_journal(paths), status("planning") as watch:
         result = plan(
             file, gpus=gpus, memory=memory, objective=objective, vary=vary, top=top, exhaustive=exhaustive,
-            framework=framework, measured=measured, robust=robust, sets=source.sets, outputs=paths, fresh=fresh,
-            executor=executor, workers=workers, progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
+            time=time, framework=framework, measured=measured, robust=robust, sets=source.sets, outputs=paths,
+            fresh=fresh, executor=executor, workers=workers, progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
         )  # fmt: skip
     echo_result(result, as_json=as_json)
     report_written(result.files_of(paths))

@@ -133,20 +133,37 @@ def _megatron_pipeline(experiment: Experiment, table: Schedule) -> tuple[list[st
     return [*words, *messages], [], [*notes, *differences]
 
 
+_OTHER_ORDER = "the order of actions: it runs 1f1b, interleaved-1f1b and combined-1f1b"
+
+
 def _megatron_faults(experiment: Experiment, table: Schedule) -> Iterator[str]:
     """Yield the parts of a table that Megatron-LM does not run, or rejects."""
+    microbatches = experiment.batch.known_microbatches or table.microbatches
+    yield from _megatron_table_faults(experiment.schedule.name, table, microbatches)
+    if table.has_pairs:
+        yield from _combined_faults(experiment, table.ranks)
+
+
+def _megatron_table_faults(schedule: str, table: Schedule, microbatches: int) -> Iterator[str]:
+    """Yield the parts of a table that Megatron-LM runs in no configuration.
+
+    Args:
+        schedule: the name of the schedule.
+        table: its table.
+        microbatches: microbatches of the configuration.
+    """
     ranks, chunks = table.ranks, table.stages // table.ranks
-    if table.microbatches != (experiment.batch.known_microbatches or table.microbatches):
+    if table.microbatches != microbatches:
         yield "slices of sequences"
     parts = list(unsupported_by_megatron(table))
     yield from parts
     if parts:
         return
-    if table.has_pairs:
-        yield from _combined_faults(experiment, ranks)
+    if table.has_pairs and schedule != "combined-1f1b":
+        yield "overlapped pairs: it runs those of combined-1f1b"
     group = group_in_megatron(table)
     if group is None:
-        yield "the order of actions: it runs 1f1b, interleaved-1f1b and combined-1f1b"
+        yield _OTHER_ORDER
     elif chunks > 1:
         smallest = table.microbatches % group or group
         if smallest < ranks:
@@ -159,8 +176,6 @@ def _combined_faults(experiment: Experiment, ranks: int) -> Iterator[str]:
     Source: checks of ``overlap_moe_expert_parallel_comm`` in ``transformer_config.py`` and ``combined_1f1b.py``.
     """
     model, costs = values_of(experiment.model), values_of(experiment.costs)
-    if experiment.schedule.name != "combined-1f1b":
-        yield "overlapped pairs: it runs those of combined-1f1b"
     if (experiment.parallel.ep or 1) == 1:
         yield "it needs ep above 1"
     if model.get("recompute") == "full":
@@ -469,6 +484,11 @@ class Framework:
     """Its name in texts, with what its arguments belong to."""
     arguments: Callable[[Experiment, Schedule], Arguments]
     """Returns its launch arguments for a configuration with all options of its cost model, and a table."""
+    table_faults: Callable[[str, Schedule, int], Iterator[str]] = lambda *_: iter(())
+    """Yields the parts of a table that it runs in no configuration, from the name of the schedule, its table and
+    the microbatches of the configuration."""
+    timed_fault: str = ""
+    """Why it runs no table that a schedule builds from times; empty where it runs such tables."""
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that a plan tries for a key by default; those of other keys are the same for all frameworks."""
     program: tuple[str, ...] = ()
@@ -493,7 +513,13 @@ class Framework:
 
 
 FRAMEWORKS = {
-    "megatron": Framework(title="Megatron-LM", arguments=megatron_arguments, program=("pretrain_gpt.py",)),
+    "megatron": Framework(
+        title="Megatron-LM",
+        arguments=megatron_arguments,
+        table_faults=_megatron_table_faults,
+        timed_fault=_OTHER_ORDER,
+        program=("pretrain_gpt.py",),
+    ),
     "torchtitan": Framework(
         title="torchtitan",
         arguments=torchtitan_arguments,

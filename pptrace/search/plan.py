@@ -25,8 +25,9 @@ from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
 from pptrace.search.bias import PARTS, Bias, fit_bias, read_runs
 from pptrace.search.bridge_recipe import bridge_recipe, check_recipe
-from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, Search, run_candidate
+from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, run_candidate
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, command_lines, values_of
+from pptrace.search.plan_search import Search
 from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
 from pptrace.search.result_table import TABLES, write_table
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.search.candidates import Candidate
     from pptrace.search.launch_arguments import Arguments
+    from pptrace.search.plan_search import Unproved
     from pptrace.search.space import PlanProblem, Score
     from pptrace.steps.schedule import Schedule
 
@@ -157,8 +159,8 @@ class Plan(Printed):
     """The common configuration."""
     ranking: tuple[Candidate, ...] = field(repr=False)
     """Simulated candidates that fit, best first; of equivalent ones, the first in the order of the space."""
-    candidates: tuple[Candidate, ...] = field(repr=False)
-    """All candidates of the space."""
+    search: Search = field(repr=False)
+    """The search, with the bounds of the space."""
     robustness: Robustness | None
     """The first place on other machines; None where no place is near it, or where not requested."""
     bias: Bias = field(default_factory=Bias)
@@ -177,6 +179,16 @@ class Plan(Printed):
     def best(self) -> Candidate:
         """The first place."""
         return self.ranking[0]
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All candidates of the space that the search considered, in the order of the space."""
+        return tuple(self.search.candidates())
+
+    @cached_property
+    def unproved(self) -> Unproved:
+        """The configurations that the search did not exclude."""
+        return self.search.unproved()
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
@@ -276,17 +288,17 @@ class Plan(Printed):
 
     def counts(self) -> dict[str, int]:
         """Return the number of candidates, and the number with each outcome."""
-        counts = Counter(candidate.outcome for candidate in self.candidates)
-        return {"considered": len(self.candidates), **{outcome.value: counts[outcome] for outcome in Outcome}}
+        counts = Counter(outcome for outcome, _, _ in self.search.outcomes())
+        return {"considered": counts.total(), **{outcome.value: counts[outcome] for outcome in Outcome}}
 
     def refusals(self) -> dict[str, int]:
         """Return the number of refused candidates by reason, the most frequent first."""
         reasons: Counter[str] = Counter()
-        for candidate in self.candidates:
-            if candidate.outcome is Outcome.REFUSED:
+        for outcome, schedule, reason in self.search.outcomes():
+            if outcome is Outcome.REFUSED:
                 # "parallel.tp: does not divide the heads" counts as "parallel.tp", other reasons by schedule.
-                head, colon, _ = candidate.reason.partition(":")
-                reasons[head if colon and " " not in head else f"schedule {candidate.schedule}"] += 1
+                head, colon, _ = reason.partition(":")
+                reasons[head if colon and " " not in head else f"schedule {schedule}"] += 1
         return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
     def to_dict(self) -> dict[str, Any]:
@@ -310,7 +322,7 @@ class Plan(Printed):
         return {
             "gpus": self.request.gpus, "memory": self.request.memory, "objective": self.request.objective,
             "framework": self.problem.framework or ANY, "faster_on_any": self._faster_on_any(),
-            "counts": self.counts(), "refused": self.refusals(), "places": places,
+            "counts": self.counts(), "refused": self.refusals(), "search": self._search(), "places": places,
             "tied": {"margin": float(MARGIN), "places": len(self.tied)},
             "robustness": None if robustness is None else {
                 "contenders": robustness.contenders, "machines": len(robustness.verdicts),
@@ -329,6 +341,14 @@ class Plan(Printed):
                 }
                 for name, words in self.frameworks.items()
             },
+        }  # fmt: skip
+
+    def _search(self) -> dict[str, Any]:
+        """Return why the search ended, and what it did not exclude."""
+        unproved = self.unproved
+        return {
+            "ended": self.search.ended, "unproved": unproved.configurations,
+            "without_bound": unproved.without_bound, "gain": unproved.gain,
         }  # fmt: skip
 
     def _fitted(self) -> dict[str, Any] | None:
@@ -460,6 +480,7 @@ def plan(
     vary: Mapping[str, Iterable[Any]] | Sequence[str] = (),
     top: int = 10,
     exhaustive: bool = False,
+    time: str | None = None,
     framework: str = "",
     robust: bool = True,
     sets: Sequence[str] = (),
@@ -483,6 +504,7 @@ def plan(
             values that practitioners vary.
         top: number of ranked configurations.
         exhaustive: simulate all valid configurations, without bounds.
+        time: time of the search, ``"60s"``; then the best so far is returned. No limit by default.
         framework: the framework that has to run all places: ``megatron``, ``torchtitan``, ``pytorch``, or ``any``
             for all configurations; by default that of the stack.
         robust: re-simulate the first places on other machines.
@@ -508,8 +530,9 @@ def plan(
     paths = [Path(output) for output in outputs]
     check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT, _RECIPE), _OUTPUT_SUFFIXES)
     request = PlanRequest(
-        gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive, framework=framework
-    )
+        gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive, time=time,
+        framework=framework,
+    )  # fmt: skip
     plugins = registry or Registry.load()
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
     problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
@@ -519,13 +542,15 @@ def plan(
     with CandidateRunner(problem.document, plugins, chosen, paths[0] if paths else None, fresh=fresh) as runner:
         search = Search(space, runner, bias, progress)
         search.run()
-        robustness = assess_robustness(request, search.best, runner, bias, progress) if robust else None
+        assesses = robust and search.ended != "interrupt"
+        robustness = assess_robustness(request, search.best, runner, bias, progress) if assesses else None
     result = Plan(
-        request=request, problem=problem, ranking=tuple(search.best), candidates=tuple(search.candidates),
-        robustness=robustness, bias=bias, foreign=search.foreign, heading=space.heading,
+        request=request, problem=problem, ranking=tuple(search.best), search=search, robustness=robustness,
+        bias=bias, foreign=search.foreign, heading=space.heading,
     )  # fmt: skip
     result.save(*paths)
-    end_journals(paths)
+    if search.ended == "complete":
+        end_journals(paths)
     return result
 
 
@@ -738,8 +763,25 @@ def _counts(plan: Plan) -> list[tuple[str, str]]:
     refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
     return [
         ("considered", ", ".join(parts)), *([("cannot run", ", ".join(refused))] if refused else []),
-        *_default_chunks(plan), *_missing_options(plan),
+        *_unproved(plan), *_default_chunks(plan), *_missing_options(plan),
     ]  # fmt: skip
+
+
+_ENDS = {"time": "the time ended", "interrupt": "interrupted", "complete": ""}
+
+
+def _unproved(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of what a search did not exclude before it ended."""
+    unproved, end = plan.unproved, _ENDS[plan.search.ended]
+    if not (unproved.configurations or unproved.without_bound):
+        return []
+    parts = [f"{unproved.configurations:,} configurations could be among the first {plan.request.top}"]
+    if unproved.without_bound:
+        groups = plan.search.space.groups
+        parts.append(f"{unproved.without_bound:,} of {groups:,} layouts with their settings have no bound yet")
+    elif unproved.gain is not None:
+        parts.append(f"none is more than {unproved.gain:.1%} better than #1")
+    return [("unproved", f"{end}: {'; '.join(parts)}")]
 
 
 def _foreign_count(plan: Plan, count: int) -> list[str]:
@@ -752,8 +794,8 @@ def _default_chunks(plan: Plan) -> list[tuple[str, str]]:
     axis = plan.problem.axes.get("parallel.vp")
     requested = [value.varied[0].value for value in axis.values] if axis else []
     schedules = dict.fromkeys(
-        candidate.schedule for candidate in plan.candidates
-        if requested and candidate.chunks not in requested
+        candidate.schedule for candidate in (plan.candidates if requested else ())
+        if candidate.chunks not in requested
         and candidate.outcome not in {Outcome.REFUSED, Outcome.COVERED}
     )  # fmt: skip
     if not schedules:
@@ -766,11 +808,11 @@ def _default_chunks(plan: Plan) -> list[tuple[str, str]]:
 def _missing_options(plan: Plan) -> list[tuple[str, str]]:
     """Return a row per varied option with the schedules that do not have it."""
     rows = []
-    for key, axis in plan.problem.axes.items():
+    options = {key: axis for key, axis in plan.problem.axes.items() if key.startswith(SCHEDULE_OPTION)}
+    for key, axis in options.items():
         schedules = dict.fromkeys(
-            candidate.schedule for candidate in plan.candidates
-            if key.startswith(SCHEDULE_OPTION) and key not in candidate.settings
-        )  # fmt: skip
+            candidate.schedule for candidate in plan.candidates if key not in candidate.settings
+        )
         values = ", ".join(value.text for value in axis.values)
         if schedules:
             text = f"{values} where a schedule has this option; {join_names([*schedules])} without it"

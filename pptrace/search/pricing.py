@@ -1,87 +1,86 @@
-"""Tables and costs of candidates, their lower bounds, and the split of layers over stages.
-
-The bounds follow from a table and its costs, without a simulation. A rank runs its row in order. An action starts
-after its predecessors in the model: a forward after all forwards of its microbatch on earlier stages, a backward
-after all forwards and the backwards of later stages. The step ends after all successors of an action, down to the
-backward of the first stage. No step of the table is shorter, even with messages of zero duration. With these, the
-bound is exact for 1F1B and its interleaved forms on a chain of stages. The activation memory follows from the
-order of the row alone.
-"""
+"""Tables, costs and bounds of the members of a plan's groups, and the split of layers over stages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pptrace.config.choices import Validation
 from pptrace.config.places import key_text
-from pptrace.errors import ConfigError, PptraceError
+from pptrace.errors import ConfigError, ConstraintError, PptraceError
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.run.costs import in_parts, part_times
 from pptrace.run.inputs import Inputs
 from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
 from pptrace.search.basis import short_reason
+from pptrace.search.bounds import Bound, Outline, bound_of, estimate_factor, work_bound
+from pptrace.search.launch_arguments import FRAMEWORKS
 from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
-from pptrace.search.space import LAYERS, OPTIONS, RECOMPUTE, setting
-from pptrace.steps.kinds import COMPUTE, TABLE, Kind
+from pptrace.search.space import LAYERS, OPTIONS, PLAIN, RECOMPUTE, setting
 from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
-    from pptrace.plugins.offers import ScheduleOffer
-    from pptrace.plugins.providers import Provided
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
-    from pptrace.search.space import Layout, PlanProblem
-    from pptrace.steps.columns import Int64s
+    from pptrace.search.space import Group, Layout, PlanProblem, Space
     from pptrace.steps.schedule import Schedule
 
 
 _COST_SETTINGS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
 """Settings that affect a step only through its costs."""
-_KEPT_LAYOUTS = 96
-"""Layouts in the cost cache; candidates of one layout are consecutive."""
+_KEPT_GROUPS = 96
+"""Groups in the cost cache."""
+_KEPT_OUTLINES = 2048
+"""Outlines of tables in the cache; groups with as many ranks and microbatches share them."""
 _COLUMNS = tuple(field.name for field in fields(Workload) if field.name not in {"classes", "notes", "kernels"})
 """The costs of a step: all fields of a workload except its classes, which have the same fields, and texts."""
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Candidates of one layout and settings, which differ in schedule, chunks and split."""
+class _Recent(Generic[_Key, _Value]):
+    """The values of the most recently used keys."""
 
-    number: int
-    """Its index in the order of the space."""
-    layout: Layout
-    varied: tuple[Assignment, ...]
-    """Its settings."""
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[_Key, _Value] = OrderedDict()
+
+    def of(self, key: _Key, build: Callable[[], _Value]) -> _Value:
+        """Return the value of a key, built if it is not kept."""
+        if key not in self._values:
+            self._values[key] = build()
+            if len(self._values) > self._most:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The inputs of a candidate's bound."""
+class Member(NamedTuple):
+    """A configuration of a group: a schedule with chunks and a split of layers."""
 
-    group: Group
-    """The layout with its settings."""
     entry: int
     """The index of its schedule in the space."""
-    chunks: int | None
+    chunks: int | None = None
     """Chunks per rank; None for the default of the schedule."""
-    split: Any
+    split: Any = "even"
     """The split of layers: ``even``, ``balanced``, or layers per stage."""
+    reason: str = ""
+    """Why it cannot run."""
+    is_covered: bool = False
+    """Whether :data:`PLAIN` represents it."""
 
     @property
     def settings(self) -> tuple[Assignment, ...]:
@@ -89,9 +88,31 @@ class Origin:
         return (setting("parallel.vp", self.chunks),) if self.chunks is not None and self.chunks > 1 else ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBounds:
+    """Lower bounds of the members of a group, for any table."""
+
+    plain: Bound | None = None
+    """Of schedules without overlapped pairs; None if the group cannot run."""
+    paired: Bound | None = None
+    """Of schedules with overlapped pairs."""
+    factor: float = 1.0
+    """Expected step over its bound, see :func:`estimate_factor`."""
+    overlaps: bool = False
+    """Whether overlapped pairs hide communication on one rank."""
+    reason: str = ""
+    """Why the group cannot run."""
+    concerns_all: bool = False
+    """Whether no group can run for this reason, such as a cluster of another size or a failing plugin."""
+
+    def of(self, *, has_pairs: bool) -> Bound | None:
+        """Return the bound of schedules with or without overlapped pairs."""
+        return self.paired if has_pairs else self.plain
+
+
 @dataclass(slots=True, kw_only=True)
 class Price:
-    """The bound of a candidate from its table and costs."""
+    """The bound of a member from its table and costs."""
 
     chunks: int | None = None
     """Chunks per rank; None if the table cannot be built."""
@@ -101,82 +122,161 @@ class Price:
     """Whether the balanced split equals the even one."""
     reason: str = ""
     """The reason why it cannot run."""
+    foreign: str = ""
+    """The reason why the framework of the plan does not run it."""
     step_key: Any = None
-    """Key of the step; equal for configurations with the same step."""
+    """Key of the step, from the whole table; equal for configurations with the same step."""
     bound: Bound | None = None
-    """Its lower bounds; None if it cannot run."""
+    """Its lower bounds; None if it cannot run, or if its outline gives none."""
+
+
+class _TableOutline(NamedTuple):
+    """A table's outline, or why there is none."""
+
+    outline: Outline | None = None
+    """None if the table depends on times, or has parts of microbatches."""
+    foreign: str = ""
+    """The reason why the framework of the plan never runs the table."""
+    error: PptraceError | None = None
+    """The error of its schedule."""
 
 
 class Pricing:
-    """Bounds of candidates, with caches of tables and costs."""
+    """Bounds of groups and their members, with caches of tables and costs."""
 
-    def __init__(self, problem: PlanProblem, entries: Sequence[Entry], layers: int) -> None:
+    def __init__(self, space: Space) -> None:
         """Read the options of all schedules.
-
-        Args:
-            problem: the common configuration.
-            entries: the schedules.
-            layers: layers of the model.
 
         Raises:
             PptraceError: an invalid option, or an unknown schedule.
         """
-        self.problem, self.entries, self.layers = problem, entries, layers
-        self.tables = TableCache(problem, entries)
-        self._groups: OrderedDict[int, _LayoutCosts] = OrderedDict()
+        self.space, self.problem, self.entries = space, space.problem, space.entries
+        self.tables = TableCache(space.problem, space.entries)
+        self._groups: _Recent[int, _GroupCosts] = _Recent(_KEPT_GROUPS)
+        self._outlines: _Recent[Any, _TableOutline] = _Recent(_KEPT_OUTLINES)
+        self._members: dict[Any, tuple[Member, ...]] = {}
         self._bounds: dict[Any, Bound] = {}
 
-    def lower_bound(self, group: Group, *, has_pairs: bool = False) -> Bound:
-        """Return lower bounds of all candidates of a group, for any table: means over the ranks.
+    def members(self, layout: Layout, *, overlaps: bool) -> tuple[Member, ...]:
+        """Return the members of a layout's groups: one per schedule, accepted number of chunks, and split."""
+        key = layout.pp, layout.microbatches, overlaps
+        if key not in self._members:
+            self._members[key] = tuple(
+                member
+                for index, entry in enumerate(self.entries)
+                for member in self._of_entry(layout, index, entry, overlaps=overlaps)
+            )
+        return self._members[key]
 
-        The total computation is assumed not to depend on the number of stages.
+    def bounds_of(self, number: int) -> GroupBounds:
+        """Return lower bounds of all members of the group with a number, for any table."""
+        group = self.space.group(number)
+        layout = group.layout
+        if not layout.microbatches:
+            step = layout.dp * layout.micro
+            return GroupBounds(reason=f"batch.global: {layout.sequences} is no multiple of dp x micro = {step}")
+        try:
+            costs = self._costs_of(group)
+            workload = costs.workload(layout.pp)
+            overlaps = layout.pp == 1 and any(self._overlaps(costs, entry) for entry in self.entries)
+        except PptraceError as error:
+            return GroupBounds(reason=short_reason(error), concerns_all=_concerns_all(error))
+        plain, paired = (
+            work_bound(workload, layout.pp, layout.microbatches, has_pairs=has_pairs)
+            for has_pairs in (False, True)
+        )
+        factor = estimate_factor(workload, layout.pp, layout.microbatches, max(self.space.chunks_of(layout.pp)))
+        return GroupBounds(plain=plain, paired=paired, factor=factor, overlaps=overlaps)
 
-        Args:
-            group: the layout with its settings.
-            has_pairs: whether their schedules have overlapped pairs.
+    def check(self, group: Group) -> None:
+        """Refuse a group that cannot run.
 
         Raises:
-            PptraceError: invalid costs.
+            PptraceError: the reason.
         """
-        layout = group.layout
-        workload = self._costs_of(group).workload(layout.pp, has_pairs=has_pairs)
-        static_bytes = int(workload.static_bytes.sum()) + layout.pp * workload.reserved_bytes
-        return Bound(
-            step_ns=_least_work_ns(workload, layout.pp, layout.microbatches),
-            peak_bytes=static_bytes // layout.pp,
-            fits=not workload.capacity_bytes or static_bytes <= int(workload.capacities(layout.pp).sum()),
-        )
+        self._costs_of(group).workload(group.layout.pp)
 
-    def price(self, origin: Origin) -> Price:
-        """Return the bound of a candidate from its table and costs."""
+    def expanded_prices(self, item: tuple[tuple[int, bool], Sequence[Member]]) -> list[Price]:
+        """Return :meth:`outline_prices` for members of the group with a number."""
+        (number, _), members = item
+        return self.outline_prices(self.space.group(number), members)
+
+    def outline_prices(self, group: Group, members: Sequence[Member]) -> list[Price]:
+        """Return the bounds of members from the outlines of their tables."""
+        return [self._guarded(self._outline_price, group, member) for member in members]
+
+    def price(self, group: Group, member: Member) -> Price:
+        """Return the bound of a member from its whole table."""
+        return self._guarded(self._price, group, member)
+
+    def has_pairs(self, entry: Entry) -> bool:
+        """Return whether tables of a schedule may have overlapped pairs."""
+        return self.problem.registry.schedules[entry.name].offer.has_pairs
+
+    def _guarded(self, compute: Callable[[Price, Group, Member], None], group: Group, member: Member) -> Price:
         price = Price()
         try:
-            self._compute(price, origin)
+            compute(price, group, member)
         except PptraceError as error:
             price.reason = short_reason(error)
         return price
 
-    def _compute(self, price: Price, origin: Origin) -> None:
-        group, entry = origin.group, self.entries[origin.entry]
-        layout, work = group.layout, self._costs_of(group)
-        cached = self.tables.of(entry, layout, origin.chunks)
-        stages = layout.pp * cached.chunks
-        price.chunks = cached.chunks
-        layers = work.split(origin.split, stages, self.layers)
-        if layers is None and origin.split == "balanced":
-            price.is_even = True
+    def _outline_price(self, price: Price, group: Group, member: Member) -> None:
+        entry, layout = self.entries[member.entry], group.layout
+        key = entry.label, layout.pp, layout.microbatches, member.chunks
+        outline, price.foreign, error = self._outlines.of(key, lambda: self._outline(entry, layout, member.chunks))
+        if error is not None:
+            raise error
+        if outline is None or _changes_more(entry):
             return
-        price.layers = layers
-        layer_settings = (setting(LAYERS, layers),) if layers is not None else ()
-        resolved = self.problem.resolved((*group.varied, *entry.varied, *origin.settings, *layer_settings))
+        costs = self._costs_of(group)
+        workload = self._split_costs(price, costs, member, outline.chunks, has_pairs=outline.has_pairs)
+        if workload is not None:
+            price.bound = outline.bound(workload, costs.experiment)
+
+    def _outline(self, entry: Entry, layout: Layout, chunks: int | None) -> _TableOutline:
+        try:
+            cached = self.tables.of(entry, layout, chunks)
+        except PptraceError as error:
+            return _TableOutline(error=error)
+        table, foreign = cached.table, ""
+        if self.problem.framework:
+            framework = FRAMEWORKS[self.problem.framework]
+            faults = (
+                [framework.timed_fault]
+                if table is None
+                else framework.table_faults(entry.name, table, layout.microbatches)
+            )
+            foreign = next((f"schedule {entry.name}: {fault}" for fault in faults if fault), "")
+        if table is None or table.microbatches > cached.request.microbatches:
+            return _TableOutline(foreign=foreign)
+        return _TableOutline(outline=Outline.of(table), foreign=foreign)
+
+    def _split_costs(
+        self, price: Price, costs: _GroupCosts, member: Member, chunks: int, *, has_pairs: bool
+    ) -> Workload | None:
+        """Return the costs with the split of a member, and note it in the price; None if it is the even split."""
+        stages = costs.ranks * chunks
+        price.chunks = chunks
+        price.layers = costs.split(member.split, stages, self.space.layers)
+        price.is_even = price.layers is None and member.split == "balanced"
+        return None if price.is_even else costs.workload(stages, price.layers, has_pairs=has_pairs)
+
+    def _price(self, price: Price, group: Group, member: Member) -> None:
+        entry, layout, costs = self.entries[member.entry], group.layout, self._costs_of(group)
+        cached = self.tables.of(entry, layout, member.chunks)
         has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
-        workload = work.workload(stages, layers, has_pairs=has_pairs)
+        workload = self._split_costs(price, costs, member, cached.chunks, has_pairs=has_pairs)
+        if workload is None:
+            return
+        layer_settings = (setting(LAYERS, price.layers),) if price.layers is not None else ()
+        resolved = self.problem.resolved((*group.varied, *entry.varied, *member.settings, *layer_settings))
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if cached.table is None:
-            cached = self.tables.build_from_times(entry, cached, times(workload, work.costs.network, layout.pp))
+            cached = self.tables.build_from_times(entry, cached, times(workload, costs.costs.network, layout.pp))
         self.tables.check_policy(resolved, cached)
-        price.step_key = _step_key(work, entry, cached, workload)
+        price.step_key = _step_key(costs, entry, cached, workload)
         if price.step_key not in self._bounds and cached.table is not None:
             provided = self.problem.registry.schedules[entry.name]
             self._bounds[price.step_key] = bound_of(
@@ -184,38 +284,69 @@ class Pricing:
             )
         price.bound = self._bounds[price.step_key]
 
-    def has_pairs(self, entry: Entry) -> bool:
-        """Return whether tables of a schedule may have overlapped pairs."""
-        return self.problem.registry.schedules[entry.name].offer.has_pairs
+    def _of_entry(self, layout: Layout, index: int, entry: Entry, *, overlaps: bool) -> Iterator[Member]:
+        """Yield a schedule's members: one per accepted number of chunks and per split."""
+        is_covered = layout.pp == 1 and self.space.is_covered_by_plain(entry)
+        if is_covered and not (overlaps and self.has_pairs(entry)):
+            yield Member(entry=index, is_covered=True, reason=f"{PLAIN} on one rank")
+            return
+        for chunks in self._chunks_of(layout, entry):
+            error = self.tables.refusal(entry, layout, chunks)
+            reason = short_reason(error) if error else ""
+            for split in self.space.splits:
+                yield Member(entry=index, chunks=chunks, split=split, reason=reason)
 
-    def overlaps(self, group: Group, entry: Entry) -> bool:
-        """Return whether a schedule's overlapped pairs hide communication on a layout.
+    def _chunks_of(self, layout: Layout, entry: Entry) -> list[int | None]:
+        """Return the chunks per rank that a schedule accepts; its default if it accepts no requested number."""
+        requested = self.space.sizes["vp"]
+        default = None if self.problem.registry.schedules[entry.name].offer.chunks is not None else 1
+        if default is None and not requested:
+            return [default]
+        accepted: list[int | None] = [
+            chunks
+            for chunks in self.space.chunks_of(layout.pp)
+            if getattr(self.tables.refusal(entry, layout, chunks), "key", "") != "parallel.vp"
+        ]
+        return accepted or ([default] if requested else [])
 
-        Raises:
-            PptraceError: invalid costs.
-        """
-        if not self.has_pairs(entry):
-            return False
-        return bool(self._costs_of(group).workload(group.layout.pp, has_pairs=True).segments)
+    def _overlaps(self, costs: _GroupCosts, entry: Entry) -> bool:
+        """Return whether a schedule's overlapped pairs hide communication on one rank."""
+        return self.has_pairs(entry) and bool(costs.workload(1, has_pairs=True).segments)
 
-    def _costs_of(self, group: Group) -> _LayoutCosts:
-        costs = self._groups.get(group.number)
-        if costs is None:
-            costs = self._groups[group.number] = _LayoutCosts(self.problem, group.varied)
-            if len(self._groups) > _KEPT_LAYOUTS:
-                self._groups.popitem(last=False)
-        self._groups.move_to_end(group.number)
-        return costs
+    def _costs_of(self, group: Group) -> _GroupCosts:
+        return self._groups.of(group.number, lambda: _GroupCosts(self.problem, group.varied))
 
 
-class _LayoutCosts:
-    """The costs of a layout, for each split of layers."""
+def _concerns_all(error: PptraceError) -> bool:
+    """Return whether an error concerns every layout: a cluster size, a failing plugin, an unknown key."""
+    key = getattr(error, "key", "") or ""
+    return not isinstance(error, ConstraintError) and not key.startswith(("parallel", "batch", "device.ranks"))
+
+
+def _changes_more(entry: Entry) -> bool:
+    """Return whether an entry has settings beside its schedule and its options."""
+    keys = (key_text(override.path) for override in entry.varied)
+    return any(key != "schedule.name" and not key.startswith("schedule.options.") for key in keys)
+
+
+class _GroupCosts:
+    """The costs of a group, for each split of layers."""
 
     def __init__(self, problem: PlanProblem, varied: tuple[Assignment, ...]) -> None:
-        self.problem, self.varied = problem, varied
+        self.varied = varied
         self.costs = build_costs(problem.resolved(varied), problem.registry)
         self._by_split: dict[tuple[int, ...], Costs] = {(): self.costs}
         self._splits: dict[int, list[int] | None] = {}
+
+    @property
+    def ranks(self) -> int:
+        """Number of pipeline ranks."""
+        return self.costs.request.ranks
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The configuration with all parameters of the model and the costs."""
+        return self.costs.resolved.experiment
 
     def workload(self, stages: int, layers: list[int] | None = None, *, has_pairs: bool = False) -> Workload:
         """Return the workload of a number of stages; layers per stage default to those of the model.
@@ -225,10 +356,7 @@ class _LayoutCosts:
         """
         key = tuple(layers or ())
         if key not in self._by_split:
-            resolved = self.problem.resolved((*self.varied, setting(LAYERS, layers)))
-            costs = build_costs(resolved, self.problem.registry)
-            # The configuration only locates errors; sharing it between splits saves memory.
-            self._by_split[key] = replace(costs, resolved=self.costs.resolved)
+            self._by_split[key] = _with_split(self.costs, layers or [])
         return self._by_split[key].workload(stages, has_pairs=has_pairs)
 
     def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
@@ -242,9 +370,9 @@ class _LayoutCosts:
         return self._splits[stages]
 
 
-def _step_key(work: _LayoutCosts, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
+def _step_key(costs: _GroupCosts, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
     """Return a key that is equal for configurations with the same step."""
-    settings = [(key_text(setting.path), repr(setting.value)) for setting in work.varied]
+    settings = [(key_text(setting.path), repr(setting.value)) for setting in costs.varied]
     entry_settings = [(key_text(setting.path), repr(setting.value)) for setting in entry.varied]
     other_settings = sorted(
         (key, value)
@@ -301,10 +429,11 @@ class TableCache:
             PptraceError: an invalid option, or an unknown schedule.
         """
         self.registry = problem.registry
-        self._tables: OrderedDict[Any, CachedTable] = OrderedDict()
+        self._tables: _Recent[Any, CachedTable] = _Recent(_KEPT_TABLES)
         self._policies: dict[Any, PptraceError | None] = {}
         self._refusals: dict[Any, PptraceError | None] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
+        self._timed: set[str] = set()
         plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
         for entry in entries:
             resolved = problem.resolved([*plain, *entry.varied])
@@ -338,11 +467,7 @@ class TableCache:
             PptraceError: refused sizes, or a failing plugin.
         """
         key = (entry.label, layout.pp, layout.microbatches, chunks)
-        if key not in self._tables:
-            self._tables[key] = self._build(entry, self._request(entry, layout, chunks))
-            if len(self._tables) > _KEPT_TABLES:
-                self._tables.popitem(last=False)
-        return self._tables[key]
+        return self._tables.of(key, lambda: self._build(entry, self._request(entry, layout, chunks)))
 
     def build_from_times(self, entry: Entry, cached: CachedTable, times: Mapping[str, Any]) -> CachedTable:
         """Return the table that a schedule builds from times and memory.
@@ -394,6 +519,9 @@ class TableCache:
         return request
 
     def _build(self, entry: Entry, request: ScheduleRequest) -> CachedTable:
+        timed = CachedTable(request=request, table=None, digest="", chunks=request.chunks)
+        if entry.label in self._timed:
+            return timed
         reads: list[bool] = []
 
         def read_times() -> dict[str, Any]:
@@ -402,9 +530,11 @@ class TableCache:
 
         table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, read_times))
         chunks = table.stages // table.ranks
-        if reads:
-            return CachedTable(request=request, table=None, digest="", chunks=chunks)
-        return CachedTable(request=request, table=table, digest=_table_digest(table), chunks=chunks)
+        if not reads:
+            return CachedTable(request=request, table=table, digest=_table_digest(table), chunks=chunks)
+        if chunks == request.chunks:
+            self._timed.add(entry.label)
+        return replace(timed, chunks=chunks)
 
 
 def _table_digest(table: Schedule) -> str:
@@ -446,7 +576,7 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         even[1:-1] = [base + 1] * (stages - 2)
     even[1] += layers - sum(even)
     try:
-        workload = _with_split(costs, even)
+        workload = _with_split(costs, even).workload(stages)
     except PptraceError:
         return None
     stage_ns = (workload.f_ns + workload.b_ns).tolist()
@@ -488,135 +618,12 @@ def default_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
 
 def _has_costs(costs: Costs, split: list[int], expected: Workload) -> bool:
     try:
-        workload = _with_split(costs, split)
+        workload = _with_split(costs, split).workload(len(split))
     except PptraceError:
         return False
     return all(np.array_equal(getattr(workload, name), getattr(expected, name)) for name in _SPLIT_COLUMNS)
 
 
-def _with_split(costs: Costs, split: list[int]) -> Workload:
+def _with_split(costs: Costs, split: list[int]) -> Costs:
     model = {**costs.request.model, LAYERS.partition(".")[2]: split}
-    return replace(costs, request=replace(costs.request, model=model)).workload(len(split))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """Lower bounds of a simulated step."""
-
-    step_ns: int
-    """Step time."""
-    peak_bytes: int
-    """Memory of the fullest rank."""
-    fits: bool = True
-    """Whether the bound of each rank is within its known capacity."""
-
-
-def _least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
-    """Return a lower bound on the computation of the busiest rank: the mean over the ranks."""
-    times = _durations(workload)
-    backward = np.minimum(times[Kind.B], times[Kind.I] + times[Kind.W])
-    work_ns = int((times[Kind.F] + backward).sum()) * microbatches
-    # Parts of a microbatch are rounded down, by less than a nanosecond each.
-    return max(work_ns // ranks - 64 * workload.stages * microbatches, 0)
-
-
-def bound_of(
-    table: Schedule,
-    request: ScheduleRequest,
-    workload: Workload,
-    experiment: Experiment,
-    provided: Provided[ScheduleOffer],
-) -> Bound:
-    """Return the lower bounds of a table.
-
-    Args:
-        table: the table.
-        request: its request.
-        workload: its costs, per stage of the table.
-        experiment: their configuration.
-        provided: the schedule.
-    """
-    if table.microbatches > request.microbatches:
-        parts = table.microbatches // request.microbatches
-        workload = in_parts(workload, request.microbatches, parts, part_times(provided, request, workload))
-    peaks = _peaks(table, workload, experiment)
-    fits = not workload.capacity_bytes or bool((peaks <= workload.capacities(table.ranks)).all())
-    return Bound(
-        step_ns=_step_ns(table, workload, experiment), peak_bytes=int(peaks.max(initial=0)), fits=fits,
-    )  # fmt: skip
-
-
-def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int:
-    times = _durations(workload)
-    duration_ns = times[table.kind, table.stage] * table.span
-    duration_ns[~COMPUTE.mask(table.kind)] = 0
-    before_ns, until_end_ns = _dependency_times(table, workload, times)
-    row = np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
-    done_ns = duration_ns.cumsum()
-    # An offset per rank, larger than any time, lets one pass accumulate all rows.
-    offset_ns = row * (int(done_ns[-1] if done_ns.size else 0) + int(before_ns.max(initial=0)) + 1)
-    idle_ns = np.maximum.accumulate(before_ns - (done_ns - duration_ns) + offset_ns) - offset_ns
-    ends_ns = idle_ns + done_ns
-    filled = np.diff(table.row_ptr) > 0
-    last_ns = np.zeros(table.ranks, dtype=np.int64)
-    last_ns[filled] = ends_ns[table.row_ptr[1:][filled] - 1]
-    optimizer_ns = _optimizer_times(table, workload, experiment)
-    return int(max(
-        (last_ns + optimizer_ns).max(initial=0),
-        (ends_ns + until_end_ns).max(initial=0) + int(optimizer_ns.min(initial=0)),
-    ))  # fmt: skip
-
-
-def _dependency_times(table: Schedule, workload: Workload, times: Int64s) -> tuple[Int64s, Int64s]:
-    """Return lower bounds on the time before the start and after the end of each action."""
-    none = np.zeros(len(table), dtype=np.int64)
-    if not table.placement.is_chain or workload.segments:
-        return none, none
-    forward = times[Kind.F]
-    backward = np.minimum(times[Kind.B], times[Kind.I]) if (table.kind == Kind.I).any() else times[Kind.B]
-    first = np.concatenate([[0], forward.cumsum()])
-    up = np.concatenate([[0], backward.cumsum()])
-    stage, is_forward = table.stage, table.kind == Kind.F
-    is_backward = (table.kind == Kind.B) | (table.kind == Kind.I)
-    before = np.where(is_forward, first[stage], 0) + np.where(is_backward, first[-1] + up[-1] - up[stage + 1], 0)
-    until_end = np.where(is_forward, first[-1] - first[stage + 1] + up[-1], 0) + np.where(
-        is_backward, up[stage], 0
-    )
-    return before, until_end
-
-
-def _optimizer_times(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
-    """Return the optimizer time of each rank after its row; 0 where the validation moves it."""
-    if experiment.data_parallel.validation is not Validation.BEFORE:
-        return np.zeros(table.ranks, dtype=np.int64)
-    optimizer_ns: Int64s = table.placement.copies().astype(np.int64) @ workload.optimizer_ns
-    return optimizer_ns
-
-
-def _peaks(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
-    static: Int64s = table.placement.copies().astype(np.int64) @ workload.static_bytes + workload.reserved_bytes
-    choice = experiment.schedule
-    moved = choice.offload is not None or choice.recompute is not None
-    if moved or workload.segments or workload.classes or TABLE.copied[table.kind].any():
-        return static
-    if TABLE.recomputed[table.kind].any():
-        return static
-    kind, stage = table.kind, table.stage
-    change = TABLE.activation[kind] * workload.activation_bytes[stage]
-    change = (change + TABLE.weight_activation[kind] * workload.weight_activation_bytes[stage]) * table.span
-    taken: NDArray[Any] = change.cumsum()
-    for rank in range(table.ranks):
-        low, high = int(table.row_ptr[rank]), int(table.row_ptr[rank + 1])
-        base = int(taken[low - 1]) if low else 0
-        static[rank] += max(int(taken[low:high].max(initial=base)) - base, 0)
-    return static
-
-
-def _durations(workload: Workload) -> Int64s:
-    """Return the least duration of each kind per stage, shape (kinds, stages); of segments, the computation."""
-    durations: list[Int64s] = []
-    for costs in (workload, *workload.classes):
-        rows = [costs.duration_ns(kind) - (costs.collective_ns(kind) if costs.segments else 0) for kind in Kind]
-        durations.append(np.stack(rows))
-    least: Int64s = np.min(np.stack(durations), axis=0)
-    return least
+    return replace(costs, request=replace(costs.request, model=model))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
 from pptrace.config.places import Document, Place, key_text, place_of
+from pptrace.config.quantities import DURATION
 from pptrace.config.resolution import document_of, load
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.hardware import ranks_named
@@ -82,6 +83,17 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Configurations of one layout and settings, which differ in schedule, chunks and split."""
+
+    number: int
+    """Its index in the order of the space."""
+    layout: Layout
+    varied: tuple[Assignment, ...]
+    """Its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """GPUs, limits and objective of a plan."""
 
@@ -95,6 +107,8 @@ class PlanRequest:
     """Number of ranked places."""
     exhaustive: bool = False
     """Whether to simulate all candidates, without bounds."""
+    time: str | None = None
+    """Time after which the search ends with the best so far, such as ``60s``; None for no limit."""
     framework: str = ""
     """The framework that has to run all places, or :data:`ANY`; by default that of the stack."""
 
@@ -102,7 +116,7 @@ class PlanRequest:
         """Refuse invalid values.
 
         Raises:
-            ConfigError: no GPUs, no places, an unknown objective or an unknown framework.
+            ConfigError: no GPUs, no places, no time, an unknown objective or an unknown framework.
         """
         if self.gpus < 1:
             raise ConfigError(f"{self.gpus} is no number of GPUs: write 1 or more", file="--gpus")
@@ -114,6 +128,21 @@ class PlanRequest:
         if self.framework and self.framework not in {*FRAMEWORKS, ANY}:
             message = f"{self.framework!r} is no framework: write {', '.join(FRAMEWORKS)} or {ANY}"
             raise ConfigError(message, file="--for")
+
+        self.deadline_ns(0)
+
+    def deadline_ns(self, start_ns: int) -> int | None:
+        """Return the end of a search that starts at a time, in ns; None without a limit.
+
+        Raises:
+            ConfigError: the limit is no time.
+        """
+        if self.time is None:
+            return None
+        try:
+            return start_ns + DURATION.parse(self.time)
+        except ConfigError as error:
+            raise ConfigError(error.message, file="--time") from None
 
     def score(self, step_ns: int, layout: Layout) -> Score:
         """Return the score of a step of a layout, or of a lower bound on it."""
@@ -386,8 +415,6 @@ def compatible_settings(settings: Sequence[Assignment], model: Mapping[str, Any]
 
 PLAIN = "1f1b"
 """The schedule that represents all other schedules on one pipeline rank."""
-_MOST = 1_000_000
-"""Largest number of configurations."""
 _MICRO = (1, 2, 4, 8)
 _CHUNKS = range(1, 9)
 _POWERS = (1, 2, 4, 8)
@@ -406,13 +433,16 @@ _SWITCHES = (RECOMPUTE, "costs.zero")
 
 
 class Space:
-    """The layouts and settings of a plan."""
+    """The layouts and settings of a plan.
+
+    Groups are generated when they are needed, so a space takes little memory.
+    """
 
     def __init__(self, problem: PlanProblem, request: PlanRequest) -> None:
         """Read the requested values, and defaults for the other keys.
 
         Raises:
-            ConfigError: invalid sizes, no batch, or an empty or too large space.
+            ConfigError: invalid sizes, no batch, or an empty space.
         """
         self.problem, self.request = problem, request
         self.layers = int(problem.facts.get("layers") or 0)
@@ -425,27 +455,45 @@ class Space:
         self.splits = self._splits()
         self.entries = self._with_varied_options(self._entries())
         self.other_axes = self._other_values()
-        self._check_size()
+        self.divisions = list(self._divisions())
+        if not self.divisions or not self.entries or not self.setting_combinations:
+            raise self._empty_error()
 
-    def layouts(self) -> Iterator[Layout]:
-        """Yield every division of the GPUs, with every batch."""
+    @property
+    def groups(self) -> int:
+        """The number of groups."""
+        sizes = (self.divisions, self.sequences, self.micro, self.setting_combinations)
+        return prod(map(len, sizes))
+
+    def group(self, number: int) -> Group:
+        """Return the group with a number, in the order of divisions, batches, microbatches and other settings."""
+        rest, combination = divmod(number, len(self.setting_combinations))
+        rest, micro = divmod(rest, len(self.micro))
+        division, sequences = divmod(rest, len(self.sequences))
+        gpus, pp, tp, cp, ep, dp = self.divisions[division]
+        layout = Layout(
+            gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=self.micro[micro],
+            sequences=self.sequences[sequences],
+        )  # fmt: skip
+        varied = (*self._size_settings(layout), *self.setting_combinations[combination])
+        return Group(number=number, layout=layout, varied=varied)
+
+    def _divisions(self) -> Iterator[tuple[int, ...]]:
+        """Yield the GPUs, pp, tp, cp, ep and dp of every division of the GPUs."""
         sizes = [self.sizes[name] for name in ("pp", "tp", "cp", "ep")]
         for gpus, (pp, tp, cp, ep) in product(self.counts, product(*sizes)):
             dp, remainder = divmod(gpus, pp * tp * cp)
-            if remainder or (self.sizes["dp"] and dp not in self.sizes["dp"]) or not dp:
-                continue
-            for sequences, micro in product(self.sequences, self.micro):
-                yield Layout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=micro, sequences=sequences)
+            if not remainder and dp and (not self.sizes["dp"] or dp in self.sizes["dp"]):
+                yield gpus, pp, tp, cp, ep, dp
 
-    def settings_of(self, layout: Layout) -> list[tuple[Assignment, ...]]:
-        """Return the settings of a layout, with each combination of all other settings."""
+    def _size_settings(self, layout: Layout) -> tuple[Assignment, ...]:
+        """Return the settings of a layout's sizes."""
         values = {f"parallel.{name}": getattr(layout, name) for name in ("pp", "tp", "cp", "ep", "dp")}
         values |= {"batch.micro": layout.micro, "batch.global": layout.sequences}
         written = "sequence_parallel" in (self.problem.document.value or {}).get("parallel", {})
         if layout.tp == 1 or not written:
             values["parallel.sequence_parallel"] = layout.tp > 1
-        sizes = tuple(setting(key, value) for key, value in values.items())
-        return [(*sizes, *parts) for parts in self.setting_combinations]
+        return tuple(setting(key, value) for key, value in values.items())
 
     @cached_property
     def setting_combinations(self) -> list[tuple[Assignment, ...]]:
@@ -614,29 +662,15 @@ class Space:
         model = offer.options if section == "costs" else offer.model
         return literals(model()).get(name, ()) if model is not None else ()
 
-    def _check_size(self) -> None:
-        sizes = {
-            "GPU counts": len(self.counts),
-            **{name: len(self.sizes[name]) for name in ("pp", "tp", "cp", "ep")},
-            "vp": max((len(self.chunks_of(pp)) for pp in self.sizes["pp"]), default=1),
-            "micro": len(self.micro), "global": len(self.sequences), "layers": len(self.splits),
-            "schedules": len(self.entries), "others": prod(map(len, self.other_axes)),
-        }  # fmt: skip
-        count = prod(sizes.values())
-        if not count or next(self.layouts(), None) is None:
-            smallest = prod(min(self.sizes[name], default=0) for name in ("pp", "tp", "cp"))
-            job = self.request.gpus
-            if smallest > job:
-                message = f"a replica of the given sizes needs {gpus_text(smallest)}, and the job has {job:,}"
-                raise ConfigError(message, file="--gpus")
-            message = f"no pp x tp x cp x dp of the given sizes is {gpus_text(job)}: give other sizes"
-            raise ConfigError(message, file="--vary")
-        if count > _MOST:
-            factors = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-            message = (
-                f"{count:,} configurations ({factors}); the most is {_MOST:,}: name fewer values, as micro=1,2"
-            )
-            raise ConfigError(message, file="--vary")
+    def _empty_error(self) -> ConfigError:
+        """Return the error of a space without configurations."""
+        smallest = prod(min(self.sizes[name], default=0) for name in ("pp", "tp", "cp"))
+        job = self.request.gpus
+        if smallest > job:
+            message = f"a replica of the given sizes needs {gpus_text(smallest)}, and the job has {job:,}"
+            return ConfigError(message, file="--gpus")
+        message = f"no pp x tp x cp x dp of the given sizes is {gpus_text(job)}: give other sizes"
+        return ConfigError(message, file="--vary")
 
 
 def _with_option(entry: Entry, key: str, axis: Axis) -> tuple[Entry, ...]:

@@ -16,10 +16,11 @@ from pptrace.config.resolution import load
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.search import candidates
+from pptrace.search import plan_search
+from pptrace.search.bounds import Outline, bound_of
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.pricing import _digest, bound_of
+from pptrace.search.pricing import _digest
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.segments import Segment
@@ -47,7 +48,7 @@ def planned(own: Registry, **changed: Any) -> Any:
     return pptrace.plan(**{**given_, **changed})
 
 
-kept = candidates.BoundPrefetch.of
+kept = plan_search.Prefetch.take
 ELSEWHERE = {"executor": "processes", "workers": 2, "registry": None}
 
 
@@ -108,6 +109,13 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     ran = [candidate for candidate in everything.candidates if candidate.outcome is Outcome.SIMULATED]
     assert [item.name for item in ran if item.bound.step_ns > item.row["step_ns"]] == []
     assert [item.name for item in ran if item.bound.peak_bytes > item.row["peak_memory_bytes"]] == []
+    for group in everything.search.groups.values():
+        for member, candidate in zip(group.members, group.candidates, strict=True):
+            if candidate in ran:
+                entry = everything.search.space.entries[member.entry]
+                work = group.bounds.of(has_pairs=everything.search.pricing.has_pairs(entry))
+                assert work.step_ns <= candidate.row["step_ns"]
+                assert work.peak_bytes <= candidate.row["peak_memory_bytes"]
     assert [_summary(candidate) for candidate in bounded.ranked] == [
         _summary(candidate) for candidate in everything.ranked
     ]
@@ -175,6 +183,47 @@ def _step_of(
     return table.stages // table.ranks, run.step_ns
 
 
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(problem=problems())
+def test_the_bound_of_an_outline_is_at_most_that_of_its_table(registry: Registry, problem: dict[str, Any]) -> None:
+    plan_result = find_plan(registry, problem)
+    for group in plan_result.search.groups.values() if plan_result else ():
+        for member in group.members:
+            if member.reason or member.is_covered:
+                continue
+            pricing = plan_result.search.pricing
+            (outline,), table = pricing.outline_prices(group.group, [member]), pricing.price(group.group, member)
+            if outline.bound and table.bound:
+                assert outline.bound.step_ns <= table.bound.step_ns
+                assert outline.bound.peak_bytes <= table.bound.peak_bytes
+                assert outline.bound.fits >= table.bound.fits
+            assert outline.bound is None or table.bound or table.reason
+
+
+@pytest.mark.parametrize(
+    "name", ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera", "hanayo", "dualpipe"]
+)
+def test_the_outline_of_a_table_bounds_even_stages_as_the_whole_table(registry: Registry, name: str) -> None:
+    provided = registry.schedules[name]
+    chunks = {"interleaved-1f1b": 2, "zb-v": 2, "hanayo": 2, "dualpipe": 1}.get(name, 1)
+    request = ScheduleRequest(ranks=4, microbatches=8, chunks=chunks, options=checked_options(provided, {}, ""))
+    table = build_schedule(provided, request)
+    workload = Workload.uniform(
+        table.stages, f_ns=100, i_ns=100, w_ns=100, activation_bytes=7, weights_bytes=5, optimizer_ns=9
+    )
+    experiment = load(None, flags={"schedule": name, "pp": 4, "microbatches": 8}).experiment
+
+    outline, whole = (
+        Outline.of(table).bound(workload, experiment),
+        bound_of(table, request, workload, experiment, provided),
+    )
+
+    assert outline.step_ns <= whole.step_ns
+    assert outline.peak_bytes == whole.peak_bytes
+    if name in {"1f1b", "gpipe", "interleaved-1f1b"}:
+        assert outline.step_ns == whole.step_ns
+
+
 def _summary(candidate: Candidate) -> Any:
     return candidate.number, candidate.score, [equivalent.number for equivalent in candidate.equivalents]
 
@@ -211,14 +260,17 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry) ->
     assert [item["twins"][0]["settings"]["parallel.order"] for item in places] == ["tp-cp-ep-pp-dp"] * 4
 
 
-def test_an_early_answer_is_of_what_fits_and_changes_no_place(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("memory", [None, "3.4GiB"])
+def test_early_simulations_are_of_what_fits_and_change_no_place(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, memory: str | None
 ) -> None:
-    """The early attempt takes place in the middle of weighing; what is likeliest is over the memory there."""
-    asked = {"memory": "3.4GiB", "vary": {"schedule": ["1f1b"], "zero": [1], "micro": [1]}, "top": 4}
-    late, said = planned(registry, **asked), []
-    monkeypatch.setattr(candidates, "_EARLY", (9,))
-    monkeypatch.setattr(candidates, "_PEEKS", (24, 96, 1))
+    """The first looks take place while groups are bounded; the best bounds are over the memory there."""
+    asked = {"memory": memory, "vary": {"schedule": ["1f1b"], "zero": [1], "micro": [1]}, "top": 4}
+    late = planned(registry, **asked)
+    said: list[str] = []
+    monkeypatch.setattr(plan_search, "_LOOKS", (3, 9))
+    monkeypatch.setattr(plan_search, "_PEEKS", (1, 2, 3))
+    monkeypatch.setattr(plan_search, "_EXPANDED", 1)
 
     early = planned(registry, **asked, progress=said.append)
 
@@ -227,14 +279,80 @@ def test_an_early_answer_is_of_what_fits_and_changes_no_place(
     assert [_summary(candidate) for candidate in early.ranked] == [
         _summary(candidate) for candidate in late.ranked
     ]
-    assert [candidate.number for candidate in early.candidates] == list(range(early.counts()["considered"]))
+    numbers = [candidate.number for candidate in early.candidates]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == early.counts()["considered"]
     assert len(late.ranked) > 1
     assert [candidate.name for candidate in early.candidates] == [candidate.name for candidate in late.candidates]
 
 
+PLACES = {"vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1], "micro": [1, 2]}, "top": 8}
+
+
+@pytest.mark.parametrize("ended", ["time", "interrupt"])
+@pytest.mark.parametrize("has_all_bounds", [False, True])
+def test_a_search_that_ends_early_has_the_best_so_far_and_what_it_did_not_exclude(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, ended: str, *, has_all_bounds: bool
+) -> None:
+    monkeypatch.setattr(plan_search, "_LOOKS", (3,))
+    monkeypatch.setattr(plan_search, "_PAUSE_S", 0.0)
+    complete, ends = planned(registry, **PLACES), []
+    every = f"{complete.counts()['considered']:,} considered" if has_all_bounds else ""
+
+    def watch(text: str) -> None:
+        if "best so far" in text and text.startswith(every):
+            ends.append(text)
+            if ended == "interrupt":
+                raise KeyboardInterrupt
+
+    if ended == "time":
+        monkeypatch.setattr(plan_search, "monotonic_ns", lambda: 10**12 * len(ends))
+    result = planned(registry, **PLACES, progress=watch, time="1s" if ended == "time" else None)
+
+    told = result.to_dict()["search"]
+    assert told["ended"] == ended
+    assert told["unproved"] > 0
+    assert result.best.score >= complete.best.score
+    assert (told["gain"] is not None) == (told["without_bound"] == 0) == has_all_bounds
+    if has_all_bounds:
+        assert float(complete.best.score[-1]) >= float(result.best.score[-1]) * (1 - told["gain"])
+    assert f"{told['unproved']:,} configurations could be among the first 8" in " ".join(str(result).split())
+    assert complete.to_dict()["search"] == {"ended": "complete", "unproved": 0, "without_bound": 0, "gain": 0.0}
+
+
+def test_a_space_of_any_size_is_searched_until_the_time_ends(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(plan_search, "monotonic_ns", lambda: 10**12 * len(found))
+    vary = {"schedule": ["1f1b"], "micro": range(1, 800), "global": range(1, 800)}
+
+    result = planned(
+        registry, vary=vary, time="1s",
+        progress=lambda text: found.extend([text] * ("best so far" in text)), **{"global": None},
+    )  # fmt: skip
+
+    assert result.to_dict()["search"]["without_bound"] > 10**7
+    assert result.best.fits
+
+
+@pytest.mark.parametrize(("time", "message"), [("1", "--time: "), ("0s", "--time: "), ("soon", "--time: ")])
+def test_a_time_that_is_none_is_refused(registry: Registry, time: str, message: str) -> None:
+    with pytest.raises(pptrace.PptraceError, match=message):
+        planned(registry, time=time)
+
+
+def test_a_time_in_which_nothing_is_found_is_an_error(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0, *[10**12] * 1000])
+    monkeypatch.setattr(plan_search, "monotonic_ns", lambda: next(times))
+
+    with pytest.raises(pptrace.PptraceError, match=r"--time: no configuration that fits is found in 1s"):
+        planned(registry, time="1s")
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 224])
 def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
-    order = candidates.spread_indices(count)
+    order = [*plan_search.spread_indices(count)]
 
     assert sorted(order) == list(range(count))
     early = sorted(order[: count // 4])
@@ -244,33 +362,39 @@ def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
 def test_bounds_made_on_other_processes_give_the_same_plan(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "_PREFETCH_FROM", 1)
-    monkeypatch.setattr(candidates, "_PEEKS", (2,))
-    monkeypatch.setattr(candidates, "_CHUNK", 3)
+    monkeypatch.setattr(plan_search, "_AHEAD_FROM", 1)
+    monkeypatch.setattr(plan_search, "_LOOKS", (3,))
+    monkeypatch.setattr(plan_search, "_PEEKS", (1,))
     asked = {
         "vary": {"schedule": ["1f1b", "interleaved-1f1b", "zb-h1"], "micro": [1], "zero": [0, 1]}, "top": 3,
     }  # fmt: skip
     alone = planned(registry, **asked)
-    bounded = []
-    monkeypatch.setattr(
-        candidates.BoundPrefetch, "of", lambda self, candidate: bounded.append(candidate) or kept(self, candidate)
-    )
+    ahead: list[Any] = []
+
+    def take(prefetch: Any, key: Any) -> Any:
+        value = kept(prefetch, key)
+        ahead.extend([key] * (value is not None))
+        return value
+
+    monkeypatch.setattr(plan_search.Prefetch, "take", take)
 
     several = planned(registry, **asked, **ELSEWHERE)
 
     assert several.table() == alone.table()
-    assert len(bounded) > 10
+    assert {type(key) for key in ahead} == {int, tuple}
 
 
 def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_PREFETCH_FROM", 1)
-    monkeypatch.setattr(candidates, "_PEEKS", (2,))
-    monkeypatch.setattr(candidates, "_price_all", failing)
+    monkeypatch.setattr(plan_search, "_AHEAD_FROM", 1)
+    monkeypatch.setattr(plan_search, "_LOOKS", (3,))
+    monkeypatch.setattr(plan_search, "_PEEKS", (1,))
     asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
+    alone = planned(registry, **asked)
+    monkeypatch.setattr(plan_search, "_call_pricing", failing)
 
     plan_result = planned(registry, **asked, **ELSEWHERE)
 
-    assert plan_result.table() == planned(registry, **asked).table()
+    assert plan_result.table() == alone.table()
 
 
 def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: Registry) -> None:
