@@ -1,66 +1,101 @@
-"""A plan of Llama 3 70B on 1,024 GPUs: configurations per second, and what simulating each of them takes instead.
+"""Plans of the largest published jobs: times to answers, and configurations per second of processor time.
 
-    python benchmarks/bench_plan.py [--gpus 1024] [--workers 2] [--sample 40]
+    python benchmarks/bench_plan.py [--jobs 70b,405b] [--time 600s] [--workers 2]
 
-The plan runs whole, in this process and its workers, with everything that varies unless named. Then a sample of
-what it considered and could run is simulated one after another, which is what a plain sweep of them all would do.
+Each plan has the default space. The output has the time to the first answer, to a step within 2 % of the best, and
+to the end, in seconds and in processor seconds of this process and its workers.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import resource
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pptrace.plugins.registry import Registry
-from pptrace.search.candidates import Outcome, run_candidate
+from pptrace.config.quantities import DURATION
+from pptrace.search.candidates import Outcome
 from pptrace.search.plan import plan
 
-STEP = Path(__file__).parent.parent / "examples" / "llama3-70b.yaml"
-FLAGS = {"p2p": "async", "global": "2048"}
+JOBS: dict[str, tuple[int, dict[str, Any]]] = {
+    "405b": (16384, {"model": "llama3-405b", "sequence": 8192, "global": 2048}),
+    "deepseek-v3": (2048, {"model": "deepseek-v3", "sequence": 4096, "global": 15360}),
+    "deepseek-v3-1024": (1024, {"model": "deepseek-v3", "sequence": 4096, "global": 8192}),
+    "qwen3-235b": (1024, {"model": "qwen3-235b-a22b", "sequence": 4096, "global": 2048}),
+    "kimi-k2": (6144, {"model": "kimi-k2", "sequence": 4096, "global": 12288}),
+    "70b": (1024, {"model": "llama3-70b", "sequence": 8192, "global": 2048}),
+}
+"""GPUs and flags of each job; all on H100."""
+NEAR = 1.02
+BEST = re.compile(r"best so far [^:]*: ([0-9.]+ \w+)")
 
 
-def used_s() -> float:
-    """Return the processor time of this process and its finished workers."""
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in both)
+def used_s(pid: int) -> float:
+    """Return the processor time of a process and its children in seconds (``/proc``)."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    except OSError:  # it has ended, and counts for its parent
+        return 0.0
+    return sum(map(int, stat[11:15])) / ticks + sum(used_s(int(child)) for child in children)
+
+
+@dataclass
+class Watch:
+    """Times at which a search finds better steps."""
+
+    start_s: float = field(default_factory=time.perf_counter)
+    start_used_s: float = field(default_factory=lambda: used_s(os.getpid()))
+    found: list[tuple[float, float, int]] = field(default_factory=list)
+    """Seconds, processor seconds and the step of the best so far in ns."""
+
+    def now(self) -> tuple[float, float]:
+        """Return seconds and processor seconds since the start."""
+        return time.perf_counter() - self.start_s, used_s(os.getpid()) - self.start_used_s
+
+    def progress(self, text: str) -> None:
+        """Note the best step of a progress text."""
+        if best := BEST.search(text):
+            self.found.append((*self.now(), DURATION.parse(best[1])))
+
+
+def report(name: str, limit: str | None, workers: int) -> None:
+    """Plan a job and print a row."""
+    gpus, flags = JOBS[name]
+    watch = Watch()
+    result = plan(
+        gpus=gpus, device="h100-sxm", time=limit, robust=False, workers=workers, progress=watch.progress, **flags
+    )  # fmt: skip
+    end_s, end_used_s = watch.now()
+    counts, ended = result.counts(), result.to_dict()["search"]
+    near = next(point for point in watch.found if point[2] <= NEAR * watch.found[-1][2])
+    excluded = counts["considered"] - counts[Outcome.SIMULATED] - ended["unproved"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{name}: first {watch.found[0][0]:.0f} s ({watch.found[0][1]:.0f} s used), within 2 % {near[0]:.0f} s "
+        f"({near[1]:.0f}), {ended['ended']} after {end_s:.0f} s ({end_used_s:.0f})\n"
+        f"    {counts['considered']:,} considered, {excluded:,} excluded ({excluded / end_used_s:,.0f}/s used), "
+        f"{counts[Outcome.SIMULATED]:,} simulated, {ended['unproved']:,} unproved, "
+        f"{ended['without_bound']:,} groups without bound, gain {ended['gain']}\n"
+        f"    {result.best.name}: {DURATION.rounded(int(result.best.row['step_ns'] or 0))}; {peak:.2f} GiB",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpus", type=int, default=1024)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(JOBS))
+    parser.add_argument("--time", default=None, metavar="TIME")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--sample", type=int, default=40)
     options = parser.parse_args()
-    registry = Registry.load()
-    first: list[tuple[float, float]] = []
-    start, before = time.perf_counter(), used_s()
-
-    def watch(text: str) -> None:
-        if "best so far" in text and not first:
-            first.append((time.perf_counter() - start, used_s() - before))
-
-    found = plan(
-        STEP, gpus=options.gpus, workers=options.workers, robust=False, progress=watch,
-        **FLAGS,  # type: ignore[arg-type] # texts, as on the command line
-    )  # fmt: skip
-    wall, used = time.perf_counter() - start, used_s() - before
-    counts = found.counts()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    speed = counts["considered"] / wall
-    simulated = counts[Outcome.SIMULATED]
-    print(f"{counts['considered']:,} considered, {simulated:,} simulated, {wall:.1f} s, {speed:,.0f}/s")
-    print(f"processor time {used:.1f} s, memory {peak:.2f} GiB, a first answer after {first[0][0]:.1f} s")
-    able = [one for one in found.candidates if one.outcome in {Outcome.BOUNDED, Outcome.SIMULATED}]
-    sample = able[:: max(len(able) // options.sample, 1)]
-    start = time.perf_counter()
-    for one in sample:
-        run_candidate((one.varied, None), document=found.problem.document, registry=registry)
-    each = (time.perf_counter() - start) / len(sample)
-    whole = each * len(able)
-    print(f"a plain sweep of the {len(able):,} that can run: {1 / each:,.0f}/s, {whole:,.0f} s in one process")
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {options.workers} workers", flush=True)
+    for name in options.jobs.split(","):
+        report(name, options.time, options.workers)
 
 
 if __name__ == "__main__":
