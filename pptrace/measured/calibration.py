@@ -7,8 +7,8 @@ them and are too short. Latency and bandwidth come from the median slope between
 The time of the host is fitted per kind of action. Between two actions it posts messages (:class:`HostFit`). In the
 simulation of a fit this time follows the arrival of a message. In a run it passes while the receiver waits, so the
 fitted latency is shorter by it. Inside an action, before its first and after its last operator, the host's time
-does not depend on the layers of the stage. Runs with several numbers of stages measure this part exactly: a mean
-duration is a line over the share of the model in a stage.
+does not depend on the layers of the stage. Runs with several numbers of stages measure this part: the
+actions of two half stages are longer than the action of the whole stage by it.
 
 A check simulates the fit. Where ranks share processors, memory or power, durations depend on the number of ranks
 that compute at once, so means do not hold for other schedules. A least-squares fit relates logarithms of durations
@@ -59,6 +59,8 @@ class ActionFit:
     """The number of measured actions."""
     mean_ns: Figure
     """The mean of their durations."""
+    median_ns: int
+    """The median of their durations."""
     in_overlapped_pairs: bool
     """Whether all of them are members of overlapped pairs, whose share of the pair is unknown."""
 
@@ -288,6 +290,7 @@ def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionF
         if times_ns.size:
             yield ActionFit(
                 kind=kind.name, stage=stage, count=times_ns.size, mean_ns=mean_of(times_ns),
+                median_ns=int(np.median(times_ns)),
                 in_overlapped_pairs=not unpaired.any(),
             )  # fmt: skip
 
@@ -346,8 +349,8 @@ def _complete_fixed_parts(measured_ns: Mapping[Kind, float], kinds: Collection[K
 def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibration:
     """Return a fit with the host's time that it has together with fits of other numbers of stages.
 
-    The mean duration of a kind is a line over the share of the model in a stage: its value at 0 is the fixed part.
-    Gaps are means over all fits. Fits of other microbatches do not count.
+    The actions of two half stages are together longer than that of the whole stage by the fixed part. Gaps are
+    means over all fits. Fits of other microbatches do not count.
     """
     alike = [fit, *(o for o in others if (o.microbatches, o.slices) == (fit.microbatches, fit.slices))]
     counts = sorted({run.stages for run in alike})
@@ -356,15 +359,9 @@ def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibra
     ran = {Kind[action.kind] for run in alike for action in run.fitted}
     parts_ns = {kind: float(fit.host(kind).fixed_ns) for kind in ran}
     for kind in ran:
-        means_ns = {
-            run.stages: float(np.mean(means))
-            for run in alike
-            if (means := [action.mean_ns.value for action in run.fitted if action.kind == kind.name])
-        }
-        if len(means_ns) > 1:
-            shares = [1 / stages for stages in means_ns]
-            intercept = float(np.polyfit(shares, [*means_ns.values()], 1)[1])
-            parts_ns[kind] = min(max(intercept, 0.0), *means_ns.values())
+        known_ns = [part for a, b in combinations(alike, 2) for part in _fixed_parts_ns(kind, a, b)]
+        if known_ns:
+            parts_ns[kind] = max(float(np.mean(known_ns)), 0.0)
     fixed_ns = _complete_fixed_parts(parts_ns, ran)
     hosts = []
     for host in fit.hosts:
@@ -374,6 +371,24 @@ def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibra
         gap_ns = round(float(np.average([one.gap_ns for one in known], weights=weights)))
         hosts.append(replace(host, count=sum(weights), gap_ns=gap_ns, fixed_ns=fixed_ns[kind]))
     return replace(fit, hosts=tuple(hosts), stage_counts=tuple(counts))
+
+
+def _fixed_parts_ns(kind: Kind, first: Calibration, second: Calibration) -> Iterator[float]:
+    """Yield the fixed part of a kind on each stage that the other fit has in several parts.
+
+    Together, the actions of the parts contain the fixed part once more for each further part. Medians are
+    compared, because stalls of one run are no fixed part.
+    """
+    coarse, fine = sorted((first, second), key=lambda fit: fit.stages)
+    parts = fine.stages // coarse.stages
+    if parts == 1 or fine.stages % coarse.stages:
+        return
+    for stage in range(coarse.stages):
+        whole = coarse.of(kind, stage)
+        split = [fine.of(kind, stage * parts + part) for part in range(parts)]
+        known = [action.median_ns for action in split if action is not None]
+        if whole is not None and len(known) == parts:
+            yield (sum(known) - whole.median_ns) / (parts - 1)
 
 
 def _observed_messages(steps: Sequence[Computations]) -> Transfers:

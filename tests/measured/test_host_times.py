@@ -17,6 +17,8 @@ from pptrace.steps.kinds import PASSES, Kind
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.needs_plugins
+
 COSTS: dict[str, Any] = {
     "name": "table", "slices": 8, "forward": "4 ms", "backward": "9 ms", "input_gradient": "5 ms",
     "overhead": {
@@ -31,7 +33,6 @@ def step_of(schedule: str, **changes: Any) -> Computations:
     return extract_computations(simulate(schedule=schedule, costs=COSTS, **size).timeline)
 
 
-@pytest.mark.needs_plugins
 def test_two_numbers_of_stages_give_the_part_that_does_not_depend_on_layers() -> None:
     one, two = calibrate([step_of("zb-h1")]), calibrate([step_of("interleaved-zb", vp=2)])
 
@@ -44,7 +45,6 @@ def test_two_numbers_of_stages_give_the_part_that_does_not_depend_on_layers() ->
     assert {host.fixed_ns for host in one.hosts} == {0}
 
 
-@pytest.mark.needs_plugins
 def test_two_numbers_of_stages_predict_a_third(tmp_path: Path) -> None:
     fits = [calibrate([step_of(name, vp=vp)]) for name, vp in (("1f1b", 1), ("interleaved-1f1b", 2))]
     costs = tmp_path / "costs.yaml"
@@ -58,7 +58,6 @@ def test_two_numbers_of_stages_predict_a_third(tmp_path: Path) -> None:
     ).metrics.step_ns  # fmt: skip
 
 
-@pytest.mark.needs_plugins
 def test_fits_of_one_number_of_stages_or_of_other_microbatches_change_nothing() -> None:
     fit = calibrate([step_of("1f1b")])
 
