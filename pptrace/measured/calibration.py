@@ -593,6 +593,8 @@ class CalibrationCheck:
     - per action, once more the host's time between actions, or, if larger, the mean delay of messages beyond the
       fit, for the share of actions with unknown times;
     - per action, once more the mean fixed part of the kinds;
+    - per action, the host's time a second time where each rank has one stage, as the host was not measured with
+      more messages;
     - the deviation from step to step: the larger of measurement and bootstrap, with that of the fit;
     - the slowdown if every rank computed all the time, where actions slow each other down.
     """
@@ -661,10 +663,13 @@ def _interval(
     if any(step.partial for step in steps) or not step_ns:
         return None
     host_ns = max(fit.overhead_ns, _late_ns(fit, steps))
+    cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
     fixed_ns = float(np.mean([host.fixed_ns for host in fit.hosts]))
     most = [int(np.bincount(step.rank).max()) for step in steps]
     actions = max(_MOST_PARTS * fit.microbatches * fit.slices, path, *most)
-    return (actions * (error_ns / max(path, 1) + host_ns + fixed_ns) + _deviation_ns(steps, policy)) / step_ns
+    return (
+        actions * (error_ns / max(path, 1) + host_ns + cut_ns + fixed_ns) + _deviation_ns(steps, policy)
+    ) / step_ns
 
 
 def _split_error(fit: Calibration, step: Computations) -> float:

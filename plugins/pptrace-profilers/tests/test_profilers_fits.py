@@ -128,7 +128,7 @@ def test_a_fit_on_one_schedule_carries_over_to_the_others(tmp_path_factory: pyte
     assert max(pairs.values()) < 0.10, max(pairs, key=pairs.__getitem__)
     within = [one <= (check(source).interval or 0) for (source, target), one in pairs.items() if source != target]
     assert sum(within) >= 0.9 * len(within)
-    assert median(check(name).interval or 0 for name in RUNS) < 0.11
+    assert median(check(name).interval or 0 for name in RUNS) < 0.13
 
 
 def test_a_fit_says_what_one_message_size_cannot_tell() -> None:
