@@ -357,10 +357,11 @@ _DRIVER = "memory and power limit as the driver reports them (nvidia-smi, rocm-s
 _PUBLISHED_AMPERE = "fastest published step: MPT-7B on 8 A100, 200 TFLOP/s with all of attention (llm-foundry)"
 _PUBLISHED_HOPPER = (
     "fastest published steps on H100: Llama 3.1 405B in BF16 (dgxc-benchmarking 25.04), and GPT-3 175B in FP8, "
-    "888 TFLOP/s with all of attention (NeMo 24.12, performance summary)"
+    "932 TFLOP/s with all of attention (NeMo 25.02, performance summary)"
 )
 _PUBLISHED_BLACKWELL = (
-    "fastest published steps: Llama 3 70B in BF16 (SimuMax 1.2), and 405B in FP8 and MXFP8 (Megatron-Bridge 25.11)"
+    "fastest published steps: Llama 3 70B in BF16 (SimuMax 1.2), GPT-3 175B in FP8, 1722 TFLOP/s with all of "
+    "attention (NeMo 25.02), and Llama 3.1 405B in MXFP8 (Megatron-Bridge 25.11)"
 )
 _PUBLISHED_SUPERCHIP = (
     "fastest published steps: Llama 3.1 405B, in BF16 dgxc-benchmarking 25.05, in FP8, MXFP8 and NVFP4 "
@@ -389,7 +390,7 @@ _AMPERE: dict[str, Any] = {
 _HOPPER: dict[str, Any] = {
     "power": 700,
     "published_bf16": 522 * _TERA,
-    "published_fp8": 876 * _TERA,
+    "published_fp8": 920 * _TERA,
     "multiprocessors": 132,
     "attainable_bf16": 0.68,
     "attainable_fp8": 0.63,
@@ -406,7 +407,7 @@ _HOPPER: dict[str, Any] = {
 _BLACKWELL: dict[str, Any] = {
     "power": 1000,
     "published_bf16": 848 * _TERA,
-    "published_fp8": 1_667 * _TERA,
+    "published_fp8": 1_699 * _TERA,
     "published_mxfp8": 1_576 * _TERA,
     "multiprocessors": 148,
     "attainable_bf16": 0.47,
