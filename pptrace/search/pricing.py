@@ -154,6 +154,7 @@ class Pricing:
         self.tables = TableCache(space.problem, space.entries)
         self._groups: _Recent[int, _GroupCosts] = _Recent(_KEPT_GROUPS)
         self._outlines: _Recent[Any, _TableOutline] = _Recent(_KEPT_OUTLINES)
+        self._collectives: _Recent[Any, Any] = _Recent(_KEPT_OUTLINES)
         self._members: dict[Any, tuple[Member, ...]] = {}
         self._bounds: dict[Any, Bound] = {}
 
@@ -314,7 +315,22 @@ class Pricing:
         return self.has_pairs(entry) and bool(costs.workload(1, has_pairs=True).segments)
 
     def _costs_of(self, group: Group) -> _GroupCosts:
-        return self._groups.of(group.number, lambda: _GroupCosts(self.problem, group.varied))
+        return self._groups.of(group.number, lambda: self._build_costs(group))
+
+    def _build_costs(self, group: Group) -> _GroupCosts:
+        """Return the costs of a group; groups with the same layout on a cluster share times of collectives."""
+        costs = build_costs(self.problem.resolved(group.varied), self.problem.registry)
+        if costs.request.collectives is not None:
+            settings = ((key_text(each.path), repr(each.value)) for each in group.varied)
+            key = tuple(
+                (name, value)
+                for name, value in settings
+                if name not in _COST_SETTINGS and not name.startswith("batch.")
+            )
+            own = costs.request.collectives
+            shared = self._collectives.of(key, lambda: own)
+            costs = replace(costs, request=replace(costs.request, collectives=shared))
+        return _GroupCosts(costs, group.varied)
 
 
 def _concerns_all(error: PptraceError) -> bool:
@@ -332,9 +348,8 @@ def _changes_more(entry: Entry) -> bool:
 class _GroupCosts:
     """The costs of a group, for each split of layers."""
 
-    def __init__(self, problem: PlanProblem, varied: tuple[Assignment, ...]) -> None:
-        self.varied = varied
-        self.costs = build_costs(problem.resolved(varied), problem.registry)
+    def __init__(self, costs: Costs, varied: tuple[Assignment, ...]) -> None:
+        self.costs, self.varied = costs, varied
         self._by_split: dict[tuple[int, ...], Costs] = {(): self.costs}
         self._splits: dict[int, list[int] | None] = {}
 

@@ -20,7 +20,7 @@ from pptrace.search import plan_search
 from pptrace.search.bounds import Outline, bound_of
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.pricing import _digest
+from pptrace.search.pricing import Pricing, _digest
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.segments import Segment
@@ -284,6 +284,17 @@ def test_early_simulations_are_of_what_fits_and_change_no_place(
     assert len(numbers) == early.counts()["considered"]
     assert len(late.ranked) > 1
     assert [candidate.name for candidate in early.candidates] == [candidate.name for candidate in late.candidates]
+
+
+def test_groups_that_share_times_of_collectives_have_the_bounds_of_their_own(registry: Registry) -> None:
+    config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 2}}
+    plan_result = planned(
+        registry, config=config, gpus=16, vary={"schedule": ["1f1b"], "tp": [1, 2], "micro": [1, 2]}, top=1
+    )  # fmt: skip
+    space = plan_result.search.space
+
+    for number, group in plan_result.search.groups.items():
+        assert Pricing(space).bounds_of(number) == group.bounds
 
 
 PLACES = {"vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1], "micro": [1, 2]}, "top": 8}
