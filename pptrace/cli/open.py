@@ -23,7 +23,6 @@ from pptrace.cli import viewer
 from pptrace.cli.viewer import HOST, PUBLIC_PORT, PUBLIC_UI, Server, Site
 from pptrace.config.limits import UnpackedFile
 from pptrace.errors import PptraceError, TraceError
-from pptrace.traces.perfetto.wire import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -385,6 +384,8 @@ def _require_file(path: Path) -> None:
 
 def _is_perfetto(head: bytes) -> bool:
     """Return whether ``head`` consists of packets, of which the last may be truncated."""
+    from pptrace.traces.perfetto.wire import read_varint
+
     offset = 0
     while offset < len(head):
         if head[offset] != _PACKET:
