@@ -9,7 +9,7 @@ pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 \
   --schedules 1f1b,1f1b:p2p=async,interleaved-1f1b:vp=2,interleaved-1f1b:vp=1,./mine.py:make
 echo
 echo "== steps of three of them by policy"
-pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,chimera --policies | sed '1,/^steps by/{/^steps by/!d;}'
+pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,chimera --policies | sed '1,/^step time by policy/{/^step time by policy/!d;}'
 echo
 echo "== chimera against 1f1b, more and more microbatches; the same where its copies exchange no gradients"
 pptrace crossover llama3-70b.yaml --p2p ordered --stack ideal --between chimera,1f1b --over microbatches=8..64
