@@ -67,7 +67,7 @@ class ActionFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFit:
-    """Time of the host around one kind of action, whatever the number of its layers."""
+    """Host time around one kind of action; it does not depend on the number of layers."""
 
     kind: str
     """The kind."""

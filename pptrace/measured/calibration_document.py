@@ -163,7 +163,7 @@ def _about_hosts(fit: Calibration) -> list[str]:
         f"from runs of {', '.join(map(str, fit.stage_counts))} stages" if fit.stage_counts
         else "before the first and after the last operator"
     )  # fmt: skip
-    return [f"host before an action, and in it whatever its layers ({known}): {', '.join(parts)}"]
+    return [f"host before an action, and in it for any number of layers ({known}): {', '.join(parts)}"]
 
 
 def _about_check(check: CalibrationCheck) -> list[str]:
@@ -254,7 +254,7 @@ def _overheads(fit: Calibration) -> list[str]:
     """Return the lines of the host's time around each kind of action; one line for a time of all kinds."""
     times_ns = {host.kind: fit.slices * (host.gap_ns + host.fixed_ns) for host in fit.hosts}
     of_slices = f", of {fit.slices} slices" if fit.slices > 1 else ""
-    comment = f"  # host: between actions, and in each whatever its layers{of_slices}"
+    comment = f"  # host: between actions, and in each for any number of layers{of_slices}"
     if len(set(times_ns.values())) == 1:
         (time_ns,) = set(times_ns.values())
         return [f"  overhead: {time_ns} ns{comment}"] if time_ns else []

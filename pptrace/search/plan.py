@@ -344,7 +344,7 @@ class Plan(Printed):
         }  # fmt: skip
 
     def _search(self) -> dict[str, Any]:
-        """Return why the search ended, and what it did not exclude."""
+        """Return the reason for the end of the search, and the configurations that it did not exclude."""
         unproved = self.unproved
         return {
             "ended": self.search.ended, "unproved": unproved.configurations,

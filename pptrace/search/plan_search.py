@@ -327,7 +327,7 @@ class Search:
             candidate.outcome, candidate.reason = Outcome.EQUAL, first.name
 
     def _apply(self, candidate: Candidate, price: Price) -> None:
-        """Note the bound of a table, and what it excludes."""
+        """Record the bound or the refusal of a table in its candidate."""
         if price.chunks is not None:
             candidate.chunks = price.chunks
         if price.layers is not None and LAYERS not in candidate.settings:

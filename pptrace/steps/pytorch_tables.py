@@ -209,7 +209,7 @@ def lower(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
 
 
 def insert_messages(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
-    """Return a table with the messages and waits that PyTorch inserts, without gathers and reductions of its own.
+    """Return a table with PyTorch's messages and waits, without the gathers and reductions that PyTorch inserts.
 
     Raises:
         ScheduleError: as :func:`lower`.

@@ -36,7 +36,7 @@ class HanayoOptions(BaseModel):
 
 
 class SeqOptions(BaseModel):
-    """Into how many slices a sequence is cut, and how unlike they are."""
+    """The number of slices of a sequence, and the difference of their lengths."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
