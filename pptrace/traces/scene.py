@@ -66,7 +66,7 @@ TOWARDS_NEXT = WITH_NEXT.mask(_ALL_KINDS)
 
 COLOR_BY = ("kind", "microbatch")
 """Properties that determine a slice's color. chrome://tracing reads ``cname`` of Chrome JSON. The Perfetto UI
-reads ``correlation_id`` of its own format, and colors by name without it."""
+reads ``correlation_id`` of Perfetto traces, and colors by name without it."""
 
 _STREAM_TITLES = {"COMM": "communication", "RECV": "receive"}
 

@@ -232,9 +232,9 @@ def _choose(pending, count, node, node_of_row, nodes, search):
         released = nodes.released[receive]
         nodes.released[receive] = -1
         is_safe = not _leads_to(node, receive, nodes, search)
-        stalls_nobody = is_safe and _leads_to(receive, node, nodes, search)
+        stalls_no_rank = is_safe and _leads_to(receive, node, nodes, search)
         nodes.released[receive] = released
-        if stalls_nobody:
+        if stalls_no_rank:
             return pending[i]
         if is_safe and possible < 0:
             possible = pending[i]

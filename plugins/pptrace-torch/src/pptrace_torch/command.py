@@ -407,7 +407,7 @@ def _end_of(exitcode: int) -> str:
 
 
 def _root(failures: dict[int, str]) -> int:
-    """Return the rank that failed first of itself; the others failed since they lost it."""
+    """Return the rank whose failure has no failed peer as its cause."""
     killed = [rank for rank, text in failures.items() if text.startswith("was ended")]
     own = [rank for rank, text in failures.items() if not any(words in text.lower() for words in _LOST_PEER)]
     return (killed or own or list(failures))[0]

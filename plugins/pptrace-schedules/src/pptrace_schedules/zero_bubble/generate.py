@@ -223,7 +223,7 @@ class Merging:
     weight_gradient: Int64s
     backward: Int64s
     transfer: int
-    """Time from one rank to another; messages meet nobody."""
+    """Time from one rank to another, without contention."""
 
     def of(self, table: Schedule) -> tuple[Schedule, Schedule]:
         """Return the table with all adjacent halves merged, and with only those whose merge delays no stage.
