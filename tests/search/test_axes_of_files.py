@@ -65,12 +65,12 @@ def test_files_cross_with_other_axes() -> None:
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        (["machine=slow.yaml,8"], "--over machine: 8 is mixed with files of settings"),
+        (["machine=slow.yaml,8"], "over machine: 8 is mixed with files of settings"),
         (["machine=slow.yaml,slow.yaml"], "slow.yaml is given twice"),
         (["machine=none.yaml"], "none.yaml"),
         (["machine=empty.yaml"], "empty.yaml: the file is empty"),
-        (["machine=slow.yaml", "network.latency=1 us,2 us"], r"--over machine also sets it \(network.latency\)"),
-        (["machine=slow,fast"], "--over machine: no such key"),
+        (["machine=slow.yaml", "network.latency=1 us,2 us"], r"over machine also sets it \(network.latency\)"),
+        (["machine=slow,fast"], "over machine: no such key"),
     ],
 )
 def test_files_that_cannot_be_are_refused(over: list[str], message: str) -> None:

@@ -194,7 +194,7 @@ def test_the_h20_s_printed_mfu_counts_attention_so_too() -> None:
         held(f"{printed:.1f} % is {rate * flops(words, 6):.1f} %")
         assert 71 <= rate * flops(words, 6) < 72.5
     models = (ROOT / "plugins" / "pptrace-models" / "README.md").read_text(encoding="utf-8")
-    assert "which counts attention four times; counted once it is 71 to 72 %" in " ".join(models.split())
+    assert "which counts attention four times. With attention counted once, the MFU is 71 to 72 %." in " ".join(models.split())
 
 
 def test_the_page_states_what_throughput_loses_from_tp_4_to_tp_8() -> None:
