@@ -193,8 +193,8 @@ def test_the_h20_s_printed_mfu_counts_attention_so_too() -> None:
         assert rate * flops(words, 24, 640) == pytest.approx(printed, rel=0.003)
         held(f"{printed:.1f} % is {rate * flops(words, 6):.1f} %")
         assert 71 <= rate * flops(words, 6) < 72.5
-    models = (ROOT / "plugins" / "pptrace-models" / "README.md").read_text(encoding="utf-8")
-    assert "which counts attention four times. With attention counted once, the MFU is 71 to 72 %." in " ".join(models.split())
+    models = " ".join((ROOT / "plugins" / "pptrace-models" / "README.md").read_text(encoding="utf-8").split())
+    assert "which counts attention four times. With attention counted once, the MFU is 71 to 72 %." in models
 
 
 def test_the_page_states_what_throughput_loses_from_tp_4_to_tp_8() -> None:
