@@ -103,7 +103,7 @@ def bridge_recipe(experiment: Experiment, arguments: Arguments, table: Schedule,
         name: the name of the configuration.
 
     Raises:
-        ConfigError: the library has no recipe of the model.
+        ConfigError: the library has no recipe of the model, or no mixed precision of its products.
     """
     parallel, model, device = experiment.parallel, experiment.model, experiment.device
     stem = check_recipe(model.preset if isinstance(model, Preset) else model)
@@ -141,8 +141,11 @@ def bridge_recipe(experiment: Experiment, arguments: Arguments, table: Schedule,
 def _precision(experiment: Experiment) -> tuple[str, str]:
     """Return the word of a recipe's name for the precision, and the name of the library's mixed precision."""
     precision = values_of(experiment.model).get("precision") or "bf16"
-    if precision != "fp8":
+    if precision in _PRECISIONS:
         return _PRECISIONS[precision]
+    if precision != "fp8":
+        known = ", ".join([*_PRECISIONS, "fp8"])
+        raise ConfigError(f"Megatron-Bridge has mixed precision of {known}", key="model.precision")
     tag, scaling = _FP8_RECIPES[values_of(experiment.costs).get("fp8_recipe") or "tensorwise"]
     return tag, f"bf16_with_{scaling}_mixed"
 

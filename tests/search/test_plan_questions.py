@@ -234,6 +234,17 @@ def test_a_recipe_that_no_library_has_is_refused_before_anything_runs(
     assert not watched
 
 
+def test_a_recipe_in_a_precision_that_the_library_lacks_is_one_line(registry: Registry, tmp_path: Path) -> None:
+    pytest.importorskip("pptrace_frameworks")
+    job = {**STEP, "model": {"preset": "llama3-8b", "precision": "fp32"}, "batch": {"global": 8, "sequence": 8192}}
+    vary = {**FEW, "pp": [4], "tp": [2], "cp": [1], "schedule": ["1f1b"]}
+
+    with pytest.raises(PptraceError, match=r"model\.precision: Megatron-Bridge has mixed precision of bf16, fp16"):
+        planned(registry, config=job, gpus=8, vary=vary, framework="megatron", outputs=[tmp_path / "recipe.py"])
+
+    assert not (tmp_path / "recipe.py").exists()
+
+
 @pytest.mark.parametrize("framework", ["pytorch", "any"])
 def test_a_script_without_a_program_is_refused_before_anything_runs(
     registry: Registry, framework: str, tmp_path: Path

@@ -320,14 +320,14 @@ def test_a_search_that_ends_early_has_the_best_so_far_and_what_it_did_not_exclud
         monkeypatch.setattr(plan_search, "monotonic_ns", lambda: 10**12 * len(ends))
     result = planned(registry, **PLACES, progress=watch, time="1s" if ended == "time" else None)
 
-    told = result.to_dict()["search"]
-    assert told["ended"] == ended
-    assert told["unproved"] > 0
+    search = result.to_dict()["search"]
+    assert search["ended"] == ended
+    assert search["unproved"] > 0
     assert result.best.score >= complete.best.score
-    assert (told["gain"] is not None) == (told["without_bound"] == 0) == has_all_bounds
+    assert (search["gain"] is not None) == (search["without_bound"] == 0) == has_all_bounds
     if has_all_bounds:
-        assert float(complete.best.score[-1]) >= float(result.best.score[-1]) * (1 - told["gain"])
-    assert f"{told['unproved']:,} configurations could be among the first 8" in " ".join(str(result).split())
+        assert float(complete.best.score[-1]) >= float(result.best.score[-1]) * (1 - search["gain"])
+    assert f"{search['unproved']:,} configurations could be among the first 8" in " ".join(str(result).split())
     assert complete.to_dict()["search"] == {"ended": "complete", "unproved": 0, "without_bound": 0, "gain": 0.0}
 
 
