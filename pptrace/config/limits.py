@@ -74,7 +74,8 @@ class UnpackedFile:
         """
         parts, most = [], min(most_unpacked(), most_memory() // _HELD)
         with cls.open(path) as file:
-            while part := file.read(_PART):
+            part_bytes = _PART if file._packed else max(_PART, min(file._whole, most) + 1)  # one copy in memory
+            while part := file.read(part_bytes):
                 parts.append(part)
                 if file.size > most:
                     message = f"is larger than {gibibytes(most)}, unpacked, and read whole: {memory_key()}"

@@ -168,8 +168,14 @@ def join_hops(rows: int, row: Int64s, place: Int64s, link: Int64s) -> tuple[Int3
 
 def _indices(rows: Int64s, wanted: Int64s) -> Int64s:
     """Return the index of each wanted row in ``rows``, which ascend; -1 for none."""
-    index = np.minimum(np.searchsorted(rows, wanted), max(rows.size - 1, 0))
-    return np.where(rows[index] == wanted, index, -1) if rows.size else np.full_like(wanted, -1)
+    if not rows.size:
+        return np.full_like(wanted, -1)
+    if rows[-1] - rows[0] + 1 == rows.size:  # no row is missing
+        index: Int64s = wanted - rows[0]
+        index[(index < 0) | (index >= rows.size)] = -1
+        return index
+    index = np.minimum(np.searchsorted(rows, wanted), rows.size - 1)
+    return np.where(rows[index] == wanted, index, -1)
 
 
 DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RecursionError)

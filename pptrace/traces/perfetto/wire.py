@@ -36,6 +36,8 @@ _LARGEST_TABLE = 1 << 12
 _FULL = 8
 """Bytes of a varint in one machine word: 56 bits of the value."""
 _LONGEST_FILLER = 11
+_SMALL = 4
+"""Bytes of cells whose values have at most 21 bits."""
 _EVENT_TYPE = 9
 """TrackEvent.type, whose second copy fills the place of an absent value."""
 
@@ -87,17 +89,35 @@ class Cell:
         """The machine words that make up the cell."""
         return ("<u2", "<u8") if self.fixed else _PIECES[self.size]
 
+    @property
+    def dtype(self) -> type[np.signedinteger[Any]]:
+        """Smallest type of its values."""
+        return np.int32 if self.size <= _SMALL else np.int64
+
     @cached_property
     def filler(self) -> tuple[int, ...]:
         """The words of an absent value."""
         parts = (self.size,) if self.size <= _LONGEST_FILLER else (4, self.size - 4)
-        raw = b"".join(varint(_EVENT_TYPE << 3) + varint(self.event, part - 1) for part in parts)
-        words, offset = [], 0
-        for piece in self.pieces:
-            width = np.dtype(piece).itemsize
-            words.append(int.from_bytes(raw[offset : offset + width], "little"))
-            offset += width
-        return tuple(words)
+        return self._words(b"".join(varint(_EVENT_TYPE << 3) + varint(self.event, part - 1) for part in parts))
+
+    @cached_property
+    def constant(self) -> tuple[tuple[int, int], ...]:
+        """Per word, a mask of the bits that do not depend on the value, and their values."""
+        width = self.size - len(self.tag)
+        if self.fixed:
+            mask, bits = bytes(width), bytes(width)
+        else:
+            mask, bits = b"\x80" * width, b"\x80" * (width - 1) + b"\0"
+        if width > _FULL + 1 and not self.fixed:  # only the lowest bit of the tenth byte: the sign
+            mask = mask[:-1] + (b"\xff" if self.optional else b"\xfe")
+        masks = self._words(b"\xff" * len(self.tag) + mask)
+        return tuple(zip(masks, self._words(self.tag + bits), strict=True))
+
+    def _words(self, raw: bytes) -> tuple[int, ...]:
+        ends = [*accumulate(np.dtype(piece).itemsize for piece in self.pieces)]
+        return tuple(
+            int.from_bytes(raw[start:end], "little") for start, end in zip([0, *ends], ends, strict=False)
+        )
 
     def encode(self, values: NDArray[np.integer[Any]]) -> list[NDArray[np.unsignedinteger]]:
         """Return the words of each record's cell."""
@@ -120,11 +140,15 @@ class Cell:
     def decode(self, words: list[NDArray[np.uint64]]) -> NDArray[np.int64] | None:
         """Return the values, -1 for an absent value; None where the words have another encoding."""
         values: NDArray[np.int64] = (words[1] if self.fixed else self._values(words)).astype(np.int64)
-        if self.optional:
+        differing = np.zeros(values.size, dtype=np.uint64)
+        for word, (mask, bits) in zip(words, self.constant, strict=True):
+            differing |= (word & np.uint64(mask)) ^ np.uint64(bits)
+        if differing.any():
             absent = np.logical_and.reduce([w == np.uint64(f) for f, w in zip(self.filler, words, strict=True)])
+            if not self.optional or not absent[differing != 0].all():
+                return None
             values[absent] = -1
-        encoded = self.encode(values)
-        return values if all(map(np.array_equal, encoded, words)) else None
+        return values
 
     def _varints(self, raw: NDArray[np.uint64], tag: np.uint64, largest: int) -> list[NDArray[np.uint64]]:
         width = self.size - len(self.tag)
@@ -155,12 +179,12 @@ class Cell:
         shift = np.uint64(8 * len(self.tag))
         word = words[0] >> shift
         if len(words) == 1:
-            return _gather(word)
+            return _gather(word, 7 * (self.size - len(self.tag)))
         word = word | (words[1] << (np.uint64(64) - shift))
         above = words[1] >> shift
         sign: NDArray[np.uint64] = (above >> np.uint64(8)) << np.uint64(63)
         ninth: NDArray[np.uint64] = (above & np.uint64(0x7F)) << np.uint64(56)
-        return _gather(word) | ninth | sign
+        return _gather(word, 7 * _FULL) | ninth | sign
 
 
 @cache
@@ -182,11 +206,15 @@ def _spread(word: NDArray[np.uint64], bits: int) -> None:
             word |= upper
 
 
-def _gather(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _gather(word: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
     """Undo :func:`_spread` and drop the continuation bits."""
     word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
-    for _, high, low, shift in reversed(_STEPS):
-        word = ((word >> np.uint64(shift)) & np.uint64(high)) | (word & np.uint64(low))
+    for reach, high, low, shift in reversed(_STEPS):
+        if bits > reach:
+            upper = word >> np.uint64(shift)
+            upper &= np.uint64(high)
+            word &= np.uint64(low)
+            word |= upper
     return word
 
 
@@ -244,18 +272,25 @@ class Layout:
             for view, words in zip(_views(records, offset, cell), cell.encode(columns[cell.name]), strict=True):
                 view[:] = words
 
+    @cached_property
+    def constant(self) -> NDArray[np.uint8]:
+        """A record in which bits of constant bytes are set, and those of cells are not."""
+        raw = b"".join(b"\xff" * len(part) if isinstance(part, bytes) else bytes(part.size) for part in self.parts)
+        return np.frombuffer(raw, dtype=np.uint8)
+
     def decode(self, records: NDArray[np.uint8]) -> dict[str, Int64s] | None:
         """Return the columns of ``records``; None where they have another layout."""
-        constant = records.copy()
+        differing = records ^ self.template
+        differing &= self.constant
+        if differing.any():
+            return None
         columns: dict[str, Int64s] = {}
         for offset, cell in self.cells:
-            constant[:, offset : offset + cell.size] = 0
-            words = [view.astype(np.uint64) for view in _views(records, offset, cell)]
-            values = cell.decode(words)
+            values = cell.decode([view.astype(np.uint64) for view in _views(records, offset, cell)])
             if values is None:
                 return None
             columns[cell.name] = values
-        return columns if (constant == self.template).all() else None
+        return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
