@@ -45,6 +45,8 @@ class UnpackedFile:
         self._most = most_unpacked()
         self._whole = os.fstat(raw.fileno()).st_size
         self._looked, self._before = 0, 0
+        self.plain_bytes = 0 if self._packed else self._whole
+        """Size of the file; 0 where it is packed."""
         self.size = 0
         """Bytes that were read."""
 
@@ -74,7 +76,7 @@ class UnpackedFile:
         """
         parts, most = [], min(most_unpacked(), most_memory() // _HELD)
         with cls.open(path) as file:
-            part_bytes = _PART if file._packed else max(_PART, min(file._whole, most) + 1)  # one copy in memory
+            part_bytes = max(_PART, min(file.plain_bytes, most) + 1)  # a single part is not copied
             while part := file.read(part_bytes):
                 parts.append(part)
                 if file.size > most:
