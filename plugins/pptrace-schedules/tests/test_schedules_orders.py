@@ -88,6 +88,7 @@ def test_tables_of_many_sizes_equal_pytorchs(name: str) -> None:
 
 def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> None:
     assert {path.stem.rsplit("-", 3)[0] for path in TABLES} == set(OFFERS) - {
+        "bitpipe",
         "chimera",
         "combined-1f1b",
         "dualpipe",
@@ -112,6 +113,16 @@ def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> Non
 )
 def test_a_row_reads_as_in_the_paper(name: str, chunks: int, rank: int, row: str) -> None:
     assert built(name, ranks=2, microbatches=4, chunks=chunks).rows()[rank] == row.split()
+
+
+def test_bitpipe_reads_as_in_the_figure_of_its_authors() -> None:
+    """Figure ``BitPipe-v.svg``: four ranks, microbatches 0 and 1 down and 2 and 3 up."""
+    rows = built("bitpipe", ranks=4, microbatches=4, chunks=2).rows()
+
+    assert " ".join(rows[0]) == "0F0 0F1 3F2 4F2 3F3 4F3 7F0 7B0 7F1 7B1 4B2 3B2 4B3 3B3 0B0 0B1"
+    assert " ".join(rows[1]) == "1F0 2F2 1F1 2F3 5F2 6F0 5F3 6F1 6B0 5B2 6B1 5B3 2B2 1B0 2B3 1B1"
+    assert " ".join(rows[2]) == "1F2 2F0 1F3 2F1 5F0 6F2 5F1 6F3 6B2 5B0 6B3 5B1 2B0 1B2 2B1 1B3"
+    assert " ".join(rows[3]) == "0F2 0F3 3F0 4F0 3F1 4F1 7F2 7B2 7F3 7B3 4B0 3B0 4B1 3B1 0B2 0B3"
 
 
 @pytest.mark.parametrize("name", OFFERS)

@@ -71,7 +71,7 @@ def check(request: ScheduleRequest) -> None:
     if ranks % 2:
         message = f"chimera pairs a rank with its mirror image, and {ranks} ranks are odd"
         step = 2 if pipelines % 2 else pipelines
-        raise ConstraintError(message, nearest=_around(ranks, step, "ranks"), key="parallel.pp")
+        raise ConstraintError(message, nearest=nearest_multiples(ranks, step, "ranks"), key="parallel.pp")
     if pipelines % 2 or ranks % pipelines:
         fit = [n for n in range(2, ranks + 1, 2) if ranks % n == 0]
         around = [*[n for n in fit if n < pipelines][-1:], *[n for n in fit if n > pipelines][:1]]
@@ -87,7 +87,9 @@ def check(request: ScheduleRequest) -> None:
         doubled = " with two microbatches at once" if scale == "forward-doubling" and step != whole else ""
         message = f"chimera ({scale}) fills {what}{doubled}, and {request.microbatches} microbatches do not"
         raise ConstraintError(
-            message, nearest=_around(request.microbatches, step, "microbatches"), key="batch.microbatches"
+            message,
+            nearest=nearest_multiples(request.microbatches, step, "microbatches"),
+            key="batch.microbatches",
         )
 
 
@@ -120,7 +122,8 @@ def _scale(request: ScheduleRequest) -> str:
     return str(request.options.get("scale", "merged"))
 
 
-def _around(value: int, step: int, what: str) -> str:
+def nearest_multiples(value: int, step: int, what: str) -> str:
+    """Return the multiples of a step around a value, as the nearest sizes that work."""
     below = value - value % step
     return f"{below} or {below + step} {what}" if below else f"{step} {what}"
 

@@ -1,4 +1,4 @@
-"""What this distribution offers: seventeen schedules; light to import."""
+"""What this distribution offers: eighteen schedules; light to import."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def pptrace_schedules() -> Iterable[ScheduleOffer]:
     """Offer the schedules."""
     from pptrace_schedules import (
+        bitpipe,
         chimera,
         combined_1f1b,
         dualpipe,
@@ -33,6 +34,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield gpipe.LOOPED_BFS
     yield chimera.OFFER
     yield hanayo.OFFER
+    yield bitpipe.OFFER
     yield zb_h1.OFFER
     yield zb_h2.OFFER
     yield zb_v.OFFER
