@@ -70,6 +70,7 @@ class Reshard(Choice):
     """When a rank frees weights that it gathered."""
 
     NEVER = "never", "after the stage's last pass, as torchtitan does with a pipeline"
+    BACKWARD = "backward", "after each backward; a forward keeps them for it (reshard_after_forward: never)"
     FORWARD = "forward", "after each forward; a backward keeps them for the next (reshard_after_forward: always)"
     ALWAYS = "always", "after each forward and backward, as Megatron-FSDP does; one layer is gathered at a time"
 

@@ -317,6 +317,8 @@ def _check_agreement(resolved: Resolved) -> None:
     if reduction.active_stages is not None and reduction.reshard not in {None, Reshard.NEVER}:
         message = f"reshard: {reduction.reshard.value} frees weights itself: remove one of the two keys"
         raise error("data_parallel.active_stages", message)
+    if reduction.shard is not None and replicas % reduction.shard:
+        raise error("data_parallel.shard", f"{reduction.shard} does not divide dp {replicas}")
 
 
 def check_arguments(values: Mapping[str, Any], known: Collection[str]) -> None:

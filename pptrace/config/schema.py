@@ -140,12 +140,27 @@ class DataParallel(_Section):
     reduce_each: bool | None = Field(
         default=None,
         description="Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does where "
-        "they are sharded; by default once, after the last. Needs overlap.",
+        "they are sharded; by default only where the stage has units, else once, after the last. Needs overlap.",
     )
     reshard: Reshard | None = Field(
         default=None,
         description="When a rank frees a stage's weights that it gathered, where costs shard them "
-        f"(costs.zero: 3); never by default. {Reshard.explanations()}",
+        f"(costs.zero: 3); always by default where the stage has units, else never. {Reshard.explanations()}",
+    )
+    units: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
+        default=None,
+        description="Without a pipeline, the units whose weights are gathered, and whose gradients are reduced, "
+        "separately. By default, with costs.zero of 2 or more, these are embedding, each layer, and LM head.",
+    )
+    prefetch: Annotated[int, Field(ge=0, le=2**20)] | None = Field(
+        default=None,
+        description="Units that a pass gathers ahead of the unit that computes; 1 by default. Memory has the "
+        "gathered weights of one more.",
+    )
+    shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None,
+        description="Replicas that share a shard group (HSDP, data_parallel_shard_degree): state is sharded in "
+        "the group, and gradients are then reduced between the groups. It divides parallel.dp, the default.",
     )
     active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
@@ -170,6 +185,10 @@ class DataParallel(_Section):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="Seed of the random numbers of spread, 1 by default."
     )
+
+    def reduces_each(self, *, units: bool = False) -> bool:
+        """Return whether sharded gradients are reduced after each backward: by default those of units."""
+        return (units and self.overlaps) if self.reduce_each is None else self.reduce_each
 
     @property
     def overlaps(self) -> bool:

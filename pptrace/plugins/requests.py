@@ -149,9 +149,14 @@ class CostRequest:
     data_parallel: Mapping[str, int] = field(default_factory=dict)
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
     reshard: str = "never"
-    """When gathered weights are freed: after a stage's last pass (``never``), each ``forward``, or ``always``."""
+    """When gathered weights are freed: after a stage's last pass (``never``), each ``forward`` or ``backward``, or
+    both (``always``)."""
     reduce_each: bool = False
     """Whether gradients are reduced after each microbatch's backward."""
+    shard: int = 0
+    """Replicas of the pipeline that shard state among them, a divisor of ``dp``; 0 for all."""
+    units: bool = False
+    """Whether the stages are units of one rank: parts of the model whose weights are gathered separately."""
     has_pairs: bool = False
     """Whether the schedule has overlapped pairs, which run segments of two actions simultaneously. The time of an
     action outside pairs does not depend on it."""

@@ -188,7 +188,7 @@ class _Search:
                     yield change_of(self.run, sizes, chunks, name, switches), guess
 
     def _chunks(self) -> int:
-        return self.run.prepared.schedule.stages // self.run.prepared.schedule.ranks
+        return self.run.prepared.chunks
 
     def _factors(self) -> tuple[Sequence[Factor], Sequence[Factor], Sequence[Factor]]:
         """Return the factors of pp, tp and micro: all factors, or likely ones by the step's time and memory.

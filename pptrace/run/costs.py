@@ -70,12 +70,17 @@ class Costs:
     """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
     _workloads: dict[Any, Workload] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def workload_of(self, table: Schedule) -> Workload:
-        """Return the costs of the stages of a table; raises as :meth:`workload`."""
+    def workload_of(self, table: Schedule, *, units: bool = False) -> Workload:
+        """Return the costs of the stages, or units, of a table; raises as :meth:`workload`."""
         placement = table.placement
         edges = tuple((int(low), int(high)) for low, high in placement.edges)
         holders = placement.holders() if self.request.rank_devices else ()
-        return self.workload(placement.stages, edges, holders, has_pairs=table.has_pairs)
+        return self.workload(placement.stages, edges, holders, has_pairs=table.has_pairs, units=units)
+
+    @property
+    def are_replicas_alike(self) -> bool:
+        """Whether all replicas have the same times."""
+        return self.speeds is None and (self.lengths is None or not (self.lengths != self.lengths[0]).any())
 
     def workload(
         self,
@@ -84,6 +89,7 @@ class Costs:
         holders: tuple[tuple[int, ...], ...] = (),
         *,
         has_pairs: bool = False,
+        units: bool = False,
     ) -> Workload:
         """Return the costs of actions for these stages of the model.
 
@@ -92,18 +98,20 @@ class Costs:
             edges: edges of the stage graph as (from, to), forward; empty for a chain.
             holders: the ranks that hold each stage; empty where stages loop over the ranks.
             has_pairs: whether the schedule has overlapped pairs.
+            units: whether the stages are units of one rank.
 
         Raises:
             ConfigError: costs that these stages cannot have.
             PluginError: the cost model fails.
         """
-        key = stages, edges, holders, has_pairs
+        key = stages, edges, holders, has_pairs, units
         if key not in self._workloads:
             chain = tuple((stage, stage + 1) for stage in range(stages - 1))
             looped = tuple((stage % self.request.ranks,) for stage in range(stages))
             self._workloads[key] = self._build(replace(
                 self.request, stages=stages, edges=() if edges == chain else edges,
-                stage_ranks=() if holders == looped else holders, has_pairs=has_pairs,
+                stage_ranks=() if holders == looped else holders, has_pairs=has_pairs, units=units,
+                reduce_each=self.resolved.experiment.data_parallel.reduces_each(units=units),
             ))  # fmt: skip
         return self._workloads[key]
 
@@ -154,7 +162,8 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         global_batch=batch.global_batch or 0, collectives=collectives,
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
-        reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=bool(reduction.reduce_each),
+        reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=reduction.reduces_each(),
+        shard=reduction.shard or 0,
     )  # fmt: skip
     return Costs(
         resolved=inputs.resolved, offer=provided, request=request, network=network, lengths=lengths,

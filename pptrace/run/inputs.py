@@ -66,6 +66,13 @@ class Prepared:
     """Dropped parts of the configuration and parts without effect, one sentence each."""
     differing: ReplicaCosts | None = None
     """Costs of replicas that may differ."""
+    units: int = 1
+    """Number of units, which a table without a pipeline has as stages; 1 for stages that are no units."""
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the model on each rank."""
+        return self.schedule.stages // self.schedule.ranks // self.units
 
     @property
     def slices(self) -> int:

@@ -385,7 +385,7 @@ def change_of(run: SimulatedStep, sizes: Sizes, chunks: int, schedule: str, swit
         "batch.micro": sizes.micro,
     }
     settings = {key: value for key, value in values.items() if value_of(resolved, key) != value}
-    if chunks != run.prepared.schedule.stages // run.prepared.schedule.ranks or is_other:
+    if chunks != run.prepared.chunks or is_other:
         settings["parallel.vp"] = chunks
     microbatches = sizes.microbatches(batch.global_batch or 0)
     if "batch.microbatches" in resolved.positions and microbatches != batch.microbatches:

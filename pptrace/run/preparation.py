@@ -25,9 +25,10 @@ from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
 from pptrace.run.speeds import ReplicaCosts
 from pptrace.run.stacks import fill_stack
-from pptrace.run.table_changes import change_table, overlap_notes, with_interleave, with_validation
+from pptrace.run.table_changes import change_table, count_units, overlap_notes, with_interleave, with_validation
 from pptrace.sim.engines import Contention
 from pptrace.sim.streams import MOST_RANKS
+from pptrace.steps.action_insertion import with_units
 from pptrace.steps.message_calls import Policy
 
 if TYPE_CHECKING:
@@ -205,11 +206,15 @@ def _with_table(
     """Return all inputs of a step with this table."""
     network, placement = costs.network, table.placement
     table = with_interleave(inputs.resolved, table)
-    workload = costs.workload_of(table)
+    policy = message_policy(inputs, table)
+    units = count_units(inputs.resolved, table, costs)
+    if units > 1:
+        table = with_units(table, units)
+        placement, policy = table.placement, Policy()
+    workload = costs.workload_of(table, units=units > 1)
     notes = overlap_notes(costs, table, workload)
     workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(inputs, workload, network))
-    policy = message_policy(inputs, table)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches
         shares: Sequence[Fraction] = ()
@@ -231,6 +236,7 @@ def _with_table(
         resolved=inputs.resolved, schedule=table, request=request, network=network, table=file, workload=workload,
         job=network if isinstance(network, RankNetwork) else None, policy=policy, contention=contention,
         plugins=dict(sorted(inputs.plugins.items())), notes=(*inputs.notes, *notes), differing=differing,
+        units=units,
     )  # fmt: skip
     return with_slowest_replica(prepared)
 

@@ -115,6 +115,7 @@ def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
     experiment = run.prepared.resolved.experiment
     sizes = [f"pp {run.prepared.schedule.ranks}"]
     sizes += [f"vp {chunks}"] if chunks > 1 else []
+    sizes += [f"{run.prepared.units} units"] if run.prepared.units > 1 else []
     sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
     p2p = experiment.p2p
     policy = p2p.policy
@@ -125,10 +126,9 @@ def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
 
 
 def _headline(run: SimulatedStep) -> list[str]:
-    schedule = run.prepared.schedule
     return [
         f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}",
-        setting_text(run, chunks=schedule.stages // schedule.ranks),
+        setting_text(run, chunks=run.prepared.chunks),
     ]
 
 

@@ -338,8 +338,36 @@ def _overlap_ns(timeline: Timeline, rows: Int64s, opposite: Int64s, group: int) 
     return overlap_ns
 
 
+_DEPTH = 1
+"""Number of units that FSDP2 and Megatron-FSDP gather ahead by default."""
+
+
+def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
+    """Return the number of units of a step without a pipeline; 1 for stages that are no units.
+
+    By default, the only stage has units where its state is sharded and all replicas are alike.
+
+    Raises:
+        ConfigError: units of a pipeline, of a table with collectives, or of replicas that differ.
+    """
+    configured = resolved.experiment.data_parallel.units
+    placement = table.placement
+    is_divisible = placement.ranks * placement.stages * placement.routes == 1 and COMPUTE.mask(table.kind).all()
+    if configured is None:
+        if not (is_divisible and costs.are_replicas_alike):
+            return 1
+        workload = costs.workload_of(table)
+        return workload.units if (workload.gathered_bytes.any() or workload.unshard_ns.any()) else 1
+    if configured > 1 and not is_divisible:
+        message = "a pipeline gathers and reduces stages: write pp: 1 and one chunk, or remove the key"
+        raise resolved.error("data_parallel.units", message)
+    if configured > 1 and not costs.are_replicas_alike:
+        raise resolved.error("data_parallel.units", "replicas that differ have whole stages: remove the key")
+    return configured
+
+
 _SHARDS = "write costs.zero: 3, or remove the key"
-_KEYS = ("reshard", "active_stages")
+_KEYS = ("reshard", "active_stages", "prefetch")
 _USUAL = (None, Reshard.NEVER)
 
 
@@ -355,26 +383,33 @@ def with_sharding(
         ConfigError: a key without sharded weights, reductions without overlap, reductions in the table, or
             reductions of stages on several ranks.
     """
-    configured = resolved.experiment.data_parallel
-    if configured.reduce_each:
+    configured, parallel = resolved.experiment.data_parallel, resolved.experiment.parallel
+    has_units = table.ranks == 1 and table.stages > parallel.vp
+    freed, gathered = workload.gathered_bytes > 0, workload.unshard_ns > 0
+    is_sharded = bool(freed.any() or gathered.any())
+    if configured.reduces_each(units=has_units and is_sharded):
         _check_reductions(resolved, table)
         table = with_reductions(table, workload.reduce_ns > 0)
-    replicas = resolved.experiment.parallel.dp * resolved.experiment.parallel.cp
-    freed, gathered = workload.gathered_bytes > 0, workload.unshard_ns > 0
     written = [f"data_parallel.{key}" for key in _KEYS if getattr(configured, key) not in _USUAL]
-    if written and replicas > 1 and not freed.any():
+    if written and parallel.dp * parallel.cp > 1 and not freed.any():
         raise resolved.error(written[0], f"no weights are gathered and freed: {_SHARDS}")
+    if configured.prefetch is not None and not has_units and configured.units is None:
+        raise resolved.error("data_parallel.prefetch", "a pipeline has no units: write pp: 1, or remove the key")
     if (table.kind == Kind.UNSHARD).any():
         if written:
             name = resolved.experiment.schedule.name
             raise resolved.error(written[0], f"{name} already has gathers: remove the key")
         return table
-    if freed.any():
-        from pptrace.steps.pytorch_tables import ACTIVE_STAGES
+    prefetch = None
+    if has_units:
+        prefetch = _DEPTH if configured.prefetch is None else configured.prefetch
+    if not freed.any():
+        return with_gathers(table, gathered, None, prefetch=prefetch) if gathered.any() else table
+    from pptrace.steps.pytorch_tables import ACTIVE_STAGES
 
-        reshard, active = configured.reshard or Reshard.NEVER, configured.active_stages or ACTIVE_STAGES
-        return with_gathers(table, freed | gathered, reshard, active, lookahead)
-    return with_gathers(table, gathered, None) if gathered.any() else table
+    reshard = configured.reshard or (Reshard.ALWAYS if has_units else Reshard.NEVER)
+    active = configured.active_stages or (None if has_units else ACTIVE_STAGES)
+    return with_gathers(table, freed | gathered, reshard, active, lookahead, prefetch)
 
 
 def _check_reductions(resolved: Resolved, table: Schedule) -> None:

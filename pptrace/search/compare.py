@@ -77,7 +77,7 @@ class ComparedSchedule:
             prepared = self.levels.run.prepared
             row |= {
                 "pp": prepared.schedule.ranks,
-                "vp": prepared.schedule.stages // prepared.schedule.ranks,
+                "vp": prepared.chunks,
                 "microbatches": prepared.request.microbatches,
                 "policy": policy_text(self.levels.run),
                 **metrics_row(self.levels),

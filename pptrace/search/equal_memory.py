@@ -428,7 +428,7 @@ def _figures(run: Run, limit_bytes: int) -> Row:
     peak = int(memory.peak_bytes[fullest])
     return {
         "pp": schedule.ranks,
-        "vp": schedule.stages // schedule.ranks,
+        "vp": run.prepared.chunks,
         "micro": run.prepared.resolved.experiment.batch.micro,
         "microbatches": run.prepared.request.microbatches,
         "policy": policy_text(run),

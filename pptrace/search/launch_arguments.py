@@ -431,11 +431,14 @@ def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
         remainder = (parallel.tp or 1) * (parallel.cp or 1) % (parallel.ep or 1)
         reason = f"expert parallelism of weights that are not sharded: ep {parallel.ep} does not divide tp x cp"
         return {degree.format("replicate"): parallel.dp, degree.format("shard"): 1}, [reason] * bool(remainder)
-    reshard = experiment.data_parallel.reshard or Reshard.NEVER
-    is_resharded = zero == max(_SHARDS) and reshard is not Reshard.NEVER
+    has_units = parallel.pp == 1 and experiment.data_parallel.units != 1
+    reshard = experiment.data_parallel.reshard or (Reshard.ALWAYS if has_units else Reshard.NEVER)
+    is_resharded = zero == max(_SHARDS) and reshard not in {Reshard.NEVER, Reshard.BACKWARD}
+    # Without a pipeline, the default keeps the last unit between its forward and its backward, as units do.
+    rule = "default" if has_units else "always"
     words = {
         degree.format("replicate"): 1, degree.format("shard"): parallel.dp,
-        "parallelism.fsdp_reshard_after_forward": "always" if is_resharded else "never",
+        "parallelism.fsdp_reshard_after_forward": rule if is_resharded else "never",
     }  # fmt: skip
     return words, [f"zero {zero}: FSDP shards {_SHARDS[zero]}, too"] * bool(_SHARDS[zero])
 

@@ -240,7 +240,8 @@ class Plan(Printed):
         """The first place's table, as it was simulated."""
         if self._searched_table:
             return parse_table(self._searched_table, form=Form.CSV).schedule
-        return prepare(self.problem.resolved(self.best.varied), self.problem.registry).schedule
+        whole = (*self.best.varied, setting("data_parallel.units", 1))
+        return prepare(self.problem.resolved(whole), self.problem.registry).schedule
 
     @cached_property
     def frameworks(self) -> dict[str, Arguments]:

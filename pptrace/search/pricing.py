@@ -366,13 +366,19 @@ class _GroupCosts:
     def workload(self, stages: int, layers: list[int] | None = None, *, has_pairs: bool = False) -> Workload:
         """Return the workload of a number of stages; layers per stage default to those of the model.
 
+        A single stage with units reserves as much memory as its units, which keep less at once.
+
         Raises:
             PptraceError: an invalid number of stages or layers.
         """
         key = tuple(layers or ())
         if key not in self._by_split:
             self._by_split[key] = _with_split(self.costs, layers or [])
-        return self._by_split[key].workload(stages, has_pairs=has_pairs)
+        workload = self._by_split[key].workload(stages, has_pairs=has_pairs)
+        if stages > 1 or workload.units == 1 or not workload.unreduced_bytes.any():
+            return workload
+        reserved = self.costs.workload(workload.units, has_pairs=has_pairs, units=True).reserved_bytes
+        return replace(workload, reserved_bytes=min(workload.reserved_bytes, reserved))
 
     def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
         """Return the layers of each stage; None for the even split."""

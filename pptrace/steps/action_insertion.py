@@ -15,11 +15,11 @@ import numpy as np
 from pptrace.config.choices import Reshard
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
+from pptrace.steps.placement import Placement
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from collections.abc import Set as AbstractSet
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -180,6 +180,35 @@ def waits_for_copies(schedule: Schedule, behind: int) -> Int32s:
     return np.stack(columns, axis=1).astype(np.int32)
 
 
+def with_units(schedule: Schedule, units: int) -> Schedule:
+    """Return a table in which each computation of the only stage is one action per unit of that stage.
+
+    Units are the stages of the result. A forward passes through them in order, other computations in reverse
+    order. An overlapped pair becomes a pair for each unit.
+
+    Args:
+        schedule: a table of one rank and one stage, with computations only.
+        units: number of units.
+
+    >>> from pptrace.steps.schedule import Schedule
+    >>> with_units(Schedule.from_rows([["0F0", "0B0"]]), 2).rows()
+    [['0F0', '1F0', '1B0', '0B0']]
+    """
+    blocks = blocks_of(schedule)
+    sizes = blocks.last - blocks.first + 1
+    spans = zip(blocks.first.tolist(), blocks.last.tolist(), strict=True)
+    rows = np.concatenate([np.tile(np.arange(first, last + 1), units) for first, last in spans])
+    unit = np.concatenate([np.repeat(np.arange(units, dtype=np.int32), size) for size in sizes.tolist()])
+    cells = schedule.cells.taken(rows)
+    ascends = (cells.kind == Kind.F) | (cells.kind == Kind.RECOMPUTE)
+    cells = cells._replace(
+        stage=np.where(ascends, unit, units - 1 - unit).astype(np.int32),
+        pair=np.where(cells.pair >= 0, cells.pair * units + unit, -1).astype(np.int32),
+    )
+    placement = Placement.looped(1, schedule.microbatches, units)
+    return replace(schedule, placement=placement, row_ptr=np.array([0, rows.size]), **cells._asdict())
+
+
 class _Block(NamedTuple):
     """An action or an overlapped pair, for gathers of weights."""
 
@@ -190,6 +219,11 @@ class _Block(NamedTuple):
     """Its sharded stages, in order."""
     forwards: frozenset[int]
     """Those of ``stages`` with a forward and no other action."""
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether it has forwards only."""
+        return len(self.forwards) == len(self.stages)
 
 
 _Added: TypeAlias = tuple[int, Kind, int]
@@ -202,6 +236,7 @@ def with_gathers(
     reshard: Reshard | None,
     active: int | None = None,
     lookahead: Sequence[int] = (),
+    prefetch: int | None = None,
 ) -> Schedule:
     """Return a table with gathers of stages' weights before their passes, and with their releases.
 
@@ -217,13 +252,14 @@ def with_gathers(
         active: for ``never``, the number of stages of a rank that are gathered at once; None for all.
         lookahead: for ``never``, the number of stages to gather ahead, by rank of a replica and at most
             ``active``; empty for ``active``.
+        prefetch: for other rules, the number of units to gather ahead; None for stages that are no units.
     """
     blocks = blocks_of(schedule)
     if reshard is Reshard.NEVER:
         return insert_stage_actions(schedule, _gather_next(schedule, blocks, sharded, active, lookahead))
     columns = []
     for rank in range(schedule.ranks):
-        added = _gather_and_free(_blocks_of_rank(schedule, blocks, rank, sharded), reshard)
+        added = _gather_and_free(_blocks_of_rank(schedule, blocks, rank, sharded), reshard, prefetch)
         columns += [(row, rank, kind, stage) for row, kind, stage in added]
     return insert_stage_actions(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
 
@@ -277,25 +313,39 @@ def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDAr
     return rank_blocks
 
 
-def _gather_and_free(blocks: Sequence[_Block], reshard: Reshard | None) -> Iterator[_Added]:
-    """Gather the stages of a block before the previous block; free stages after the block unless without rule."""
+def _gather_and_free(blocks: Sequence[_Block], reshard: Reshard | None, prefetch: int | None) -> Iterator[_Added]:
+    """Gather the stages of a block before it, and free stages after blocks unless without rule.
+
+    A stage is gathered one block ahead, and a unit ``prefetch`` blocks ahead in the same pass. A unit whose
+    backward follows its forward stays gathered, as FSDP2 keeps the last unit.
+    """
     gathered: set[int] = set()
-    ahead = blocks[0].first if blocks else 0
+    distance, pass_start = 1 if prefetch is None else prefetch, 0
     for index, block in enumerate(blocks):
+        if prefetch is not None and index and block.is_forward != blocks[index - 1].is_forward:
+            pass_start = index
         for stage in block.stages:
             if stage not in gathered:
-                yield ahead, Kind.UNSHARD, stage
+                yield blocks[max(pass_start, index - distance)].first, Kind.UNSHARD, stage
         gathered.update(block.stages)
-        if reshard is None:
-            free: AbstractSet[int] = set()
-        elif index == len(blocks) - 1:
+        if reshard is not None and index == len(blocks) - 1:
             free = set(gathered)
         else:
-            free = set(block.stages) if reshard is Reshard.ALWAYS else block.forwards
+            free = _freed(block, reshard)
+            if prefetch is not None and block.is_forward and index + 1 < len(blocks):
+                free -= set(blocks[index + 1].stages) - blocks[index + 1].forwards
         gathered -= free
         for stage in sorted(free):
             yield block.end, Kind.RESHARD, stage
-        ahead = block.first
+
+
+def _freed(block: _Block, reshard: Reshard | None) -> set[int]:
+    """Return the stages that a rule frees after a block."""
+    if reshard is Reshard.ALWAYS:
+        return set(block.stages)
+    if reshard is Reshard.FORWARD:
+        return set(block.forwards)
+    return set(block.stages) - block.forwards if reshard is Reshard.BACKWARD else set()
 
 
 def with_recompute(schedule: Schedule, chosen: NDArray[np.bool_], *, early: bool = False) -> Schedule:

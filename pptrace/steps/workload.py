@@ -64,7 +64,7 @@ OPTIONAL = (
 )  # fmt: skip
 WHOLE = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
-    "plausible_flops", "unit_time_ns",
+    "plausible_flops", "unit_time_ns", "units",
 )  # fmt: skip
 
 
@@ -176,6 +176,9 @@ class Workload:
     plausible; 0 for unknown."""
     unit_time_ns: int = 0
     """Nanoseconds of one abstract unit of time; 0 for real times."""
+    units: int = 1
+    """Number of units of a rank that has the whole model: parts whose weights are gathered separately, and whose
+    gradients are reduced separately."""
     segments: Mapping[Kind, Sequence[tuple[Segment, ...]]] = field(default_factory=lambda: MappingProxyType({}))
     """By kind, the segments of each stage's action; other kinds are a single computation. Set them with
     :meth:`segmented`, which derives the durations."""

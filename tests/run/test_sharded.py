@@ -95,7 +95,87 @@ def test_one_replica_has_nothing_to_gather() -> None:
     assert not count(run(dp=1, reshard="always"), Kind.UNSHARD)
 
 
+def run_units(*, layers: int = 4, gather_us: int = 50, reduce_us: int = 50, **data: Any) -> pptrace.Run:
+    """Simulate two microbatches of a job without a pipeline: units of 100 us forward and 200 us backward."""
+    return pptrace.simulate({
+        "parallel": {"pp": 1, "dp": 4}, "batch": {"microbatches": 2}, "schedule": "1f1b",
+        "costs": {
+            "name": "table", "forward": "100us", "backward": "200us", "gather": f"{gather_us}us",
+            "reduction": f"{reduce_us}us", "gathered": "8MiB", "weights": "2MiB",
+        },
+        "data_parallel": {"overlap": True, "units": layers, **data},
+    })  # fmt: skip
+
+
+def test_short_collectives_of_units_are_exposed_at_the_ends_of_microbatches() -> None:
+    step = run_units()
+
+    # A microbatch waits for its first gather, and the next gather and the end for the last reduction.
+    assert step.metrics.step_ns == 2 * (4 * 300 + 50 + 50) * 1000
+    assert count(step, Kind.UNSHARD) == 2 * (2 * 4 - 1)  # the last unit stays gathered for its backward
+    assert count(step, Kind.REDUCE_GRAD) == 2 * 4
+
+
+def test_a_step_with_slow_links_takes_as_long_as_its_collectives() -> None:
+    step = run_units(gather_us=500, reduce_us=300)
+
+    # The gathers of a backward start with it: after the last forward, which no collective overlaps.
+    assert step.metrics.step_ns == 2 * (7 * 500 + 4 * 300 + 100) * 1000
+
+
+@pytest.mark.parametrize("prefetch", range(4))
+def test_gathered_units_are_those_of_the_prefetch_and_the_current_one(prefetch: int) -> None:
+    memory = run_units(prefetch=prefetch).metrics.memory
+
+    assert memory.weights_bytes.tolist() == [(4 * 2 + (prefetch + 1) * 8) * 2**20]
+
+
+@pytest.mark.parametrize(("reshard", "gathers", "units"), [("never", 4, 4), ("backward", 8, 4), ("always", 14, 2)])
+def test_units_are_gathered_again_when_they_were_freed(reshard: str, gathers: int, units: int) -> None:
+    step = run_units(reshard=reshard)
+
+    assert count(step, Kind.UNSHARD) == gathers
+    assert step.metrics.memory.weights_bytes.tolist() == [(4 * 2 + units * 8) * 2**20]
+
+
+def run_alone(zero: int, schedule: str = "1f1b", **data: Any) -> pptrace.Run:
+    """Simulate a model without a pipeline."""
+    experts = {"num_experts": 8, "top_k": 2, "expert_ffn": 1024} if schedule == "combined-1f1b" else {}
+    return pptrace.simulate({
+        "model": {**MODEL, **experts}, "device": {"preset": "h100-sxm"},
+        "parallel": {"pp": 1, "dp": 4, "ep": 4 if experts else 1},
+        "batch": {"microbatches": 3, "sequence": 1024}, "schedule": {"name": schedule},
+        "costs": {"zero": zero}, "data_parallel": {"overlap": True, "bandwidth": "50 GB/s", **data},
+    })  # fmt: skip
+
+
+def test_units_divide_the_costs_of_the_model() -> None:
+    whole, units = (run_alone(3, **keys).prepared.workload for keys in ({"units": 1}, {}))
+
+    assert units.stages == whole.units == MODEL["layers"] + 2
+    for name in ("f_ns", "b_ns", "weights_bytes", "gradients_bytes", "optimizer_bytes", "activation_bytes"):
+        assert getattr(units, name).sum() == pytest.approx(getattr(whole, name).sum(), rel=1e-3), name
+    assert units.gathered_bytes.sum() == whole.gathered_bytes.sum()
+
+
+def test_only_sharded_state_has_units_by_default() -> None:
+    assert [run_alone(zero).prepared.units for zero in range(4)] == [1, 1, 18, 18]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "combined-1f1b"])
+def test_each_unit_computes_each_microbatch_once(schedule: str) -> None:
+    table = run_alone(3, schedule).prepared.schedule
+
+    for kinds in ((Kind.F,), (Kind.B, Kind.I), (Kind.B, Kind.W)):
+        rows = np.flatnonzero(np.isin(table.kind, kinds))
+        cells = {*zip(table.stage[rows].tolist(), table.microbatch[rows].tolist(), strict=True)}
+        assert len(rows) == len(cells) == 3 * 18
+
+
 @pytest.mark.parametrize(("zero", "keys", "said"), [
+    (3, {"units": 4}, "data_parallel.units: a pipeline gathers and reduces stages: write pp: 1 and one chunk"),
+    (3, {"prefetch": 2, "reshard": "always"}, "data_parallel.prefetch: a pipeline has no units: write pp: 1, or "),
+    (3, {"shard": 3}, "data_parallel.shard: 3 does not divide dp 4"),
     (2, {"reshard": "always"}, "data_parallel.reshard: no weights are gathered and freed: write costs.zero: 3, "),
     (1, {"active_stages": 1}, "data_parallel.active_stages: no weights are gathered and freed"),
     (2, {"reduce_each": True, "overlap": False}, "reduce_each: reductions after each backward need overlap: "),

@@ -279,7 +279,7 @@ _TORCHTITAN = (
     ),
     _rule(
         "TT fsdp_reshard_after_forward default: weights are not freed in a pipeline",
-        {"data_parallel.reshard": "never"},
+        {"data_parallel.reshard": "never"}, when={"parallel.pp": {"min": 2}},
     ),
     _rule(
         "PT v2.13 torch/distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed",

@@ -20,7 +20,7 @@ from pptrace_models.layer import Shard, shard
 from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
 from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
-from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
+from pptrace_models.stages import Stage, count_units, in_front, items_of, stages_of, summed, units_of
 from pptrace_models.transformer import Transformer, checked, kept_precision
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def build(request: CostRequest) -> Workload:
     devices = devices_of(request, options)
     peaks = devices.peaks(model.precision)
     job = _Job(
-        request=request, model=model, options=options, part=part, stages=stages_of(model, request.stages),
+        request=request, model=model, options=options, part=part,
+        stages=units_of(model, request.stages) if request.units else stages_of(model, request.stages),
         tower=tower_of(model, request),
     )  # fmt: skip
     kept_items = job.kept_items()
@@ -92,6 +93,7 @@ def build(request: CostRequest) -> Workload:
         peak_flops=peaks * request.tp * request.cp * request.dp,
         plausible_flops=devices.plausible(model.precision) * request.tp * request.cp * request.dp,
         notes=notes_of(model, devices, options, request),
+        units=count_units(model),
         kernels=partial(_kernels, job, of_stages, columns),
     )  # fmt: skip
     if not options.segments:
@@ -327,7 +329,7 @@ class _Job:
     def _held_items(self, stage: Stage) -> list[memory.Held]:
         """Return the parameters of each item of a stage.
 
-        A stage with multi-token prediction has a copy of the embedding.
+        A stage with multi-token prediction has a copy of the embedding. Units share the embedding.
         """
         model, part = self.model, self.part
 
@@ -340,9 +342,10 @@ class _Job:
         embedding = freeze(memory.embedding_held(model, part))
         (items,) = items_of(
             model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
-            head=freeze(memory.head_held(model, part, with_embedding=stage.embedding)), heads=1,
+            head=freeze(memory.head_held(model, part, with_embedding=stage.embedding or self.request.units)),
+            heads=1,
         )  # fmt: skip
-        copied = [embedding] if stage.mtp > 0 and not stage.embedding else []
+        copied = [embedding] if stage.mtp > 0 and not (stage.embedding or self.request.units) else []
         if self.tower:
             (items,) = in_front([items], [stage], *self.tower.held())
         return [*items, *copied]

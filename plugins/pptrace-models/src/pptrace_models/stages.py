@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from pptrace.plugin import ConfigError, ConstraintError
@@ -69,6 +70,45 @@ def stages_of(model: Transformer, stages: int) -> list[Stage]:
         for stage in range(encoder_stages)
     ]
     return [*front, *decoder]
+
+
+def count_units(model: Transformer) -> int:
+    """Return the number of a model's parts that FSDP gathers separately.
+
+    These are the embedding, each layer of an encoder, each layer, each module of multi-token prediction and the LM
+    head. Layers whose activations are copied to the host are one unit.
+    """
+    return 1 if model.offloaded_layers else _parts_beside_layers(model) + model.layers
+
+
+def _parts_beside_layers(model: Transformer) -> int:
+    return _ENDS + model.mtp + (model.encoder.layers if model.encoder else 0)
+
+
+def units_of(model: Transformer, units: int) -> list[Stage]:
+    """Return the items of each unit; layers are grouped if there are fewer units than parts.
+
+    Raises:
+        ConstraintError: fewer units than parts beside the layers and a group of layers, or more than parts.
+    """
+    groups = units - _parts_beside_layers(model)
+    most = count_units(model)
+    if not 1 <= groups <= model.layers or units > most:
+        nearest = str(min(max(units, _parts_beside_layers(model) + 1), most))
+        raise ConstraintError(
+            f"the model has no {units} units: each layer is one at most, embedding and LM head are others",
+            nearest=nearest, key="data_parallel.units",
+        )  # fmt: skip
+    layers = [model.layer(index, index) for index in range(model.layers)]
+    bounds = [len(layers) * group // groups for group in range(groups + 1)]
+    encoder_layers = model.encoder.layers if model.encoder else 0
+    return [
+        *(Stage(tower=1, projector=index == encoder_layers - 1) for index in range(encoder_layers)),
+        Stage(embedding=True),
+        *(Stage(layers=tuple(layers[low:high])) for low, high in pairwise(bounds)),
+        *[Stage(mtp=1)] * model.mtp,
+        Stage(head=True),
+    ]
 
 
 def in_front(
