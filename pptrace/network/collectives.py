@@ -24,10 +24,11 @@ trees in the same way (``src/graph/tuning.cc``). It launches eight messages at a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from hashlib import sha256
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from pptrace.network.cluster import Cluster
 from pptrace.network.contract import NO_ROUTE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from pptrace.network.contract import Links, Network, Paths
     from pptrace.steps.columns import Int32s, Int64s
@@ -253,9 +254,14 @@ class LinkCollectives:
     """The network between GPUs; a network other than a cluster counts as one node."""
     groups: Callable[[str], Int32s]
     """Returns the groups along an axis, one per row, such as :meth:`pptrace.network.cluster.Layout.groups`."""
-    _rings: dict[str, list[dict[int, Plan]]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Rings and plans by collective and groups, of all layouts on the network."""
     _plans: dict[tuple[str, str], list[Plan]] = field(default_factory=dict, init=False, repr=False)
     _fastest: dict[tuple[str, str, int], Plan] = field(default_factory=dict, init=False, repr=False)
+
+    def sharing(self, other: LinkCollectives) -> LinkCollectives:
+        """Return these collectives with the known plans of another layout on the same network."""
+        return replace(self, network=other.network, _known=other._known)
 
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
         """Return the time of a collective.
@@ -286,19 +292,23 @@ class LinkCollectives:
             if collective not in {*_ROUNDS, _ALL_TO_ALL}:
                 raise ValueError(f"no collective {collective!r}: {', '.join([*_ROUNDS, _ALL_TO_ALL])}")
             groups = np.sort(self.groups(axis), axis=1)
-            self._plans[key] = self._build_plans(collective, axis, groups) if groups.shape[1] > 1 else [NOTHING]
+            name = groups.shape[1], sha256(groups.tobytes()).digest()
+            if (collective, name) not in self._known:
+                plans = self._build_plans(collective, name, groups) if groups.shape[1] > 1 else [NOTHING]
+                self._known[collective, name] = plans
+            self._plans[key] = self._known[collective, name]
         return self._plans[key]
 
-    def _build_plans(self, collective: str, axis: str, groups: Int32s) -> list[Plan]:
+    def _build_plans(self, collective: str, name: Hashable, groups: Int32s) -> list[Plan]:
         if collective == _ALL_TO_ALL:
             return [pairwise_plan(self.network, groups)]
         groups_by_members = _group_by_members(groups, self.network)
         max_channels = max(members.channels for members, _ in groups_by_members)
-        if axis not in self._rings:
-            self._rings[axis] = [
+        if ("ring", name) not in self._known:
+            self._known["ring", name] = [
                 ring_plans(self.network, groups_by_members, channels) for channels in sorted({1, max_channels})
             ]
-        plans = [by_rounds[_ROUNDS[collective]] for by_rounds in self._rings[axis]]
+        plans = [by_rounds[_ROUNDS[collective]] for by_rounds in self._known["ring", name]]
         if collective == "all-reduce":
             plans += [
                 tree_plan(self.network, groups_by_members, channels) for channels in sorted({1, max_channels})

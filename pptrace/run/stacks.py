@@ -37,12 +37,9 @@ def fill_stack(inputs: Inputs) -> None:
         ConfigError: a file that is no stack, or a value that its key cannot have.
         PluginError: a stack that no plugin offers.
     """
-    experiment = inputs.experiment
-    name = experiment.stack
+    name = _stack_name(inputs)
     if name is None:
-        if experiment.model is None or not _releases(inputs, DEFAULT_STACK):
-            return
-        name = DEFAULT_STACK
+        return
     with at_location(inputs.resolved, "stack"):
         offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
         rules = list(_rules(inputs, offer))
@@ -60,6 +57,27 @@ def fill_stack(inputs: Inputs) -> None:
             for key, value in values.items():
                 inputs.resolved = inputs.resolved.with_key(key, value, f"stack {stack}: {rule.source}")
             facts |= values
+
+
+def _stack_name(inputs: Inputs) -> str | None:
+    """Return the name of the configuration's stack, or of the default stack; None without a stack."""
+    experiment = inputs.experiment
+    has_default = experiment.model is not None and bool(_releases(inputs, DEFAULT_STACK))
+    return experiment.stack or (DEFAULT_STACK if has_default else None)
+
+
+def condition_keys(inputs: Inputs) -> frozenset[str]:
+    """Return the keys that the conditions of the stack's rules read.
+
+    Raises:
+        ConfigError: a file that is no stack.
+        PluginError: a stack that no plugin offers.
+    """
+    name = _stack_name(inputs)
+    if name is None:
+        return frozenset()
+    offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
+    return frozenset(key for _, rule in _rules(inputs, offer) for key in (*rule.when, *rule.unless))
 
 
 def framework_of(inputs: Inputs) -> str:

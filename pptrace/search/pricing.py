@@ -14,12 +14,14 @@ import numpy as np
 
 from pptrace.config.places import key_text
 from pptrace.errors import ConfigError, ConstraintError, PptraceError
+from pptrace.network.collectives import LinkCollectives
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.inputs import Inputs
 from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
+from pptrace.run.stacks import condition_keys
 from pptrace.search.basis import short_reason
 from pptrace.search.bounds import Bound, Outline, bound_of, estimate_factor, work_bound
 from pptrace.search.launch_arguments import FRAMEWORKS
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
+    from pptrace.plugins.requests import CostRequest
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
     from pptrace.search.space import Group, Layout, PlanProblem, Space
@@ -41,8 +44,12 @@ if TYPE_CHECKING:
 
 _COST_SETTINGS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
 """Settings that affect a step only through its costs."""
+_REQUESTED = ("batch.micro", RECOMPUTE, "costs.zero")
+"""Settings that change only the request to the cost model, unless a rule of the stack reads them."""
 _KEPT_GROUPS = 96
 """Groups in the cost cache."""
+_KEPT_FAMILIES = 2048
+"""Families of groups in the cost cache."""
 _KEPT_OUTLINES = 2048
 """Outlines of tables in the cache; groups with as many ranks and microbatches share them."""
 _COLUMNS = tuple(field.name for field in fields(Workload) if field.name not in {"classes", "notes", "kernels"})
@@ -154,7 +161,10 @@ class Pricing:
         self.tables = TableCache(space.problem, space.entries)
         self._groups: _Recent[int, _GroupCosts] = _Recent(_KEPT_GROUPS)
         self._outlines: _Recent[Any, _TableOutline] = _Recent(_KEPT_OUTLINES)
-        self._collectives: _Recent[Any, Any] = _Recent(_KEPT_OUTLINES)
+        self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
+        self._segmented: _Recent[Any, bool] = _Recent(_KEPT_FAMILIES)
+        self._checked: dict[tuple[str, str], Any] = {}
+        self._collectives: _Recent[str, LinkCollectives] = _Recent(_KEPT_GROUPS)
         self._members: dict[Any, tuple[Member, ...]] = {}
         self._bounds: dict[Any, Bound] = {}
 
@@ -179,7 +189,7 @@ class Pricing:
         try:
             costs = self._costs_of(group)
             workload = costs.workload(layout.pp)
-            overlaps = layout.pp == 1 and any(self._overlaps(costs, entry) for entry in self.entries)
+            overlaps = layout.pp == 1 and self._overlaps(costs)
         except PptraceError as error:
             return GroupBounds(reason=short_reason(error), concerns_all=_concerns_all(error))
         plain, paired = (
@@ -310,27 +320,87 @@ class Pricing:
         ]
         return accepted or ([default] if requested else [])
 
-    def _overlaps(self, costs: _GroupCosts, entry: Entry) -> bool:
-        """Return whether a schedule's overlapped pairs hide communication on one rank."""
-        return self.has_pairs(entry) and bool(costs.workload(1, has_pairs=True).segments)
+    def _overlaps(self, costs: _GroupCosts) -> bool:
+        """Return whether overlapped pairs of a schedule hide communication on one rank.
+
+        Costs have segments for all values of :data:`_REQUESTED` or for none, unless a stack reads these values.
+        """
+        if not any(map(self.has_pairs, self.entries)):
+            return False
+        return self._segmented.of(costs.family, lambda: bool(costs.workload(1, has_pairs=True).segments))
 
     def _costs_of(self, group: Group) -> _GroupCosts:
         return self._groups.of(group.number, lambda: self._build_costs(group))
 
     def _build_costs(self, group: Group) -> _GroupCosts:
-        """Return the costs of a group; groups with the same layout on a cluster share times of collectives."""
+        """Return the costs of a group.
+
+        They are those of the first group of its family with other values, if configurations with these values are
+        known to be valid and the values change the request alone.
+        """
+        values = {key_text(each.path): each.value for each in group.varied}
+        key = tuple((name, repr(value)) for name, value in values.items() if name not in _REQUESTED)
+        family = self._families.of(key, lambda: self._family(group))
+        texts = {name: repr(values[name]) for name in _REQUESTED if name in values}
+        changed = {name for name, text in texts.items() if text != family.texts[name]}
+        is_checked = all((name, texts[name]) in self._checked for name in changed)
+        if is_checked and not changed & family.fixed:
+            known = {name: self._checked[name, texts[name]] for name in changed}
+            costs = _with_request_values(family.costs, known, group.layout)
+        else:
+            costs = self._resolved_costs(group)
+        checked = _request_values(costs.request)
+        self._checked |= {(name, text): checked[name] for name, text in texts.items() if name in checked}
+        return _GroupCosts(costs, group.varied, (key, *(texts.get(name) for name in sorted(family.fixed))))
+
+    def _family(self, group: Group) -> _Family:
+        """Return the family of a group that is its first one."""
+        costs = self._resolved_costs(group)
+        texts = {key_text(each.path): repr(each.value) for each in group.varied}
+        read_by_stack = condition_keys(Inputs(resolved=costs.resolved, registry=self.problem.registry))
+        fixed = {*_REQUESTED} - _request_values(costs.request).keys() | ({*_REQUESTED} & read_by_stack)
+        if costs.lengths is not None:
+            fixed |= {*_REQUESTED}
+        return _Family(costs=costs, texts=texts, fixed=frozenset(fixed))
+
+    def _resolved_costs(self, group: Group) -> Costs:
+        """Return the costs of a group's configuration; layouts on the same cluster share plans of collectives."""
         costs = build_costs(self.problem.resolved(group.varied), self.problem.registry)
-        if costs.request.collectives is not None:
-            settings = ((key_text(each.path), repr(each.value)) for each in group.varied)
-            key = tuple(
-                (name, value)
-                for name, value in settings
-                if name not in _COST_SETTINGS and not name.startswith("batch.")
-            )
-            own = costs.request.collectives
-            shared = self._collectives.of(key, lambda: own)
-            costs = replace(costs, request=replace(costs.request, collectives=shared))
-        return _GroupCosts(costs, group.varied)
+        own = costs.request.collectives
+        if not isinstance(own, LinkCollectives):
+            return costs
+        shared = self._collectives.of(repr(costs.resolved.experiment.cluster), lambda: own)
+        return replace(costs, request=replace(costs.request, collectives=own.sharing(shared)))
+
+
+class _Family(NamedTuple):
+    """Groups whose settings differ in :data:`_REQUESTED` alone."""
+
+    costs: Costs
+    """The costs of its first group."""
+    texts: Mapping[str, str]
+    """The settings of its first group."""
+    fixed: frozenset[str]
+    """The keys of :data:`_REQUESTED` that change more than the request to the cost model."""
+
+
+def _request_values(request: CostRequest) -> dict[str, Any]:
+    """Return the checked values of :data:`_REQUESTED` in a request to a cost model."""
+    values = {f"model.{name}": value for name, value in request.model.items()}
+    values |= {f"costs.{name}": value for name, value in request.options.items()}
+    values["batch.micro"] = request.micro
+    return {key: values[key] for key in _REQUESTED if key in values}
+
+
+def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: Layout) -> Costs:
+    """Return costs with other values of :data:`_REQUESTED`."""
+    model, options = (
+        {**section, **{key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}}
+        for section, prefix in ((costs.request.model, "model."), (costs.request.options, "costs."))
+    )
+    batch = {"micro": layout.micro, "microbatches": layout.microbatches}
+    request = replace(costs.request, model=model, options=options, **batch)
+    return replace(costs, resolved=costs.resolved.with_values("batch", batch), request=request)
 
 
 def _concerns_all(error: PptraceError) -> bool:
@@ -348,8 +418,8 @@ def _changes_more(entry: Entry) -> bool:
 class _GroupCosts:
     """The costs of a group, for each split of layers."""
 
-    def __init__(self, costs: Costs, varied: tuple[Assignment, ...]) -> None:
-        self.costs, self.varied = costs, varied
+    def __init__(self, costs: Costs, varied: tuple[Assignment, ...], family: Hashable) -> None:
+        self.costs, self.varied, self.family = costs, varied, family
         self._by_split: dict[tuple[int, ...], Costs] = {(): self.costs}
         self._splits: dict[int, list[int] | None] = {}
 

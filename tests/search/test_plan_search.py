@@ -28,6 +28,8 @@ from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pptrace.search.candidates import Candidate
 
 pytestmark = pytest.mark.needs_plugins
@@ -286,15 +288,37 @@ def test_early_simulations_are_of_what_fits_and_change_no_place(
     assert [candidate.name for candidate in early.candidates] == [candidate.name for candidate in late.candidates]
 
 
-def test_groups_that_share_times_of_collectives_have_the_bounds_of_their_own(registry: Registry) -> None:
-    config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 2}}
-    plan_result = planned(
-        registry, config=config, gpus=16, vary={"schedule": ["1f1b"], "tp": [1, 2], "micro": [1, 2]}, top=1
-    )  # fmt: skip
-    space = plan_result.search.space
+STACK = """\
+rules:
+  - {set: {costs.overlap_tp: true}, source: measured, when: {costs.zero: 1, parallel.tp: 2}}
+  - {set: {data_parallel.overlap: true}, source: measured, unless: {batch.micro: 2}}
+"""
 
-    for number, group in plan_result.search.groups.items():
-        assert Pricing(space).bounds_of(number) == group.bounds
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_groups_that_share_costs_have_the_bounds_of_their_own(
+    registry: Registry, tmp_path: Path, *, reads: bool
+) -> None:
+    """Groups share configurations and plans of collectives; a stack can read what differs between them."""
+    (tmp_path / "own.yaml").write_text(STACK)
+    config = {
+        "model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 2},
+        "stack": str(tmp_path / "own.yaml") if reads else "megatron-core",
+    }  # fmt: skip
+    vary = {
+        "schedule": ["1f1b", "combined-1f1b"],
+        "tp": [1, 2],
+        "pp": [1],
+        "micro": [1, 2],
+        "order": ["tp-cp-ep-dp-pp"],
+    }
+    space = planned(registry, config=config, gpus=16, vary=vary, top=1).search.space
+    shared = Pricing(space)
+
+    bounds = [shared.bounds_of(number) for number in range(space.groups)]
+
+    assert bounds == [Pricing(space).bounds_of(number) for number in range(space.groups)]
+    assert len({bound.plain for bound in bounds}) > 1
 
 
 PLACES = {"vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1], "micro": [1, 2]}, "top": 8}
