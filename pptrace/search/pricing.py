@@ -398,9 +398,10 @@ def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: Layout
         {**section, **{key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}}
         for section, prefix in ((costs.request.model, "model."), (costs.request.options, "costs."))
     )
-    batch = {"micro": layout.micro, "microbatches": layout.microbatches}
-    request = replace(costs.request, model=model, options=options, **batch)
-    return replace(costs, resolved=costs.resolved.with_values("batch", batch), request=request)
+    micro, microbatches = layout.micro, layout.microbatches
+    request = replace(costs.request, model=model, options=options, micro=micro, microbatches=microbatches)
+    resolved = costs.resolved.with_values("batch", {"micro": micro, "microbatches": microbatches})
+    return replace(costs, resolved=resolved, request=request)
 
 
 def _concerns_all(error: PptraceError) -> bool:
