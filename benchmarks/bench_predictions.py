@@ -33,7 +33,7 @@ from bench_torch_runs import fastest_step, run
 
 from pptrace.measured.calibration import fit_stage_counts
 from pptrace.plugin import PptraceError, Registry, Schedule, compute_only, load, prepare, write_table
-from pptrace_torch.tables import check_table
+from pptrace_torch.manifest import check_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
