@@ -90,7 +90,8 @@ def predictions(
             (scratch / f"{name}.csv").write_text(table_text(side.computations.order), encoding="utf-8")
         for source, side in sides.items():
             fit = fitted(side) if fits is None else fits[source]
-            check = check_calibration(fit, side.step_computations, registry)
+            p2p = None if side.measurement is None else side.measurement.p2p
+            check = check_calibration(fit, side.step_computations, registry, p2p=p2p)
             costs = scratch / f"{source}.yaml"
             costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
             lengths = {

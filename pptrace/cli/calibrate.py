@@ -88,7 +88,7 @@ def command(
     if measurement.numbers:
         fit = extend_to_pipeline(fit, steps[0], measurement.numbers, measurement.ranks)
     check, names = (
-        check_calibration(fit, steps, registry, measured=measured, source=str(traces[0])),
+        check_calibration(fit, steps, registry, measured=measured, source=str(traces[0]), p2p=measurement.p2p),
         matching_schedules(steps[0], registry, measurement.slices),
     )
     echo_documents(calibration_document(fit, check, names), as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,7 @@ from pptrace.cli.options import (
 from pptrace.cli.output import echo_documents, echo_notes, report_written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pptrace.steps.message_calls import Policy
@@ -62,7 +62,7 @@ def command(
 
     if p2p_options and p2p is None:
         raise click.UsageError("--p2p-option is for a policy: name it with --p2p")
-    policy = None if p2p is None else _policy(p2p, p2p_options)
+    policy = None if p2p is None else _policy(p2p, _parsed_options(p2p_options))
     measurement, measured = read(traces, request)
     if policy is None:
         policy = _nearest(measurement, measured=measured)
@@ -96,22 +96,29 @@ def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule]
     step = extract_computations(measurement.steps[0].timeline, lacks_ranks=bool(measurement.numbers))
     if step.partial or step.transfers.blocked_ns.any():
         return None
-    label = nearest_policy(step, Registry.load(), measured=measured).policy.label
-    click.echo(f"note: messages are issued as by {label}, the nearest policy; --p2p names another", err=True)
-    return _policy(label, ())
+    nearest = nearest_policy(step, Registry.load(), measured=measured, p2p=measurement.p2p)
+    label = nearest.policy.label
+    reason = "which the run names" if measurement.p2p.get("policy") == label else "the nearest policy"
+    click.echo(f"note: messages are issued as by {label}, {reason}; --p2p names another", err=True)
+    return _policy(label, nearest.options)
 
 
-def _policy(name: str, option_texts: Sequence[str]) -> Callable[[Schedule], Policy]:
-    """Return a factory that builds a policy with ``KEY=VALUE`` options for an order."""
+def _parsed_options(option_texts: Sequence[str]) -> dict[str, Any]:
+    """Return the values of ``KEY=VALUE`` options."""
     from pptrace.config.overrides import parse_value
-    from pptrace.plugins.construction import build_policy, checked_options
-    from pptrace.plugins.registry import Registry
 
     pairs = [text.partition("=") for text in option_texts]
     incomplete = next((key for key, equals, _ in pairs if not (key and equals)), None)
     if incomplete is not None:
         raise click.UsageError(f"--p2p-option {incomplete}: write KEY=VALUE")
-    values = {key: parse_value(value, f"--p2p-option {key}") for key, _, value in pairs}
+    return {key: parse_value(value, f"--p2p-option {key}") for key, _, value in pairs}
+
+
+def _policy(name: str, values: Mapping[str, Any]) -> Callable[[Schedule], Policy]:
+    """Return a factory that builds a policy with options for an order."""
+    from pptrace.plugins.construction import build_policy, checked_options
+    from pptrace.plugins.registry import Registry
+
     provided = Registry.load().message_policies[name]
     options = checked_options(provided, values, "p2p.options")
     return lambda order: build_policy(provided, order, options)

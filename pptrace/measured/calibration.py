@@ -578,7 +578,9 @@ class CalibrationCheck:
     """A calibration compared with the steps that it is fitted to."""
 
     policy: str
-    """The message policy nearest to the steps."""
+    """The message policy that the run names, else the nearest one to the steps."""
+    policy_options: Mapping[str, Any]
+    """Its options, where the run names it."""
     step_ns: int
     """The mean span of the computations of the steps."""
     simulated_ns: int = field(metadata={"json": "own_ns"})
@@ -620,7 +622,7 @@ class CalibrationCheck:
 
 def check_calibration(
     fit: Calibration, steps: Sequence[Computations], registry: Registry, *, measured: bool = True,
-    source: str = "run",
+    source: str = "run", p2p: Mapping[str, Any] | None = None,
 ) -> CalibrationCheck:  # fmt: skip
     """Simulate a fit and estimate its errors.
 
@@ -630,8 +632,10 @@ def check_calibration(
         registry: the plugins with the message policies.
         measured: false for steps of the trace of a simulation.
         source: the path of the run, for advice.
+        p2p: the policy that the run names, as :attr:`Measurement.p2p`.
     """
-    policy = nearest_policy(steps[0], registry, measured=measured).policy
+    nearest = nearest_policy(steps[0], registry, measured=measured, p2p=p2p)
+    policy = nearest.policy
     simulated = [_simulate(fit, step, policy) for step in steps]
     step_ns, simulated_ns = (
         round(float(np.mean([step.span_ns for step in spanned]))) for spanned in (steps, simulated)
@@ -646,7 +650,8 @@ def check_calibration(
     is_split = not measured or bool(fit.measured_shares or fit.run_shares)
     split_interval = None if is_split or interval is None else interval + _split_error(fit, steps[0])
     return CalibrationCheck(
-        policy=policy.label, step_ns=step_ns, simulated_ns=simulated_ns, interval=interval,
+        policy=policy.label, policy_options=nearest.options, step_ns=step_ns,
+        simulated_ns=simulated_ns, interval=interval,
         split_interval=split_interval, split_advice="" if is_split else _split_advice(steps[0], source),
         sharing=shared,
         warnings=tuple(_warnings(fit, steps, error, shared, measured=measured)),

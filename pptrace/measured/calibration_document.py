@@ -57,6 +57,7 @@ def calibrated_yaml(
         lines.append(f"  boundary: {fit.slices * fit.boundary_bytes} B")
     lines += _simulation_lines(known.workload) if known is not None else []
     policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
+    policy += [f"  options: {json.dumps(dict(check.policy_options))}"] if check and check.policy_options else []
     if known is not None and known.p2p:
         policy = [f"p2p: {json.dumps(known.p2p)}"]
     return "\n".join([*lines, *_network(fit), *policy]) + "\n"

@@ -184,7 +184,8 @@ def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int]
         return lambda changed: simulation.span_ns(changed.times())
     if step.partial or side.run is not None:
         return None
-    nearest = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
+    p2p = None if side.measurement is None else side.measurement.p2p
+    nearest = nearest_policy(step, registry, measured=side.measured, any_order=side.measured, p2p=p2p)
     if step.transfers.blocked_ns.any() and nearest.error_ns > _LARGEST_ERROR * step.span_ns:
         return None
     replay = Resimulation.of_order(step.order, nearest.policy)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from pptrace.steps.workload import Workload
 from pptrace.timeline.timeline import window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pptrace.config.schema import Experiment
     from pptrace.network.contract import Network
@@ -187,10 +188,15 @@ class Nearest(NamedTuple):
     policy: Policy
     error_ns: int
     """The mean absolute error of starts."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """The options of the policy, where the recording names it."""
 
 
-def nearest_policy(step: Computations, registry: Registry, *, measured: bool, any_order: bool = True) -> Nearest:
-    """Return the policy whose replay of a step has the least mean error of starts.
+def nearest_policy(
+    step: Computations, registry: Registry, *, measured: bool, any_order: bool = True,
+    p2p: Mapping[str, Any] | None = None,
+) -> Nearest:  # fmt: skip
+    """Return the policy that a recording names, else that whose replay has the least mean error of starts.
 
     Ties, to a thousandth of the step, go to policies of frameworks for a measured step, else to ``async``.
 
@@ -199,13 +205,20 @@ def nearest_policy(step: Computations, registry: Registry, *, measured: bool, an
         registry: the plugins with the policies.
         measured: whether the step was recorded.
         any_order: whether to skip policies that do not support every order.
+        p2p: the policy that the recording names, as :attr:`Measurement.p2p`. It counts if a plugin has it.
     """
-    candidates = {
-        name: _start_error(step, provided, any_order=any_order)
-        for name, provided in registry.message_policies.items()
-    }
-    known = [candidate for candidate in candidates.values() if candidate is not None]
-    if step.partial or not known:
+    if step.partial:
+        return Nearest(Policy(), 0)
+    provided = registry.message_policies.get(str(p2p.get("policy"))) if p2p else None
+    if p2p and provided is not None:
+        named = _start_error(step, provided, p2p.get("options") or {}, any_order=False)
+        if named is not None:
+            return named
+    candidates = [
+        _start_error(step, provided, {}, any_order=any_order) for provided in registry.message_policies.values()
+    ]
+    known = [candidate for candidate in candidates if candidate is not None]
+    if not known:
         return Nearest(Policy(), 0)
     limit_ns = min(candidate.error_ns for candidate in known) + _TIE * step.span_ns
     near = [candidate for candidate in known if candidate.error_ns <= limit_ns]
@@ -216,10 +229,12 @@ def nearest_policy(step: Computations, registry: Registry, *, measured: bool, an
     )
 
 
-def _start_error(step: Computations, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
-    """Return the mean error of starts under a policy; None where it does not support the order."""
+def _start_error(
+    step: Computations, provided: Provided[MessagePolicyOffer], values: Mapping[str, Any], *, any_order: bool
+) -> Nearest | None:
+    """Return the mean error of starts under a policy; None where it does not support the order or the options."""
     try:
-        options = checked_options(provided, {}, "p2p.options")
+        options = checked_options(provided, values, "p2p.options")
         if any_order:
             for order in (_V_SHAPED, _LOOPED):
                 policy = build_policy(provided, order, options)
@@ -229,4 +244,4 @@ def _start_error(step: Computations, provided: Provided[MessagePolicyOffer], *, 
     except PptraceError:
         return None
     errors_ns = (replayed.start_ns - replayed.begin_ns) - (step.start_ns - step.begin_ns)
-    return Nearest(policy, round(float(np.abs(errors_ns).mean())))
+    return Nearest(policy, round(float(np.abs(errors_ns).mean())), values)

@@ -99,12 +99,14 @@ def read_measurement(
 
 
 _RECORDED = "recorded"
-"""Key of the provenance of recorded steps: label, slices, and whether the first stage has no input gradient."""
+"""Key of the provenance of recorded steps: label, slices, whether the first stage has no input gradient, and the
+message policy where the recording names it."""
 
 
 def _with_provenance(step: Step, measured: Measurement) -> Step:
     recorded = {
-        "step": step.label, "slices": measured.slices, "empty_input_gradient": measured.empty_input_gradient
+        "step": step.label, "slices": measured.slices, "empty_input_gradient": measured.empty_input_gradient,
+        **({"p2p": measured.p2p} if measured.p2p else {}),
     }  # fmt: skip
     provenance = {**step.timeline.provenance, _RECORDED: recorded}
     return replace(step, timeline=replace(step.timeline, provenance=provenance))
@@ -119,6 +121,7 @@ def _of_timeline(timeline: Timeline) -> Measurement:
     return Measurement(
         steps=(step,), slices=slices if isinstance(slices, int) and slices > 0 else 1,
         empty_input_gradient=recorded.get("empty_input_gradient") is True,
+        p2p=p2p if isinstance(p2p := recorded.get("p2p"), dict) else {},
     )  # fmt: skip
 
 

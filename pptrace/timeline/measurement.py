@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pptrace.steps.columns import Columns, Int64s
 
@@ -200,6 +200,8 @@ class Measurement:
     """Whether the first stage has no input gradients, so that its weight gradients are recorded as backwards."""
     slices: int = 1
     """Slices of each microbatch's sequence; with several, the microbatches of :attr:`steps` are slices."""
+    p2p: Mapping[str, Any] = field(default_factory=dict)
+    """The message policy that ran, as the section ``p2p`` of a configuration; empty where unknown."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
     kernels: tuple[KernelTotal, ...] = ()

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import yaml
 
 from pptrace import simulate
-from pptrace.measured.calibration import calibrate, fit_stage_counts
+from pptrace.measured.calibration import calibrate, check_calibration, fit_stage_counts
 from pptrace.measured.calibration_document import calibrated_yaml
 from pptrace.measured.computations import Computations, extract_computations
+from pptrace.plugins.registry import Registry
 from pptrace.steps.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
@@ -98,3 +100,17 @@ def test_recorded_host_time_inside_an_action_is_its_fixed_part() -> None:
     assert parts == {Kind.F: 250_000, Kind.B: 600_000, Kind.I: 300_000, Kind.W: 300_000}
     assert set(parts) == set(PASSES)
     assert fit.proportional_ns(Kind.F, 0) == step.duration_ns[step.kind == Kind.F][0] - 250_000
+
+
+def test_a_policy_that_a_run_names_is_fitted_with_its_options() -> None:
+    step, registry = step_of("1f1b"), Registry.load()
+    named = {"policy": "torch", "options": {"table_runtime": True}}
+
+    found, of_unknown_plugin, of_wrong_option = (
+        check_calibration(calibrate([step]), [step], registry, p2p=p2p)
+        for p2p in (named, {"policy": "other"}, {"policy": "deepspeed", "options": {"table_runtime": True}})
+    )
+
+    assert (found.policy, found.policy_options) == ("torch", named["options"])
+    assert yaml.safe_load(calibrated_yaml(calibrate([step]), "run", (), found))["p2p"] == named
+    assert of_unknown_plugin == of_wrong_option == check_calibration(calibrate([step]), [step], registry)

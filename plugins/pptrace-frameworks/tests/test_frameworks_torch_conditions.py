@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from oracle_pytorch_tables import lowered, without_weights
 
 import pptrace
 from pptrace.errors import ConstraintError
@@ -53,6 +54,21 @@ def test_torch_takes_the_sizes_that_pytorch_s_classes_take(schedule: str) -> Non
             else:
                 with pytest.raises(ConstraintError):
                     pptrace.simulate(step, registry=registry)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_table_runtime_sends_and_receives_as_pytorch_lowers_the_table(schedule: str) -> None:
+    table = pptrace.simulate(schedule=schedule, pp=4, microbatches=8).prepared.schedule
+    torch = Registry.load().message_policies["torch"]
+
+    options = ({}, {"table_runtime": True})
+    of_class, of_table = (
+        build_policy(torch, table, checked_options(torch, values, "p2p.options")) for values in options
+    )
+
+    assert of_class.program is not None
+    assert of_table.lowering is not None
+    assert without_weights(of_table.lowering(table).rows()) == without_weights(lowered(table.rows(), 8))
 
 
 def test_torch_refuses_stages_that_skip_others() -> None:

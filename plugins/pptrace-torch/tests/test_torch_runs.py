@@ -66,7 +66,9 @@ def test_a_run_has_the_order_of_its_table(name: str, folder: Path, torch_python:
     converted = torch_python.run(folder, "convert", run_of(name), "order.csv")
 
     assert converted.returncode == 0, converted.stderr
-    table = Manifest.read(folder / run_of(name)).schedule
+    manifest = Manifest.read(folder / run_of(name))
+    table = manifest.schedule
+    assert manifest.p2p == {"policy": "torch", "options": {"table_runtime": True}}
     assert merged_gradients(read_table(folder / "order.csv").rows()) == merged_gradients(table.rows())
 
 

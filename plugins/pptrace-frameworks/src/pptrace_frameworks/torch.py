@@ -10,9 +10,9 @@ receives is one batch on the communicator of the group.
 * All other classes run a table with explicit SEND and RECV. Each is a separate operation. A receive completes
   before its use, sends complete at the end of the step. That is ``ordered`` with a stream per pair of ranks.
   ``lower`` describes the places of messages.
-* The runtime of 2.15 has explicit waits for sends and reductions. ``unshard_lookahead``,
-  ``defer_reduce_grad_wait`` and ``max_outstanding_sends`` exist in the runtime alone, which then also runs the
-  orders of 1F1B and GPipe.
+* The runtime of 2.15 has explicit waits for sends and reductions.
+* The runtime also runs the orders of 1F1B and GPipe, if a program loads them as a table (``_load_csv``). It alone
+  has ``unshard_lookahead``, ``defer_reduce_grad_wait`` and ``max_outstanding_sends``.
 * With communicators per edge (2.15, ``torch.distributed.config.pipeline_per_edge_p2p``), each direction of a pair
   of ranks has its own communicator. A send and a receive are then never one batch.
 
@@ -54,8 +54,9 @@ SENT, RECEIVED, BATCH = 1, 2, 4
 """Turns between two actions: a send, after the wait for the previous send (turn 0); a receive; a batch."""
 
 
-_RUNTIME = ("unshard_lookahead", "defer_reduce_grad_wait", "max_outstanding_sends")
-"""Options of the runtime of 2.15, which its classes for 1F1B and GPipe lack."""
+_OF_BOTH_RELEASES = ("receive", "table_runtime")
+_OF_RUNTIME = ("table_runtime", "unshard_lookahead", "defer_reduce_grad_wait", "max_outstanding_sends")
+"""Options with which the runtime runs the orders of 1F1B and GPipe, in place of their classes."""
 
 
 class TorchOptions(BaseModel):
@@ -68,6 +69,12 @@ class TorchOptions(BaseModel):
         description="Where the runtime of interleaved, zero-bubble and V schedules puts a receive: as soon as its "
         "send is issued, or right before its use (defer_pp_recv). Schedule1F1B and ScheduleGPipe have fixed "
         "positions.",
+    )
+    table_runtime: bool = Field(
+        default=False,
+        description="Whether the runtime of tables also runs the orders of 1F1B and GPipe, as for tables of "
+        "`pptrace torch run` and of torchtitan's pipeline_parallel_schedule_csv, and not Schedule1F1B and "
+        "ScheduleGPipe.",
     )
     version: Literal["2.13", "2.15"] = Field(
         default="2.13",
@@ -114,7 +121,7 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     _check_options(schedule, written, has_waits=has_waits)
     _check_waits(schedule, has_waits=has_waits)
     lookahead = _lookahead(schedule, options["unshard_lookahead"])
-    if not schedule.has_communication and not any(name in written for name in _RUNTIME):
+    if not schedule.has_communication and not any(name in written for name in _OF_RUNTIME):
         program = _program_of(schedule)
         if program is not None:
             return Policy.of("batched", program=partial(program, per_edge=per_edge))
@@ -136,7 +143,7 @@ def _check_options(schedule: Schedule, written: Sequence[str], *, has_waits: boo
         ConstraintError: an option of 2.15 with 2.13, or gathers ahead in a table with messages.
     """
     for name in written:
-        if not has_waits and name != "receive":
+        if not has_waits and name not in _OF_BOTH_RELEASES:
             raise ConstraintError("needs version 2.15: PyTorch 2.13 has no such option", key=f"p2p.options.{name}")
     if schedule.has_communication and "unshard_lookahead" in written:
         raise ConstraintError(

@@ -123,7 +123,7 @@ def assemble(
     return Measurement(
         steps=tuple(steps), clocks=tuple(clocks), unattributed=_sum_by_name(unattributed),
         sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)), empty_input_gradient=is_empty,
-        slices=slices,
+        slices=slices, p2p=p2p if isinstance(p2p := manifest.get("p2p"), dict) else {},
     )  # fmt: skip
 
 

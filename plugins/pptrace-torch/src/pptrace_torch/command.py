@@ -112,6 +112,11 @@ def run(
         sys.stderr.write(f"{manifest.microbatches} microbatches, whose {slices} slices each run as microbatches\n")
     if manifest.model is not None:
         sys.stderr.write(f"{manifest.model}\n")
+    if prepared.policy.label == "torch" and prepared.policy.program is not None:
+        sys.stderr.write(
+            "the runtime of tables runs this order, and p2p: torch simulates Schedule1F1B or ScheduleGPipe: "
+            "set p2p.options.table_runtime=true to simulate the run\n"
+        )
     with _replaced_folder(output) as folder:
         _run(manifest, steps, limit_s, folder)
         manifest.write(folder)

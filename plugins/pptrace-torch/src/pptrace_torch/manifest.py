@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from pptrace.plugin import (
@@ -22,13 +23,13 @@ from pptrace.plugin import (
 from pptrace_torch.scaled_model import ScaledModel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
 __all__ = ["NAME", "Manifest", "StageTimes", "check_table", "read_table", "require_torch"]
 
-_LOWEST = (2, 13)
+_LOWEST, _WAITS_SINCE = (2, 13), (2, 15)
 _INSTALL = "pip install 'torch>=2.13'"
 
 
@@ -42,9 +43,13 @@ def require_torch() -> None:
         installed = version("torch")
     except PackageNotFoundError:
         raise ConfigError(f"PyTorch is not installed: {_INSTALL}") from None
-    if tuple(int(part) for part in installed.split(".")[:2]) < _LOWEST:
+    if _release_of(installed) < _LOWEST:
         lowest = ".".join(map(str, _LOWEST))
         raise ConfigError(f"PyTorch {installed} is too old, {lowest} or later runs tables: {_INSTALL}")
+
+
+def _release_of(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
 
 
 def read_table(file: Path) -> Schedule:
@@ -109,6 +114,8 @@ class Manifest:
     """Class of each microbatch of the table: 0 for :attr:`stages`, ``c`` for ``classes[c - 1]``; empty: all 0."""
     model: ScaledModel | None = None
     """Modules of the stages; None for sleeping stages and for programs of users."""
+    p2p: dict[str, Any] = field(default_factory=dict)
+    """What issued the messages, as the section ``p2p`` of a configuration; empty where unknown."""
     backend: str
     """Communication backend: ``gloo`` or ``nccl``."""
     empty_input_gradient: bool
@@ -117,12 +124,23 @@ class Manifest:
     """Versions of pptrace, PyTorch and Python."""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[str]], *, backend: str, slices: int = 1, **content: Any) -> Self:
-        """Return the manifest of a table that runs here; ``content`` has further fields."""
+    def of(
+        cls, rows: Sequence[Sequence[str]], *, backend: str, slices: int = 1,
+        policy_options: Mapping[str, Any] = MappingProxyType({"table_runtime": True}), **content: Any,
+    ) -> Self:  # fmt: skip
+        """Return the manifest of a table that runs here.
+
+        ``policy_options`` are options of the policy ``torch`` without the release, by default those of
+        :func:`load`; ``content`` has further fields.
+        """
         schedule = Schedule.from_rows(rows)
+        has_waits = _release_of(version("torch")) >= _WAITS_SINCE
         return cls(
             table=tuple(map(tuple, rows)), microbatches=schedule.microbatches // slices, slices=slices,
             backend=backend,
+            p2p={
+                "policy": "torch", "options": {**policy_options, **({"version": "2.15"} if has_waits else {})}
+            },
             empty_input_gradient=bool(((schedule.kind == Kind.I) & (schedule.stage == 0)).any()),
             versions={
                 "pptrace": version("pptrace"), "torch": version("torch"), "python": platform.python_version(),

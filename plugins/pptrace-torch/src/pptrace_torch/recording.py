@@ -131,11 +131,12 @@ def _cost(before_s: list[float], recorded_s: list[float]) -> str:
 def _manifest_of(pipeline: Any) -> Manifest:
     """Return the manifest of a schedule's order."""
     if hasattr(pipeline, "_stage"):
-        rows = _one_stage_rows(pipeline)
-    else:
-        order = pipeline.pipeline_order_with_comms
-        rows = [[str(action) for action in order[rank] if action.is_compute_op] for rank in sorted(order)]
-    return Manifest.of(rows, backend=dist.get_backend())
+        return Manifest.of(_one_stage_rows(pipeline), backend=dist.get_backend(), policy_options={})
+    order = pipeline.pipeline_order_with_comms
+    rows = [[str(action) for action in order[rank] if action.is_compute_op] for rank in sorted(order)]
+    is_deferred = getattr(pipeline, "_defer_pp_recv", False)
+    options = {"table_runtime": True, **({"receive": "deferred"} if is_deferred else {})}
+    return Manifest.of(rows, backend=dist.get_backend(), policy_options=options)
 
 
 def _one_stage_rows(pipeline: Any) -> list[list[str]]:
