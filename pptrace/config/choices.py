@@ -75,6 +75,14 @@ class Reshard(Choice):
     ALWAYS = "always", "after each forward and backward, as Megatron-FSDP does; one layer is gathered at a time"
 
 
+class Balance(Choice):
+    """How documents are assigned to replicas and microbatches."""
+
+    NONE = "none", "in order of arrival"
+    ATTENTION = "attention", "by attention, the sum of squared lengths"
+    WORK = "work", "by all FLOPs of a model's layers"
+
+
 class Validation(Choice):
     """When a step learns the norm of all gradients."""
 

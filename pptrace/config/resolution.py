@@ -256,7 +256,8 @@ def _check_present(resolved: Resolved) -> None:
     if experiment.parallel.pp is None and not is_table:
         raise error("parallel.pp", "missing: write the pipeline ranks, such as --pp 8")
     batch = experiment.batch
-    if batch.microbatches is None and batch.global_batch is None and not is_table:
+    counted = batch.documents is not None and batch.documents.count is not None
+    if batch.microbatches is None and batch.global_batch is None and not is_table and not counted:
         raise error("batch", "missing: write batch.microbatches, such as --microbatches 32, or batch.global")
     if experiment.model is None:
         return

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.choices import CopyStream, PolicyName, Receive, Reshard, Sharing, StreamPer, Validation
+from pptrace.config.choices import (
+    Balance,
+    CopyStream,
+    PolicyName,
+    Receive,
+    Reshard,
+    Sharing,
+    StreamPer,
+    Validation,
+)
 from pptrace.config.flags import FLAGS
 from pptrace.config.quantities import Duration, Rate, Size, parse_size
 
@@ -320,6 +329,75 @@ class Parallel(_Section):
     )
 
 
+class Lognormal(_Section):
+    """Lengths whose logarithms are normally distributed."""
+
+    median: Annotated[float, Field(gt=0, le=_LARGEST)] = Field(description="Median length in tokens.")
+    sigma: Annotated[float, Field(ge=0, le=10)] = Field(description="Standard deviation of the logarithm.")
+
+
+class Documents(_Section):
+    """Documents that sequences consist of, in order of arrival, with attention inside each document."""
+
+    lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
+        default=None,
+        description="Tokens of each document, or a file of them, separated by commas, spaces or lines; from the "
+        "first again where the step needs more.",
+    )
+    lognormal: Lognormal | None = Field(
+        default=None,
+        description="Lengths with a lognormal distribution.",
+        examples=[{"median": 800, "sigma": 1.5}],
+    )
+    uniform: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None = Field(
+        default=None, description="Shortest and longest of uniformly distributed lengths.", examples=[[64, 8192]]
+    )
+    fixed: _Count | None = Field(default=None, description="The length of all documents.")
+    histogram: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Share of documents by the longest length of a bin; lengths are uniform within a bin.",
+        examples=[{"512": 0.6, "4096": 0.3, "32768": 0.1}],
+    )
+    seed: Annotated[int, Field(ge=0, le=_LARGEST)] | None = Field(
+        default=None, description="Seed of random lengths, 1 by default."
+    )
+    count: _Count | None = Field(
+        default=None,
+        description="Documents of a step, each in one sequence; by default as many as fill its microbatches. "
+        "Without batch.microbatches and batch.global, a replica has as many microbatches as its documents fill.",
+    )
+    whole: bool = Field(
+        default=False,
+        description="Put each document into one sequence, in order up to batch.sequence tokens, as Megatron's "
+        "dp_balanced does; longer ones end there. By default a document continues in the next sequence, and all "
+        "sequences are full. count and dynamic_cp imply true.",
+    )
+    balance: Balance = Field(
+        default=Balance.NONE,
+        description=f"How sequences are assigned to replicas, and whole documents to sequences. "
+        f"{Balance.explanations()}",
+    )
+    dynamic_cp: bool = Field(
+        default=False,
+        description="Compute each document on the smallest power of two of context-parallel ranks that holds it "
+        "at batch.sequence / parallel.cp tokens a rank, as Megatron's default_dynamic_cp; parallel.cp is the "
+        "most. A microbatch fills parallel.cp ranks with such groups; the group with the most work determines its "
+        "time.",
+    )
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the keys with lengths."""
+        names = ("lengths", "lognormal", "uniform", "fixed", "histogram")
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a document is in one sequence."""
+        return self.whole or self.dynamic_cp or self.count is not None
+
+
 class Batch(_Section):
     """What one training step works on; ``global`` and ``microbatches`` follow from each other."""
 
@@ -333,6 +411,10 @@ class Batch(_Section):
         "each in turn, or a file of them, separated by commas, spaces or lines. None exceeds sequence, by default "
         "the longest of them. With parallel.sequence_parallel they are padded to multiples of tp.",
         examples=[[8192, 3072, 5120, 8192]],
+    )
+    documents: Documents | None = Field(
+        default=None,
+        description="Documents that sequences are packed from: equal tokens and unequal attention.",
     )
     replica: int | None = Field(
         default=None,

@@ -277,6 +277,15 @@ class LinkCollectives:
         """
         return self.fastest(collective, axis, size_bytes).ns(size_bytes)
 
+    def of_parts(self, axis: str, size: int) -> LinkCollectives:
+        """Return collectives whose groups along one axis are consecutive parts of these, of ``size`` members."""
+
+        def groups(name: str) -> Int32s:
+            rows = self.groups(name)
+            return rows.reshape(-1, size) if name == axis else rows
+
+        return LinkCollectives(network=self.network, groups=groups)
+
     def fastest(self, collective: str, axis: str, size_bytes: int) -> Plan:
         """Return the fastest plan of a collective; see :meth:`ns`."""
         key = (collective, axis, size_bytes)

@@ -320,6 +320,14 @@ class TableOptions(BaseModel):
     weight_gradient: _Times | None = Field(
         default=None, description="Backward for the weight gradient alone; by default the remaining backward."
     )
+    forward_attention: _Times | None = Field(
+        default=None,
+        description="Part of the forward that is attention inside one document of batch.sequence tokens; none by "
+        "default. Shorter documents (batch.documents) take the share of their squared lengths.",
+    )
+    backward_attention: _Times | None = Field(
+        default=None, description="The same part of the backward, and in proportion of both its gradients."
+    )
     empty_input_gradient: bool = Field(
         default=False,
         description="Whether the first stage has no input gradient, as in PyTorch: its weight gradient then takes "
@@ -415,7 +423,8 @@ def table(request: CostRequest) -> Workload:
         message = "costs.segments say what gradients consist of: remove one of the keys"
         raise ConfigError(message, key="costs.empty_input_gradient")
     segments = segments_of(options["segments"] or {}, stages, slices, noun)
-    workload = _microbatch_costs(request, _times(options, spread, segments), spread).segmented(
+    times = _in_documents(request, _times(options, spread, segments), spread)
+    workload = _microbatch_costs(request, times, spread).segmented(
         segments, overlapped=options["alone"] == "overlapped"
     )
     share = Fraction(options["microbatches"] or request.microbatches, request.microbatches)
@@ -553,6 +562,32 @@ def _times(options: Any, spread: Callable[[str], Any], segments: dict[Kind, Any]
         raise ConfigError("missing: write the forward's time, or its segments", key="costs.forward")
     recompute_ns = times.get("recompute", times["forward"])
     return {"f_ns": times["forward"], "recompute_ns": recompute_ns, **_backward_times(times)}
+
+
+def _in_documents(request: CostRequest, times: dict[str, Any], spread: Callable[[str], Any]) -> dict[str, Any]:
+    """Return times whose attention is inside documents of ``request.document`` tokens.
+
+    Raises:
+        ConfigError: attention that takes longer than its pass, or beside segments.
+    """
+    changed = dict(times)
+    for key, total, columns in (
+        ("forward", "f_ns", ("f_ns", "recompute_ns")),
+        ("backward", "b_ns", ("b_ns", "i_ns", "w_ns")),
+    ):
+        name = f"{key}_attention"
+        if request.options[name] is None:
+            continue
+        if request.options["segments"] is not None:
+            raise ConfigError("segments have no part for it: remove one of the keys", key=f"costs.{name}")
+        attention_ns, whole_ns = spread(name), times[total]
+        if (attention_ns > whole_ns).any():
+            raise ConfigError(f"takes longer than the {key}, of which it is a part", key=f"costs.{name}")
+        if request.document:
+            saved_ns = attention_ns * (request.sequence - request.document) // request.sequence
+            for column in columns:
+                changed[column] = times[column] - times[column] * saved_ns // np.maximum(whole_ns, 1)
+    return changed
 
 
 def _backward_times(times: dict[str, Any]) -> dict[str, Any]:

@@ -142,6 +142,9 @@ class CostRequest:
     """Sequences in a microbatch."""
     sequence: int = 0
     """Tokens in a sequence."""
+    document: int = 0
+    """Tokens of each document that a sequence consists of, which attends to itself alone; 0 for a single document.
+    Documents of several lengths have the mean weighted by tokens, by which their attention has the same FLOPs."""
     global_batch: int = 0
     """Sequences in the step, over all replicas."""
     collectives: GroupCollectives | None = None

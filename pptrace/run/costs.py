@@ -1,11 +1,10 @@
-"""Costs of actions: of the configured cost model, for sequence lengths, slices and reductions."""
+"""Costs of actions: of the configured cost model, for slices and reductions."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,18 +18,21 @@ from pptrace.plugins.registry import installation
 from pptrace.plugins.requests import CostRequest
 from pptrace.run.hardware import check_unread_device, fill_first_device, preset_values, rank_devices
 from pptrace.run.inputs import at_location
+from pptrace.run.sequences import sequences_of
 from pptrace.run.speeds import speeds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pptrace.config.resolution import Resolved
+    from pptrace.network.collectives import LinkCollectives
     from pptrace.network.contract import Network
     from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
     from pptrace.plugins.providers import Provided
     from pptrace.plugins.requests import ScheduleRequest
     from pptrace.run.inputs import Inputs
-    from pptrace.steps.columns import Int64s
+    from pptrace.run.sequences import Pack, Sequences
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -64,11 +66,16 @@ class Costs:
     """The request to it, without stages."""
     network: Network
     """The network between ranks."""
-    lengths: Int64s | None = None
-    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None for equal lengths."""
+    sequences: Sequences | None = None
+    """Lengths of the microbatches' sequences; None for equal ones."""
     speeds: Int64s | None = None
     """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
     _workloads: dict[Any, Workload] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def classes(self) -> Int32s | None:
+        """Cost class of each microbatch, as in :class:`~pptrace.run.speeds.ReplicaCosts`."""
+        return None if self.sequences is None else self.sequences.pack_of + 1
 
     def workload_of(self, table: Schedule, *, units: bool = False) -> Workload:
         """Return the costs of the stages, or units, of a table; raises as :meth:`workload`."""
@@ -80,7 +87,7 @@ class Costs:
     @property
     def are_replicas_alike(self) -> bool:
         """Whether all replicas have the same times."""
-        return self.speeds is None and (self.lengths is None or not (self.lengths != self.lengths[0]).any())
+        return self.speeds is None and (self.classes is None or not (self.classes != self.classes[0]).any())
 
     def workload(
         self,
@@ -116,19 +123,32 @@ class Costs:
         return self._workloads[key]
 
     def _build(self, request: CostRequest) -> Workload:
-        def build_microbatch(length: int) -> Workload:
-            # Frameworks pad sequences that tensor-parallel devices split to equal parts.
-            padded = -(-length // request.tp) * request.tp if request.sequence_parallel else length
-            return build_workload(self.offer, replace(request, sequence=padded, global_batch=request.micro))
-
         with at_location(self.resolved, "costs"):
             base = build_workload(self.offer, request)
-            if self.lengths is None:
+            if self.sequences is None:
                 return base
             if base.classes:
-                raise self.resolved.error("batch.lengths", "costs already have lengths: remove one of them")
-            build = build_microbatch if self.offer.offer.model is not None else None
-            return with_lengths(base, self.lengths, request.sequence, request.micro, build)
+                raise self.resolved.error("batch", "costs already have lengths: remove one of them")
+            return self.sequences.costs(base, lambda pack: self._of_pack(request, pack, base))
+
+    def _of_pack(self, request: CostRequest, pack: Pack, base: Workload) -> Workload:
+        """Return the costs of one microbatch of a pack, by the cost model, or without a model in proportion."""
+        if self.offer.offer.model is None:
+            if pack.cp:
+                message = "groups of ranks need costs of a model: write model, or remove the key"
+                raise self.resolved.error("batch.documents.dynamic_cp", message)
+            if pack.document:
+                base = build_workload(self.offer, replace(request, document=pack.document))
+            return base.scaled(Fraction(pack.tokens, request.sequence))
+        # Frameworks pad sequences that tensor-parallel devices split to equal parts.
+        padded = -(-pack.tokens // request.tp) * request.tp if request.sequence_parallel else pack.tokens
+        cp, collectives = pack.cp or request.cp, request.collectives
+        if pack.cp and isinstance(self.network, RankNetwork):
+            collectives = _link_collectives(self.network).of_parts("cp", cp)
+        return build_workload(self.offer, replace(
+            request, sequence=padded, document=pack.document, global_batch=request.micro, cp=cp,
+            dp=request.dp * request.cp // cp, collectives=collectives,
+        ))  # fmt: skip
 
 
 def model_costs(inputs: Inputs, network: Network) -> Costs:
@@ -146,29 +166,35 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
     if options.get("spread") and inputs.experiment.data_parallel.spread:
         message = "costs.spread lengthens all times for the slowest of the same GPUs: write one of the two keys"
         raise inputs.resolved.error("data_parallel.spread", message)
-    inputs.resolved, lengths = lengths_of(inputs.resolved)
+    inputs.resolved, sequences = sequences_of(inputs.resolved, int(model.get("hidden") or 0))
+    if sequences is not None and sequences.note:
+        inputs.notes = (*inputs.notes, sequences.note)
     parallel, batch = inputs.experiment.parallel, inputs.experiment.batch
     reduction = inputs.experiment.data_parallel
-    ranks, collectives = parallel.pp or 1, None
-    if isinstance(network, RankNetwork):
-        from pptrace.network.collectives import LinkCollectives
-
-        collectives = LinkCollectives(network=network.network, groups=network.layout.groups)
+    ranks = parallel.pp or 1
     request = CostRequest(
         ranks=ranks, stages=ranks * parallel.vp, microbatches=batch.known_microbatches,
         model=model, device=device, rank_devices=rank_devices, options=options,
         tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep, etp=parallel.etp or 0,
         sequence_parallel=parallel.sequence_parallel, micro=batch.micro, sequence=batch.sequence or 0,
-        global_batch=batch.global_batch or 0, collectives=collectives,
+        global_batch=batch.global_batch or 0,
+        collectives=_link_collectives(network) if isinstance(network, RankNetwork) else None,
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=reduction.reduces_each(),
         shard=reduction.shard or 0,
     )  # fmt: skip
     return Costs(
-        resolved=inputs.resolved, offer=provided, request=request, network=network, lengths=lengths,
+        resolved=inputs.resolved, offer=provided, request=request, network=network, sequences=sequences,
         speeds=speeds_of(inputs.resolved),
     )  # fmt: skip
+
+
+def _link_collectives(network: RankNetwork) -> LinkCollectives:
+    """Return the times of collectives over the groups of a job on its cluster."""
+    from pptrace.network.collectives import LinkCollectives
+
+    return LinkCollectives(network=network.network, groups=network.layout.groups)
 
 
 def look_up_cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
@@ -283,75 +309,6 @@ def _part(whole: Workload, share: Fraction, parts: int) -> Workload:
     """Return the costs of a part with this share of the time; all parts have the same bytes."""
     even = whole.scaled(Fraction(1, parts))
     return replace(whole.scaled(share), **{name: getattr(even, name) for name in _BY_BYTES})
-
-
-_LENGTHS = "batch.lengths"
-_NUMBER = re.compile(r"[^\s,;]+")
-
-
-def lengths_of(resolved: Resolved) -> tuple[Resolved, Int64s | None]:
-    """Return a configuration's lengths, shape (replicas, microbatches), and fill in the longest as its sequence.
-
-    Raises:
-        ConfigError: an invalid file, a wrong number of lengths, or a length above the sequence.
-    """
-    batch, dp = resolved.experiment.batch, resolved.experiment.parallel.dp
-    if batch.lengths is None:
-        return resolved, None
-    values = batch.lengths if isinstance(batch.lengths, list) else _read_lengths(resolved, batch.lengths)
-    count = batch.known_microbatches
-    if len(values) not in {count, dp * count}:
-        each = f"{count} or, replica after replica, {dp * count}" if dp > 1 else str(count)
-        of = f"{count} microbatches" + (f" on {dp} replicas" if dp > 1 else "")
-        raise resolved.error(_LENGTHS, f"{len(values)} lengths for {of}: write {each}")
-    lengths = np.broadcast_to(np.array(values, dtype=np.int64).reshape(-1, count), (dp, count))
-    longest = int(lengths.max())
-    if batch.sequence is None:
-        return resolved.with_values("batch", {"sequence": longest}, "the longest of batch.lengths"), lengths
-    if longest > batch.sequence:
-        place = values.index(longest)
-        raise resolved.error(_LENGTHS, f"{longest} in place {place} passes batch.sequence ({batch.sequence})")
-    return resolved, lengths
-
-
-def _read_lengths(resolved: Resolved, file: str) -> list[int]:
-    lengths = []
-    try:
-        content = Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else "") or "it is no text"
-        raise resolved.error(_LENGTHS, f"{file} cannot be read: {reason}") from None
-    for line, text in enumerate(content.splitlines(), start=1):
-        for word in _NUMBER.findall(text):
-            if not word.isdecimal() or not 0 < int(word) < 2**31:
-                message = f"{file}, line {line}: {word[:20]!r} is no number of tokens: a whole number from 1"
-                raise resolved.error(_LENGTHS, message)
-            lengths.append(int(word))
-    return lengths
-
-
-def with_lengths(
-    base: Workload, lengths: Int64s, sequence: int, micro: int, build: Callable[[int], Workload] | None
-) -> Workload:
-    """Return costs with a class for each length; microbatches have the lengths of the first replica.
-
-    Args:
-        base: costs of microbatches of ``sequence`` tokens.
-        lengths: shape (replicas, microbatches).
-        sequence: tokens in a sequence of the base.
-        micro: sequences in a microbatch.
-        build: returns the costs of one microbatch by its length; None scales the base by the length.
-    """
-    distinct, number = np.unique(lengths, return_inverse=True)
-    number = number.reshape(lengths.shape)
-    classes = [build(length) if build else base.scaled(Fraction(length, sequence)) for length in distinct.tolist()]
-    flops = [costs.model_flops for costs in classes] if build else [0] * len(classes)
-    counts = np.bincount(number.ravel(), minlength=distinct.size).tolist()
-    return replace(
-        base, classes=tuple(classes), microbatch_class=(number[0] + 1).astype(np.int32),
-        tokens=micro * int(lengths.sum()),
-        model_flops=sum(each * count for each, count in zip(flops, counts, strict=True)),
-    )  # fmt: skip
 
 
 _NOT_REDUCED = "gradients of stages that several ranks hold are not reduced between them: "

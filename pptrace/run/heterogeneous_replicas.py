@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pptrace.run.inputs import Prepared
     from pptrace.run.speeds import ReplicaCosts
     from pptrace.steps.columns import Int64s
-    from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
 
@@ -42,10 +41,11 @@ class ReplicaDifferences:
         """Return the kind with the longest computation."""
         return int(np.argmax(self.ready_ns.max(axis=1)))
 
-    def workload_of(self, differing: ReplicaCosts, kind: int, placement: Placement) -> Workload:
-        """Return the costs of replicas of one kind, whose reductions wait for all replicas."""
+    def inputs_of(self, prepared: Prepared, differing: ReplicaCosts, kind: int) -> Prepared:
+        """Return the inputs of replicas of one kind, whose reductions wait for all replicas."""
+        prepared = _replica(prepared, differing, int(self.first[kind]))
         released_ns = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
-        return replace(differing.costs_of(int(self.first[kind]), placement), released_ns=released_ns)
+        return replace(prepared, workload=replace(prepared.workload, released_ns=released_ns))
 
 
 def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> Prepared:
@@ -78,16 +78,14 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
     if differing is None:
         return prepared
     replica = prepared.resolved.experiment.batch.replica
-    placement = prepared.schedule.placement
     if differing.kinds == 1:
-        return replace(prepared, workload=differing.costs_of(0, placement))
+        return replace(prepared, workload=differing.costs_of(0, prepared.schedule.placement))
     differences = simulate_replicas(prepared, differing)
     shown = differences.slowest if replica is None else int(differences.kind_of[replica])
     number = int(differences.first[shown]) if replica is None else replica
-    workload = differences.workload_of(differing, shown, placement)
-    return replace(
-        prepared, workload=replace(workload, notes=(*workload.notes, _note(differences, shown, number)))
-    )
+    prepared = differences.inputs_of(prepared, differing, shown)
+    notes = (*prepared.workload.notes, _note(differences, shown, number))
+    return replace(prepared, workload=replace(prepared.workload, notes=notes))
 
 
 def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
@@ -97,20 +95,29 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
         ConfigError: different replicas that synchronise within the step, or have slices of microbatches.
     """
     _check_uncut(prepared, differing)
-    first, kind_of = kinds_of(differing.lengths, differing.speeds)
+    first, kind_of = kinds_of(differing.classes, differing.speeds)
     zero = np.zeros(prepared.workload.stages, dtype=np.int64)
     ready = np.zeros((len(first), zero.size), dtype=np.int64)
     peaks = np.zeros((len(first), prepared.schedule.ranks), dtype=np.int64)
     for ready_ns, peak, replica in zip(ready, peaks, first.tolist(), strict=True):
-        costs = differing.costs_of(replica, prepared.schedule.placement)
-        costs = replace(costs, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
-        timeline = simulate(
-            prepared.schedule, costs, prepared.network, prepared.policy, contention=prepared.contention
-        )
+        alone = _replica(prepared, differing, replica)
+        costs = replace(alone.workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
+        timeline = simulate(alone.schedule, costs, alone.network, alone.policy, contention=alone.contention)
         rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
         np.maximum.at(ready_ns, timeline.stage[rows], timeline.end_ns[rows])
         peak[:] = measure_memory(timeline, costs).peak_bytes
     return ReplicaDifferences(kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks)
+
+
+def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepared:
+    """Return the inputs of one replica alone: its costs, and where it has fewer microbatches its table."""
+    issued = differing.issued_of(replica)
+    if issued is not None:
+        request = replace(prepared.request, microbatches=issued.schedule.microbatches)
+        is_configured = any(prepared.policy is each.policy for each in differing.tables.values())
+        policy = issued.policy if is_configured else prepared.policy
+        prepared = replace(prepared, schedule=issued.schedule, request=request, policy=policy)
+    return replace(prepared, workload=differing.costs_of(replica, prepared.schedule.placement))
 
 
 def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:
@@ -137,8 +144,7 @@ def _check_uncut(prepared: Prepared, differing: ReplicaCosts) -> None:
     if (table.kind == Kind.RESHARD).any() and configured.reshard not in {None, Reshard.NEVER}:
         message = "replicas that differ gather weights once: remove the key"
         raise resolved.error("data_parallel.reshard", message)
-    if differing.lengths is not None and table.microbatches != resolved.experiment.batch.known_microbatches:
+    if differing.classes is not None and prepared.slices > 1:
+        key = "batch.lengths" if resolved.experiment.batch.documents is None else "batch.documents"
         name = resolved.experiment.schedule.name
-        raise resolved.error(
-            "batch.lengths", f"{name} cuts microbatches into parts: give all replicas the same lengths"
-        )
+        raise resolved.error(key, f"{name} cuts microbatches into parts: give all replicas the same lengths")

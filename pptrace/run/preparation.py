@@ -23,7 +23,7 @@ from pptrace.run.hardware import fill_cluster_device
 from pptrace.run.heterogeneous_replicas import with_slowest_replica
 from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
-from pptrace.run.speeds import ReplicaCosts
+from pptrace.run.speeds import Issued, ReplicaCosts
 from pptrace.run.stacks import fill_stack
 from pptrace.run.table_changes import change_table, count_units, overlap_notes, with_interleave, with_validation
 from pptrace.sim.engines import Contention
@@ -225,8 +225,10 @@ def _with_table(
     workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_validation(inputs.experiment, workload)
     differing = None
-    if costs.lengths is not None or costs.speeds is not None:
-        differing = ReplicaCosts(costs=workload, lengths=costs.lengths, speeds=costs.speeds)
+    if costs.sequences is not None or costs.speeds is not None:
+        differing = ReplicaCosts(
+            costs=workload, classes=costs.classes, speeds=costs.speeds, tables=_tables(inputs, costs, table)
+        )
     configured = inputs.experiment.contention
     contention = Contention(
         links=configured.links, compute_permille=round(configured.compute * 1000),
@@ -239,6 +241,20 @@ def _with_table(
         units=units,
     )  # fmt: skip
     return with_slowest_replica(prepared)
+
+
+def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:
+    """Return the tables of replicas by their number of microbatches; none where all have as many."""
+    numbers = {*costs.sequences.microbatches} if costs.sequences else {table.microbatches}
+    if len(numbers) == 1:
+        return {}
+    if table.has_pairs or (table.span > 1).any():
+        name = inputs.experiment.schedule.name
+        unequal = f"{name} pairs microbatches, and replicas have {min(numbers)} to {max(numbers)}"
+        raise inputs.resolved.error("batch.documents", f"{unequal}: write batch.microbatches")
+    tables = {number: table.of_first(number) for number in numbers - {table.microbatches}}
+    tables[table.microbatches] = table
+    return {number: Issued(short, message_policy(inputs, short)) for number, short in tables.items()}
 
 
 def _times(inputs: Inputs, workload: Workload, network: Network) -> dict[str, Any]:

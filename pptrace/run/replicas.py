@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.config.resolution import load
 from pptrace.plugins.registry import Registry
-from pptrace.run.costs import lengths_of
 from pptrace.run.heterogeneous_replicas import simulate_replicas
+from pptrace.run.preparation import build_costs
 from pptrace.run.run import Run, simulate
-from pptrace.run.speeds import kinds_of, speeds_of
+from pptrace.run.speeds import kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.steps.columns import Int64s
 
-_KEYS = (("batch", "lengths"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
+_KEYS = (("batch", "lengths"), ("batch", "documents"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
 """Sections and keys by which replicas differ."""
 
 
@@ -63,9 +63,8 @@ class Replicas:
         differences = simulate_replicas(prepared, differing)
         slowest_first = np.argsort(-differences.ready_ns.max(axis=1), kind="stable")
         for kind in slowest_first[:most].tolist():
-            workload = differences.workload_of(differing, kind, prepared.schedule.placement)
             numbers = np.flatnonzero(differences.kind_of == kind).tolist()
-            yield numbers, Run.of(replace(prepared, workload=workload), self.registry)
+            yield numbers, Run.of(differences.inputs_of(prepared, differing, kind), self.registry)
 
 
 def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
@@ -77,11 +76,11 @@ def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
     sections = [(configuration.get(section), key) for section, key in _KEYS]
     if not any(isinstance(values, dict) and values.get(key) for values, key in sections):
         return None
-    resolved, lengths = lengths_of(load(dict(configuration)))
-    speeds = speeds_of(resolved)
-    if lengths is None and speeds is None:
+    resolved, registry = load(dict(configuration)), Registry.load(warn=lambda _: None)
+    costs = build_costs(resolved, registry)
+    if costs.sequences is None and costs.speeds is None:
         return None
-    first, kind_of = kinds_of(lengths, speeds)
+    first, kind_of = kinds_of(costs.classes, costs.speeds)
     if len(first) == 1:
         return None
-    return Replicas(resolved=resolved, registry=Registry.load(warn=lambda _: None), kind_of=kind_of)
+    return Replicas(resolved=resolved, registry=registry, kind_of=kind_of)

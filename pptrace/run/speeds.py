@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pptrace.config.resolution import Resolved
-    from pptrace.steps.columns import Int64s
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.message_calls import Policy
     from pptrace.steps.placement import Placement
+    from pptrace.steps.schedule import Schedule
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
 
@@ -156,40 +158,54 @@ def times(values: NDArray[Any], factor: NDArray[np.float64] | float) -> Int64s:
     return scaled
 
 
+class Issued(NamedTuple):
+    """A table, and the policy that inserts its messages."""
+
+    schedule: Schedule
+    policy: Policy
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaCosts:
-    """Costs of replicas that differ by their sequence lengths or speeds."""
+    """Costs of replicas that differ by their sequences or speeds."""
 
     costs: Workload
-    """Costs at full speed, with a class for each length."""
-    lengths: Int64s | None
-    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None for equal lengths."""
+    """Costs at full speed, with a class for each pack of sequences."""
+    classes: Int32s | None
+    """Cost class of each microbatch, shape (replicas, microbatches); 0 for one that the replica does not have.
+    None for equal sequences."""
     speeds: Int64s | None
     """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
+    tables: Mapping[int, Issued] = field(default_factory=dict)
+    """Tables by their number of microbatches; empty where all replicas have as many."""
 
     @property
     def kinds(self) -> int:
         """Return the number of different replicas."""
-        return len(kinds_of(self.lengths, self.speeds)[0])
+        return len(kinds_of(self.classes, self.speeds)[0])
+
+    def issued_of(self, replica: int) -> Issued | None:
+        """Return a replica's table and its policy; None where all replicas have the same."""
+        return None if self.classes is None else self.tables.get(int(np.count_nonzero(self.classes[replica])))
 
     def costs_of(self, replica: int, placement: Placement) -> Workload:
         """Return the costs of one replica under a placement of its stages."""
         costs = self.costs
-        if self.lengths is not None:
-            classes = np.searchsorted(np.unique(self.lengths), self.lengths[replica]) + 1
-            costs = replace(costs, microbatch_class=classes.astype(np.int32))
+        if self.classes is not None:
+            classes = self.classes[replica]
+            costs = replace(costs, microbatch_class=classes[classes > 0])
         if self.speeds is None:
             return costs
         return at_speeds_of_ranks(costs, self.speeds[replica], placement)
 
 
-def kinds_of(lengths: Int64s | None, speeds: Int64s | None) -> tuple[Int64s, Int64s]:
+def kinds_of(classes: Int32s | None, speeds: Int64s | None) -> tuple[Int64s, Int64s]:
     """Return the first replica of each kind, and the kind of each replica.
 
     Args:
-        lengths: shape (replicas, microbatches); None for equal lengths.
+        classes: shape (replicas, microbatches); None for equal sequences.
         speeds: shape (replicas, ranks); None for equal speeds. One of both is given.
     """
-    rows = np.hstack([columns for columns in (lengths, speeds) if columns is not None])
+    rows = np.hstack([columns for columns in (classes, speeds) if columns is not None])
     _, first, kind_of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, kind_of.ravel()

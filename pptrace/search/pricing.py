@@ -359,7 +359,7 @@ class Pricing:
         texts = {key_text(each.path): repr(each.value) for each in group.varied}
         read_by_stack = condition_keys(Inputs(resolved=costs.resolved, registry=self.problem.registry))
         fixed = {*_REQUESTED} - _request_values(costs.request).keys() | ({*_REQUESTED} & read_by_stack)
-        if costs.lengths is not None:
+        if costs.sequences is not None:
             fixed |= {*_REQUESTED}
         return _Family(costs=costs, texts=texts, fixed=frozenset(fixed))
 

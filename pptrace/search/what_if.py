@@ -366,7 +366,7 @@ def _check_reroutable(prepared: Prepared) -> None:
         message = "its links are between the ranks of one pipeline: take a hockney network, or describe a cluster"
         raise resolved.error("network", message)
     if prepared.differing is not None and prepared.differing.kinds > 1:
-        key = "data_parallel" if prepared.differing.lengths is None else "batch.lengths"
+        key = "data_parallel" if prepared.differing.classes is None else "batch"
         raise resolved.error(key, "replicas that differ are not re-routed: make them equal")
 
 

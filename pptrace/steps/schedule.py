@@ -175,6 +175,13 @@ class Schedule(Cells):
             self, row_ptr=np.searchsorted(rows, self.row_ptr).astype(np.int32), **self.cells.taken(rows)._asdict()
         )
 
+    def of_first(self, microbatches: int) -> Self:
+        """Return the table without its last microbatches; all other actions keep their order."""
+        placement = replace(self.placement, microbatch_route=self.placement.microbatch_route[:microbatches])
+        kept = self.selected(np.flatnonzero(self.microbatch < microbatches))
+        waits = tuple(wait[(wait[:, [2, 5]] < microbatches).all(axis=1)] for wait in self.waits)
+        return replace(kept, placement=placement, waits=waits)
+
     def rows(self) -> list[list[str]]:
         """Return every rank's actions as text."""
         return [[str(action) for action in self[rank]] for rank in range(self.ranks)]

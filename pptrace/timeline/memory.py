@@ -285,7 +285,7 @@ def _action_changes(timeline: Timeline, workload: Workload, rows: Int64s, recomp
 
 def _recomputed_microbatches(timeline: Timeline, rows: Int64s) -> Int64s:
     """Return the number of microbatches in each forward row that are recomputed later; 0 for other rows."""
-    recomputes = np.flatnonzero(TABLE.recomputed[timeline.kind])
+    recomputes = rows[TABLE.recomputed[timeline.kind[rows]] > 0]
     if not recomputes.size:
         return np.zeros(rows.size, dtype=np.int64)
     placement = timeline.placement

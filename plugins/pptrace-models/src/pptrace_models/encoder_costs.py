@@ -160,7 +160,9 @@ def tower_of(model: Transformer, request: CostRequest) -> Tower | None:
         vocabulary=1, causal=False, bias=True, flash_attention=model.flash_attention, precision=model.precision,
         recompute=encoder.recompute,
     )  # fmt: skip
-    encoder_request = replace(request, micro=request.micro * encoder.items, sequence=encoder.tokens, ep=1, etp=0)
+    encoder_request = replace(
+        request, micro=request.micro * encoder.items, sequence=encoder.tokens, document=0, ep=1, etp=0
+    )
     try:
         encoder_shard = shard(encoder_model, encoder_request)
     except ConstraintError as error:

@@ -94,16 +94,16 @@ def head(model: Transformer, shard: Shard, gradient_bytes: int, *, fused_loss: b
     )
 
 
-def step_flops(model: Transformer, sequences: int, sequence: int) -> int:
+def step_flops(model: Transformer, sequences: int, sequence: int, document: int = 0) -> int:
     """Return a step's model FLOPs: three times the forward, without recomputation, and with half of a causal core.
 
-    Products with frozen weights count twice the forward.
+    Products with frozen weights count twice the forward. Attention is inside documents of ``document`` tokens.
     """
     tokens, h = sequences * sequence, model.hidden
     weighted = cores = 0
     for kind, count in Counter(model.layer(index) for index in range(model.layers + model.mtp)).items():
         weighted += count * tokens * 2 * model.active_products(kind)
-        cores += count * _token_mixing_flops(model, tokens, sequence, kind)
+        cores += count * _token_mixing_flops(model, tokens, document or sequence, kind)
     predicted = model.mtp * 4 * h * h
     weighted += tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary)
     return (2 if model.frozen else 3) * weighted + 3 * cores

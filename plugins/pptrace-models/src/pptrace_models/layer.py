@@ -23,7 +23,7 @@ class Shard:
     split_tokens: int
     """Tokens between tensor-parallel regions, divided with sequence parallelism."""
     sequence: int
-    """Tokens of a whole sequence."""
+    """Tokens of a whole sequence, or with packed documents of a document, inside which attention is."""
     tp: int
     """Tensor-parallel size."""
     cp: int
@@ -83,7 +83,8 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
     return Shard(
         tokens=tokens,
         split_tokens=split,
-        sequence=request.sequence,
+        # Without flash attention, scores of other documents are computed and masked.
+        sequence=request.document if request.document and model.flash_attention else request.sequence,
         tp=request.tp,
         cp=request.cp,
         ep=request.ep,

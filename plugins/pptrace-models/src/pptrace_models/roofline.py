@@ -265,7 +265,7 @@ class _Job:
 
     def flops(self, sequences: int) -> int:
         """Return the model FLOPs of a step."""
-        decoder_flops = step_flops(self.model, sequences, self.request.sequence)
+        decoder_flops = step_flops(self.model, sequences, self.request.sequence, self.request.document)
         return decoder_flops + (self.tower.flops(sequences) if self.tower else 0)
 
     def segments(
