@@ -54,6 +54,8 @@ class Layout:
     consecutive along ``tp``, ``cp`` and ``dp`` together, as in Megatron-LM's parallel folding."""
     order: tuple[str, ...] = AXES
     """The axes; neighbours along the first are neighbouring GPUs."""
+    shard: int = 0
+    """Consecutive replicas that shard state, a divisor of ``dp``; 0 for all."""
 
     def __post_init__(self) -> None:
         _check_order(self.order)
@@ -116,11 +118,21 @@ class Layout:
         """Return the groups along an axis, one per row, in the order of members: also ``etp`` and ``edp``.
 
         A ``dp`` group reduces the same dense gradients: all replicas and context-parallel parts. An ``edp`` group
-        is the part of it with the same experts: one GPU of each expert group.
+        is the part of it with the same experts: one GPU of each expert group. Both consist of ``-shard`` groups,
+        which share state, and ``-replicate`` groups have one member of each of these.
+
+        >>> Layout(dp=4, shard=2).groups("dp-replicate").tolist()
+        [[0, 2], [1, 3]]
 
         Raises:
             ValueError: the axis has no groups.
         """
+        axis, _, part = axis.partition("-")
+        if part:
+            whole = self.groups(axis)
+            groups = whole.reshape(len(whole), self.dp // (self.shard or self.dp), -1)
+            groups = groups if part == "shard" else groups.swapaxes(1, 2)
+            return groups.reshape(-1, groups.shape[2])
         grid = self.grid()
         if axis == "tp":
             return grid.reshape(-1, self.tp)

@@ -19,7 +19,8 @@ class GroupCollectives(Protocol):
         Args:
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
             axis: ``tp``, ``cp``, ``ep``, ``etp`` (splits an expert's matrices), ``dp`` (reduces dense gradients;
-                dp x cp), or ``edp`` (reduces an expert's gradients).
+                dp x cp), or ``edp`` (reduces an expert's gradients); of the last two also
+                ``-shard`` groups, which share state, and ``-replicate`` groups between them.
             size_bytes: size of the whole vector: bytes on each GPU before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
         """

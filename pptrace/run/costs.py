@@ -182,7 +182,7 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=reduction.reduces_each(),
-        shard=reduction.shard or 0,
+        shard=(reduction.shard or 0) % parallel.dp,
     )  # fmt: skip
     return Costs(
         resolved=inputs.resolved, offer=provided, request=request, network=network, sequences=sequences,

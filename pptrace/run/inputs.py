@@ -218,6 +218,7 @@ def layout_of(resolved: Resolved) -> Layout:
         return Layout(
             pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
             etp=parallel.etp or 0, order=tuple(parallel.order.split("-")),
+            shard=resolved.experiment.data_parallel.shard or 0,
         )  # fmt: skip
 
 

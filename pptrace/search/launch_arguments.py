@@ -240,6 +240,8 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
         words += ["--ckpt-format", "fsdp_dtensor"]
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
+    groups = parallel.dp // (experiment.data_parallel.shard or parallel.dp)
+    words += flag_words({"num-distributed-optimizer-instances": groups}) if groups > 1 else []
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
     words += ["--grad-reduce-in-bf16"] if costs.get("gradients") == "bf16" else []
     words += ["--tp-comm-overlap"] if costs.get("overlap_tp") and parallel.tp > 1 else []
@@ -436,8 +438,9 @@ def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     is_resharded = zero == max(_SHARDS) and reshard not in {Reshard.NEVER, Reshard.BACKWARD}
     # Without a pipeline, the default keeps the last unit between its forward and its backward, as units do.
     rule = "default" if has_units else "always"
+    shard = experiment.data_parallel.shard or parallel.dp
     words = {
-        degree.format("replicate"): 1, degree.format("shard"): parallel.dp,
+        degree.format("replicate"): parallel.dp // shard, degree.format("shard"): shard,
         "parallelism.fsdp_reshard_after_forward": rule if is_resharded else "never",
     }  # fmt: skip
     return words, [f"zero {zero}: FSDP shards {_SHARDS[zero]}, too"] * bool(_SHARDS[zero])

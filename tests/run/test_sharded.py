@@ -142,10 +142,12 @@ def run_alone(zero: int, schedule: str = "1f1b", **data: Any) -> pptrace.Run:
     """Simulate a model without a pipeline."""
     experts = {"num_experts": 8, "top_k": 2, "expert_ffn": 1024} if schedule == "combined-1f1b" else {}
     return pptrace.simulate({
-        "model": {**MODEL, **experts}, "device": {"preset": "h100-sxm"},
+        "model": {**MODEL, **experts},
+        "device": {"preset": "h100-sxm", "network_efficiency": 1, "scale_up_latency": "0 ns"},
         "parallel": {"pp": 1, "dp": 4, "ep": 4 if experts else 1},
         "batch": {"microbatches": 3, "sequence": 1024}, "schedule": {"name": schedule},
-        "costs": {"zero": zero}, "data_parallel": {"overlap": True, "bandwidth": "50 GB/s", **data},
+        "costs": {"zero": zero, "every_nic": False},
+        "data_parallel": {"overlap": True, "bandwidth": "50 GB/s", **data},
     })  # fmt: skip
 
 
@@ -156,6 +158,19 @@ def test_units_divide_the_costs_of_the_model() -> None:
     for name in ("f_ns", "b_ns", "weights_bytes", "gradients_bytes", "optimizer_bytes", "activation_bytes"):
         assert getattr(units, name).sum() == pytest.approx(getattr(whole, name).sum(), rel=1e-3), name
     assert units.gathered_bytes.sum() == whole.gathered_bytes.sum()
+
+
+def test_shard_groups_gather_in_the_group_and_reduce_between_groups() -> None:
+    full, hybrid = (run_alone(3, **keys).prepared.workload for keys in ({}, {"shard": 2}))
+
+    layer = 1
+    count, inside, between = int(full.gathered_bytes[layer]) // 2, 450, 50  # BF16 weights; bytes per ns
+    all_reduce_ns = 2 * (count // 2) * 4 / 2 / between
+    assert hybrid.gathered_bytes[layer] == full.gathered_bytes[layer]
+    assert hybrid.weights_bytes[layer] == 2 * full.weights_bytes[layer]
+    assert hybrid.optimizer_bytes[layer] == 2 * full.optimizer_bytes[layer]
+    assert hybrid.unshard_ns[layer] == pytest.approx(count * 2 / 2 / inside, rel=1e-4)
+    assert hybrid.reduce_ns[layer] == pytest.approx(count * 4 / 2 / inside + all_reduce_ns, rel=1e-4)
 
 
 def test_only_sharded_state_has_units_by_default() -> None:
@@ -176,6 +191,7 @@ def test_each_unit_computes_each_microbatch_once(schedule: str) -> None:
     (3, {"units": 4}, "data_parallel.units: a pipeline gathers and reduces stages: write pp: 1 and one chunk"),
     (3, {"prefetch": 2, "reshard": "always"}, "data_parallel.prefetch: a pipeline has no units: write pp: 1, or "),
     (3, {"shard": 3}, "data_parallel.shard: 3 does not divide dp 4"),
+    (0, {"shard": 2}, "data_parallel.shard: no state is sharded: write costs.zero: 3, or remove the key"),
     (2, {"reshard": "always"}, "data_parallel.reshard: no weights are gathered and freed: write costs.zero: 3, "),
     (1, {"active_stages": 1}, "data_parallel.active_stages: no weights are gathered and freed"),
     (2, {"reduce_each": True, "overlap": False}, "reduce_each: reductions after each backward need overlap: "),

@@ -181,7 +181,7 @@ def _configuration(
         "batch": _batch(settings, parallel),
         "schedule": _schedule(settings, parallel),
         "p2p": _messages(settings, parallel),
-        "data_parallel": _reduction(settings),
+        "data_parallel": _reduction(settings, parallel),
         "costs": _costs(recipe, settings, parallel),
     }
     notes = [*recipe.notes, *_notes(settings, parallel)]
@@ -291,7 +291,7 @@ def _messages(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any
     return {"policy": "megatron", "options": options} if options else {}
 
 
-def _reduction(settings: _Settings) -> dict[str, Any]:
+def _reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of reductions; Megatron-FSDP shards gradients and weights as soon as it can."""
     overlap, zero = settings.read("overlap_grad_reduce"), _zero(settings) or 0
     settings.read("overlap_param_gather")
@@ -300,6 +300,9 @@ def _reduction(settings: _Settings) -> dict[str, Any]:
         reduction["reduce_each"] = True
     if zero == _SHARDS["optim_grads_params"]:
         reduction["reshard"] = "always"
+    groups = settings.size("num_distributed_optimizer_instances")
+    if zero and groups > 1 and parallel["dp"] % groups == 0:
+        reduction["shard"] = parallel["dp"] // groups
     return reduction
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pptrace.plugin import CostRequest
-    from pptrace_models.layer import Shard
+    from pptrace_models.layer import Part, Shard
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Precision
 
@@ -329,26 +329,35 @@ class ByFormula(_Groups):
             time = max(time, data_parallel_fabric(self.network).carry_ns(network_bytes, nodes))
         return time
 
-    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+    def replicas_ns(
+        self, collective: str, count: int, element_bytes: int, *, experts: bool, part: Part = "all"
+    ) -> int:
         """Return the time of a collective in the context-parallel group, then of each share over the network."""
         rounds, shard = _ROUNDS[collective], self.shard
+        cp = 1 if experts or part == "replicate" else shard.cp
+        members = shard.members(part, experts=experts) // cp
         distance = shard.ep * shard.etp if experts else shard.tp * shard.cp
-        outer = self._replica_fabric(distance, shard.expert_replicas if experts else shard.replicas // shard.cp)
-        if experts:
-            return outer.ring_ns(count * element_bytes, shard.expert_replicas, rounds)
-        inner = group_fabric(self.device, self.network, shard.tp * shard.cp)
-        share = -(-count // shard.cp)
-        return inner.ring_ns(count * element_bytes, shard.cp, rounds) + outer.ring_ns(
-            share * element_bytes, shard.replicas // shard.cp, rounds
+        if part == "replicate":
+            distance = distance * shard.members("shard", experts=experts) // (1 if experts else shard.cp)
+        outer = self._replica_fabric(distance, members, part)
+        if cp == 1:
+            return outer.ring_ns(count * element_bytes, members, rounds)
+        inner = group_fabric(self.device, self.network, shard.tp * cp)
+        share = -(-count // cp)
+        return inner.ring_ns(count * element_bytes, cp, rounds) + outer.ring_ns(
+            share * element_bytes, members, rounds
         )
 
-    def _replica_fabric(self, distance: int, replicas: int) -> Fabric:
+    def _replica_fabric(self, distance: int, replicas: int, part: Part) -> Fabric:
         """Return the fabric between ``replicas`` with a distance of some devices."""
         outer = data_parallel_fabric(self.network)
+        if part == "shard" and not self.every_nic:
+            return group_fabric(self.device, self.network, distance * replicas)
         if not (self.every_nic and outer.rate):
             return outer
         per_node = max(self.device.scale_up_size // distance, 1)
-        fewest = _fewest_in_a_node(per_node, replicas, self.ranks)
+        groups = self.ranks * (self.shard.replicas // self.shard.shards if part == "shard" else 1)
+        fewest = _fewest_in_a_node(per_node, replicas, groups)
         inner = group_fabric(self.device, {}, min(per_node, replicas))
         return inner if fewest == replicas else replace(outer, rate=min(fewest * outer.rate, inner.rate))
 
@@ -384,9 +393,12 @@ class OnLinks(_Groups):
         size = exchange.to_places_bytes(self.shard.ep) if self.deduplicated else exchange.size_bytes
         return self.collective_ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
 
-    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+    def replicas_ns(
+        self, collective: str, count: int, element_bytes: int, *, experts: bool, part: Part = "all"
+    ) -> int:
         """Return the time over all ``dp x cp`` replicas, or over those of experts; 0 without parameters."""
-        return self.collective_ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
+        axis = ("edp" if experts else "dp") + ("" if part == "all" else f"-{part}")
+        return self.collective_ns(collective, axis, count * element_bytes) if count else 0
 
 
 Groups: TypeAlias = ByFormula | OnLinks

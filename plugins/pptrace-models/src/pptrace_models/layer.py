@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pptrace.plugin import ConfigError, ConstraintError
 from pptrace_models.transformer import divisors_near
@@ -12,6 +12,10 @@ from pptrace_models.transformer import divisors_near
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
     from pptrace_models.transformer import Layer, Transformer
+
+
+Part: TypeAlias = Literal["all", "shard", "replicate"]
+"""Groups of replicas: all, those that share state, or one replica of each group that shares state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,10 @@ class Shard:
     """Devices with the same dense weights: data times context parallel."""
     expert_replicas: int
     """Devices with the same experts."""
+    shards: int
+    """Devices that share the state of the same dense weights: a part of ``replicas``."""
+    expert_shards: int
+    """Devices that share the state of the same experts."""
     heads: int
     """Query heads."""
     query: int
@@ -60,6 +68,12 @@ class Shard:
     """Experts on this device."""
     vocabulary: int
     """Rows of the embedding and of the LM head, rounded up."""
+
+    def members(self, part: Part, *, experts: bool = False) -> int:
+        """Return the devices of a group of replicas: all, those that share state, or one of each such group."""
+        replicas = self.expert_replicas if experts else self.replicas
+        shards = self.expert_shards if experts else self.shards
+        return {"all": replicas, "shard": shards, "replicate": replicas // shards}[part]
 
     @property
     def is_split(self) -> bool:
@@ -90,7 +104,9 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         ep=request.ep,
         etp=etp,
         replicas=request.dp * request.cp,
-        expert_replicas=max(request.dp * request.cp * request.tp // (request.ep * etp), 1),
+        expert_replicas=_expert_replicas(request, request.dp, etp),
+        shards=(request.shard or request.dp) * request.cp,
+        expert_shards=_expert_replicas(request, request.shard or request.dp, etp),
         heads=model.heads // request.tp,
         query=model.query_width // request.tp,
         kv=model.kv_width // kv_share,
@@ -105,6 +121,11 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         experts=model.num_experts // request.ep,
         vocabulary=-(-model.vocabulary // request.tp),
     )
+
+
+def _expert_replicas(request: CostRequest, dp: int, etp: int) -> int:
+    """Return the devices with the same experts in ``dp`` replicas."""
+    return max(dp * request.cp * request.tp // (request.ep * etp), 1)
 
 
 def _check_sizes(request: CostRequest) -> None:
@@ -170,6 +191,10 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
     near = divisors_near(request.ep, model.num_experts, devices)
     _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
     _divide("parallel.ep", request.ep, name, devices, near)
+    shared = request.shard * request.cp * request.tp
+    if shared % (request.ep * etp):
+        message = f"{request.shard} x cp x tp = {shared} is no multiple of ep x etp = {request.ep * etp}"
+        raise ConstraintError(message, nearest=f"{request.dp}", key="data_parallel.shard")
 
 
 def _divide(key: str, size: int, name: str, total: int, near: str = "") -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace_models.accelerator import Accelerator, Groups
-    from pptrace_models.layer import Shard
+    from pptrace_models.layer import Part, Shard
     from pptrace_models.layer_times import Costing
     from pptrace_models.muon import Matrix
     from pptrace_models.options import RooflineOptions
@@ -393,7 +393,8 @@ def state(
         gathered_each_step = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
     unshard_ns = unreduced_count = 0
     if shards_gradients:
-        unshard_ns = _replicas_ns(costing.groups, gathered_each_step, [("all-gather", model.element_bytes)])
+        gather = [("all-gather", model.element_bytes)]
+        unshard_ns = _replicas_ns(costing.groups, gathered_each_step, gather, _sharing(shard))
         unreduced_count = count - owned
         if reduced:
             unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
@@ -430,13 +431,13 @@ def _gathers_in_fp8(costing: Costing) -> bool:
 
 def _owned(shard: Shard, held: Held) -> int:
     """Return the parameters of one device's share."""
-    return -(-held.dense // shard.replicas) + -(-held.experts // shard.expert_replicas)
+    return -(-held.dense // shard.shards) + -(-held.experts // shard.expert_shards)
 
 
 def _shared_held_bytes(shard: Shard, held: Held) -> int:
-    """Return the number of parameters with replicas on other devices."""
+    """Return the number of parameters whose state other devices share."""
     dense, experts = held.dense + held.frozen, held.experts + held.frozen_experts
-    return dense * (shard.replicas > 1) + experts * (shard.expert_replicas > 1)
+    return dense * (shard.shards > 1) + experts * (shard.expert_shards > 1)
 
 
 def accumulation_ns(costing: Costing, held: Held) -> int:
@@ -476,7 +477,8 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
 def _reduce_ns(costing: Costing, held: Held) -> int:
     """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
 
-    With ZeRO 1, an all-gather of the weights follows. Muon needs whole gradients, so it has an all-reduce.
+    With ZeRO 1, an all-gather of the weights follows. Muon needs whole gradients, so it has an all-reduce. Shard
+    groups (HSDP) reduce the shares between them after the reduce-scatter.
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
@@ -487,18 +489,30 @@ def _reduce_ns(costing: Costing, held: Held) -> int:
         )
     weight = 1 if _gathers_in_fp8(costing) else costing.model.element_bytes
     gather = [("all-gather", weight)] if options.zero < _GRADIENTS else []
-    return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather])
+    group = _sharing(costing.shard)
+    reduce_ns = _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather], group)
+    if group == "all":
+        return reduce_ns
+    share = Held(
+        dense=-(-held.dense // costing.shard.shards), experts=-(-held.experts // costing.shard.expert_shards)
+    )
+    return reduce_ns + _replicas_ns(costing.groups, share, [("all-reduce", gradient)], "replicate")
 
 
-def _replicas_ns(groups: Groups, held: Held, parts: Sequence[tuple[str, int]]) -> int:
+def _sharing(shard: Shard) -> Part:
+    """Return the group of replicas that shares state."""
+    return "all" if shard.shards == shard.replicas else "shard"
+
+
+def _replicas_ns(groups: Groups, held: Held, collectives: Sequence[tuple[str, int]], part: Part = "all") -> int:
     """Return the time of collectives, each with its bytes per parameter, of dense parameters and of experts."""
     if not held.trained() and held.total():
         return 0
     return sum(
-        groups.replicas_ns(collective, count, size_bytes, experts=experts)
+        groups.replicas_ns(collective, count, size_bytes, experts=experts, part=part)
         for count, experts in ((held.dense, False), (held.experts, True))
         if count or not experts
-        for collective, size_bytes in parts
+        for collective, size_bytes in collectives
     )
 
 

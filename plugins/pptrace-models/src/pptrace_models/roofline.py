@@ -56,6 +56,9 @@ def build(request: CostRequest) -> Workload:
     if model.offloaded_layers and options.segments:
         raise ConfigError("needs segments: false, or a schedule without pairs", key="model.offloaded_layers")
     _check_optimizer(model, options)
+    if request.shard and (not options.zero or options.optimizer == "muon"):
+        reason = "muon updates whole matrices" if options.zero else "no state is sharded: write costs.zero: 3"
+        raise ConfigError(f"{reason}, or remove the key", key="data_parallel.shard")
     part = shard(model, request)
     devices = devices_of(request, options)
     peaks = devices.peaks(model.precision)
