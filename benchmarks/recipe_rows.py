@@ -45,6 +45,11 @@ KEYS: dict[str, Any] = {
     "costs.cuda_graphs": False,
 }  # fmt: skip
 """Columns of a mixture of experts by setting, each with the value where a recipe does not have the setting."""
+UNUSUAL: dict[str, Any] = {
+    "costs.zero": 1, "costs.fused_loss": True, "costs.exp_avg": None, "costs.exp_avg_sq": None,
+    "data_parallel.reduce_each": None, "data_parallel.reshard": None,
+}  # fmt: skip
+"""Columns by setting that are blank where a recipe has this value, which most have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,10 @@ class Read:
         for key, absent in KEYS.items():
             section, _, name = key.partition(".")
             columns[key] = _text(self.settings.get(section, {}).get(name, absent))
+        for key, usual in UNUSUAL.items():
+            section, _, name = key.partition(".")
+            value = self.settings.get(section, {}).get(name, usual)
+            columns[key] = "" if value == usual else _text(value)
         if row["model"].get("mtp") == 0:
             columns["model.layout"] = columns["model.layout"].replace("m", "")
         return columns
@@ -121,7 +130,7 @@ def main() -> None:
     parser.add_argument("steps", type=Path)
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
-    added = ("recipe", *KEYS)
+    added = ("recipe", *KEYS, *UNUSUAL)
     rows = [
         (line, {name: text for name, text in row.items() if name not in added})
         for line, row in read_rows(arguments.steps)

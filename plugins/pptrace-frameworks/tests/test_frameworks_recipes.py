@@ -239,6 +239,29 @@ def test_a_function_that_calls_another_recipe_overlaps_its_exchanges(tmp_path: P
     assert found["costs"]["delay_wgrad"] is True
 
 
+def test_graphs_and_fused_experts_of_a_hybrid_model_are_read(tmp_path: Path) -> None:
+    """Sizes of a hybrid model are its preset's; a function sets graphs, a variable fused experts."""
+    text = """\
+        from megatron.bridge.utils.cuda_graph import set_cuda_graph_modules
+
+        def nemotron_3_nano_pretrain_8gpu_gb200_fp8mx_config():
+            cfg = base()
+            cfg.model.hybrid_layer_pattern = "ME*E"
+            cfg.model.num_layers, cfg.model.hidden_size, cfg.model.num_attention_heads = 4, 64, 4
+            cfg.model.cuda_graph_impl = "transformer_engine"
+            set_cuda_graph_modules(cfg.model, ["mamba", "moe_router"])
+            cfg.model.use_transformer_engine_op_fuser = True
+            cfg.env_vars = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": 1}
+            cfg.train.global_batch_size = 8
+            return cfg
+        """
+    found, _ = converted(write(tmp_path, {"recipes.py": text}), stack="megatron-bridge")
+
+    assert found["model"]["preset"] == "nemotron-3-nano"
+    assert found["model"]["fused_experts"] is True
+    assert found["costs"]["cuda_graphs"] == ["mamba", "moe_router"]
+
+
 def test_recipes_of_a_file_are_listed(tmp_path: Path) -> None:
     assert recipe_names(write(tmp_path, FUNCTIONS)) == [
         "deepseek_v3_pretrain_256gpu_gb200_fp8mx_config",

@@ -89,6 +89,13 @@ def test_graphs_issue_what_they_capture_at_once(
     assert issued() - issued(options={"cuda_graphs": parts}) == captured - 1
 
 
+def test_graphs_of_mamba_issue_its_layers(issued: Callable[..., float]) -> None:
+    mixer = {"mixers": ["mamba"], "mamba": {"heads": 8, "groups": 1}}
+    kernels = 2 + 5 + 1 + 1 + 4  # products; the scan, the convolution and its norm; four kernels of norms
+    assert issued(mixer) - issued(mixer, options={"cuda_graphs": ["mamba"]}) == 30 + kernels - 1
+    assert issued(mixer) == issued(mixer, options={"cuda_graphs": ["attn"]})
+
+
 def test_graphs_of_everything_leave_the_device_alone(costs: Callable[..., Workload]) -> None:
     captured = costs(EXPERTS, options={"host_launch": SECOND, "cuda_graphs": True})
     assert captured.f_ns.tolist() == costs(EXPERTS).f_ns.tolist()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pptrace.plugin import ConfigError, ConstraintError
 from pptrace.plugins.requests import CostRequest
 from pptrace_models import flops, memory
+from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import shard
 from pptrace_models.presets import MODELS
 from pptrace_models.transformer import Delta, Layer, Mamba, Transformer, checked
@@ -100,15 +101,25 @@ def test_parameters_are_those_that_stages_hold(costs: Callable[..., Workload], e
     assert workload.weights_bytes.sum() == 2 * model(**extra).parameters
 
 
-def test_products_of_chunks_have_the_counted_operations() -> None:
-    """Kernels of the delta rule and of Mamba-2 have the FLOPs of their formulas, up to the inverse of a chunk."""
+def test_recurrences_take_their_bytes_and_operations(devices: dict[str, Any]) -> None:
+    """A device with half of the heads has half of the bytes; memory traffic and computation take turns."""
+    hopper = checked(Shaped, devices["h100-sxm"], "device")
     for extra, part in ((MIXED[0], Delta(**DELTA)), (MIXED[2], Mamba(**MAMBA))):
         mixed = model(**extra)
-        operations = flops.layer(mixed, on_device(mixed), 4, mixed.layer(0))
-        (core,) = [operation for operation in operations if operation.name == flops.RECURRENCE]
-        inverse = 1024 * part.heads * 64**2 if isinstance(part, Delta) else 0
-        assert sum(product.flops for product in core.forward.products) + inverse == 1024 * part.token_flops
-        assert core.forward.flops == 1024 * part.token_flops
+        whole, half = (
+            next(each for each in flops.layer(mixed, on_device(mixed, tp=tp), 4, mixed.layer(0))
+                 if each.name == flops.RECURRENCE)
+            for tp in (1, 2)
+        )  # fmt: skip
+        assert whole.forward.size_bytes == 2 * half.forward.size_bytes
+        assert whole.input_gradient.flops == 2 * half.input_gradient.flops
+        assert 0.8 < whole.forward.flops / (1024 * part.token_flops) <= 1  # masked scores are skipped
+        rates = hopper.memory_bandwidth * hopper.memory_efficiency, 132 * 1.2e12
+        seconds = whole.forward.size_bytes / rates[0] + whole.forward.flops / rates[1]
+        launches = whole.forward.kernels * hopper.launch_latency
+        assert shaped_ns(whole.forward, "recurrence", "bf16", hopper) == pytest.approx(
+            1e9 * seconds + launches, abs=2
+        )
 
 
 @given(sequence=st.integers(1, 12).map(lambda count: count * 256), top_k=st.sampled_from([128, 512, 2**20]))

@@ -28,7 +28,7 @@ _SHORT_NAMES = {
     "vp": "virtual_pipeline_model_parallel_size", "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size", "mbs": "micro_batch_size", "gbs": "global_batch_size",
     "pp_layout": "pipeline_model_parallel_layout", "encoder_seq_length": "seq_length",
-    "sequence_length": "seq_length",
+    "sequence_length": "seq_length", "cuda_graph_modules": "cuda_graph_scope",
     "moe_a2a_overlap": "overlap_moe_expert_parallel_comm", "mixed_precision": "precision",
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "overlap_p2p_communication": "overlap_p2p_comm",

@@ -522,6 +522,11 @@ def _set_field(holder: Any, name: str, value: Any) -> None:
         holder.values[name] = value
 
 
+def _set_graph_modules(holder: Any, modules: Any) -> None:
+    """Set the parts of layers that CUDA graphs issue, as Megatron-Bridge's ``set_cuda_graph_modules``."""
+    _set_field(holder, "cuda_graph_modules", modules)
+
+
 def _is_instance(value: Any, kinds: Any) -> bool:
     """Return the result of ``isinstance``, which is false for objects of unknown classes."""
     several = kinds if isinstance(kinds, tuple) else (kinds,)
@@ -532,6 +537,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bool": bool, "int": int, "float": float, "str": str, "len": len, "list": list, "tuple": tuple, "dict": dict,
     "min": min, "max": max, "replace": _updated, "copy": _updated, "deepcopy": _updated, "field": _declared,
     "hasattr": _has_field, "getattr": _field, "setattr": _set_field, "isinstance": _is_instance,
+    "set_cuda_graph_modules": _set_graph_modules,
 }  # fmt: skip
 """Functions that recipes call, by name."""
 

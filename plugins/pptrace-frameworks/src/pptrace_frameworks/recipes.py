@@ -59,7 +59,7 @@ _APART = (
     "timing", "token", "train", "use_checkpoint", "vocab", "wandb", "weight_decay",
 )  # fmt: skip
 """Settings of convergence, files, logs and processes, by the first letters of their names."""
-_GRAPH_PARTS = ("attn", "mlp", "moe", "moe_router", "moe_preprocess")
+_GRAPH_PARTS = ("attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
 """Scopes of CUDA graphs that are parts of a layer."""
 
 
@@ -434,7 +434,8 @@ def _model(
     recipe: Recipe, settings: _Settings, given: Given, registry: Registry
 ) -> tuple[dict[str, Any], tuple[int, int]]:
     """Return the model, and its layers and modules of multi-token prediction."""
-    if not given.model and {"num_layers", "hidden_size", "num_attention_heads"} <= settings.values.keys():
+    has_sizes = {"num_layers", "hidden_size", "num_attention_heads"} <= settings.values.keys()
+    if has_sizes and not given.model and not settings.read("hybrid_layer_pattern"):
         model = _architecture(settings)
     else:
         preset = given.model or _found("model", recipe, registry.models, "--model")
@@ -464,7 +465,9 @@ def _experts(settings: _Settings, model: dict[str, Any]) -> dict[str, Any]:
         settings.read("use_transformer_engine_op_fuser"),
         settings.read("moe_mlp_glu_interleave_size"),
     )
-    if settings.read("cutedsl_fused_grouped_mlp") or (fuser and interleave):
+    variables = settings.read("env_vars", {})
+    is_fused = isinstance(variables, dict) and str(variables.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP")) == "1"
+    if settings.read("cutedsl_fused_grouped_mlp") or (fuser and (interleave or is_fused)):
         model["fused_experts"] = True
     return model
 

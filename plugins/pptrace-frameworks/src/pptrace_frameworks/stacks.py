@@ -92,7 +92,8 @@ _HOSTS = (
 )  # fmt: skip
 _GRACE_GRAPHS = _rule(
     "MC 0.15 --cuda-graph-scope, MB v0.2.0 scripts/performance/configs: graphs on GB200 and GB300",
-    {"costs.cuda_graphs": ["attn", "moe_router", "moe_preprocess"]}, when={**_EXPERTS, "device.preset": _GRACE},
+    {"costs.cuda_graphs": ["attn", "mamba", "moe_router", "moe_preprocess"]},
+    when={**_EXPERTS, "device.preset": _GRACE},
 )  # fmt: skip
 
 _FREED_OUTPUTS = _rule(

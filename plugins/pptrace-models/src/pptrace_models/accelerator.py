@@ -116,6 +116,12 @@ class Accelerator(Parameters):
     attention_backward: Efficiency = 0.85
     """Rate of the backward of flash attention, relative to the forward's (``kernels: shapes``)."""
 
+    recurrence_flops: Peak = 1_200_000_000_000
+    """Rate of a multiprocessor in the Triton kernels of recurrences, beside their memory traffic (``kernels:
+    shapes``). The default is measured on H800: mamba_ssm 2.2.6's chunk scan has 90 to 110 TFLOP/s, 99 on average
+    (tilelang, benchmark/mamba2). A token takes 26.5 ns, of which 9.9 are memory traffic; in the other 16.6,
+    132 multiprocessors have 2.62 million operations."""
+
     power: Limit | None = None
     """Power limit at which matrix products and attention attain their shares of the peaks: the board's default."""
     power_limit: Limit | None = None

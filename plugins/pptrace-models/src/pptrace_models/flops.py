@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 _LOGITS_BYTES = 4
 """The loss is computed in fp32."""
-_RECURRENCE_SLOWNESS = 7
-"""Slowness of the Triton kernels of recurrences. Fitted to the steps of Nemotron 3 Nano on GB300, GB200, B300 and
-H100 in Megatron-Bridge 26.06 to 26.08, whose errors are -6 to +4 %. For the delta rule it is an assumption."""
+_FP32_BYTES = 4
+"""Bytes of an fp32 element."""
 _ROUTING_KERNELS = 8
 """Kernels for scores, top-k, counts and offsets, and for permutations on both sides of two exchanges."""
 
@@ -330,39 +329,63 @@ def _mixing(model: Transformer, shard: Shard, kind: Layer) -> tuple[Operation, .
 def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> tuple[Operation, ...]:
     """Return the operations of a delta rule or of Mamba-2: the chunked kernels, and convolution, gate and norm."""
     element, tokens = model.element_bytes, shard.tokens
-    chunk = DELTA_CHUNK if isinstance(part, Delta) else STATE_CHUNK
-    chunks = max(tokens // chunk, 1)
-    flops = tokens * part.token_flops
-    if isinstance(part, Delta):
-        # Within a chunk: scores of keys, of queries, and values, each with a masked half. Across chunks: what
-        # the state knows of the keys and of the queries, and its update.
-        sizes = [
-            *[(part.heads, chunk, chunk // 2, part.key_dim)] * 3,
-            *[(part.heads, chunk, part.value_dim, part.key_dim)] * 3,
-        ]
-    else:
-        # Scores within a chunk for each group, their sums of inputs, states from chunks, and outputs from states.
-        sizes = [
-            (part.groups, chunk, chunk, part.state), (part.heads, chunk, part.head_dim, chunk),
-            *[(part.heads, part.state, part.head_dim, chunk)] * 2,
-        ]  # fmt: skip
-    forward_products = tuple(
-        Product(m=m, n=n, k=k, copies=copies * chunks, result_bytes=element, slowness=_RECURRENCE_SLOWNESS)
-        for copies, m, n, k in sizes
-    )
-    size = tokens * (part.channels + part.output_width) * element
-    core = Operation(
-        name=RECURRENCE,
-        unit="attention",
-        forward=Work(flops=flops, size_bytes=size, products=forward_products),
-        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, products=2 * forward_products),
-        weight_gradient=Work(),
+    passes = _delta_passes(part, element) if isinstance(part, Delta) else _state_space_passes(part, element)
+    forward, backward = (
+        Work(flops=tokens * flops, size_bytes=tokens * size, kernels=kernels) for flops, size, kernels in passes
     )
     channels, outputs = tokens * part.channels * element, tokens * part.output_width * element
+    norm = _memory("gated norm", 3 * outputs, 5 * outputs)
+    if isinstance(part, Mamba):  # whose kernels have the gate, and want sequences as the outer dimension
+        swapped = (
+            2 * tokens * (part.projected + part.output_width) * element * (tokens * shard.cp > shard.sequence)
+        )
+        norm = _memory("norm", 2 * outputs + swapped, 3 * outputs + swapped)
     return (
-        core,
-        _memory("convolution", 2 * channels, 4 * channels),
-        _memory("gated norm", 3 * outputs, 5 * outputs),
+        Operation(
+            name=RECURRENCE, unit="recurrence", forward=forward, input_gradient=backward, weight_gradient=Work()
+        ),
+        _memory("convolution", 2 * channels, 5 * channels),  # its backward computes it again
+        norm,
+    )
+
+
+def _state_space_passes(part: Mamba, element: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Return FLOPs, bytes and kernels of Mamba-2 for a token, forward and backward (mamba_ssm 2.3).
+
+    The kernels of ``ssd_combined.py`` exchange their results through memory, scores and states of chunks in
+    fp32. Forward: sums of decays, states of chunks, their sums over chunks, scores in a chunk, and outputs before
+    and after the gate. The backward computes the first four again. It has kernels for the gate, for the gradients
+    of states, sums, inputs, both maps and scores, for both factors of scores, and for decays. Half of a chunk's
+    scores are masked, and skipped except in the kernels of scores and of their factors.
+    """
+    inner, maps = part.output_width, part.groups * part.state
+    states, scores = inner * part.state // STATE_CHUNK, part.groups * STATE_CHUNK
+    in_chunk, with_states, of_scores = STATE_CHUNK * inner, 2 * part.state * inner, 2 * STATE_CHUNK * maps
+    forward_bytes = element * (5 * inner + 4 * maps + 2 * states) + _FP32_BYTES * 2 * (states + scores)
+    backward_bytes = element * (17 * inner + 11 * maps + 5 * states)
+    backward_bytes += _FP32_BYTES * (4 * maps + 6 * states + 6 * scores)
+    return (
+        (of_scores + in_chunk + 2 * with_states, forward_bytes, 5),
+        (3 * of_scores + 3 * in_chunk + 5 * with_states, backward_bytes, 15),
+    )
+
+
+def _delta_passes(part: Delta, element: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Return FLOPs, bytes and kernels of the delta rule for a token, forward and backward (fla 0.5).
+
+    The kernels of ``gated_delta_rule`` exchange their results through memory. Forward: norms of queries and keys,
+    sums of decays, the factors of a chunk, states and new values, and outputs. The backward computes factors and
+    states again. It has kernels for the gradients of values in a chunk, of states, of queries, keys and factors,
+    of the inputs of the factors, and of both norms.
+    """
+    keys, rows, values = part.key_width, part.heads * part.key_dim, part.output_width
+    states, factors = rows * part.value_dim // DELTA_CHUNK, part.heads * DELTA_CHUNK
+    forward_elements = 8 * keys + 2 * rows + 6 * values + 2 * states + factors
+    backward_elements = 15 * keys + 12 * rows + 15 * values + 4 * states + 2 * factors
+    backward_flops = 16 * rows * part.value_dim + DELTA_CHUNK * (18 * rows + 10 * values)
+    return (
+        (part.token_flops, element * forward_elements, 6),
+        (backward_flops, element * backward_elements, 10),
     )
 
 

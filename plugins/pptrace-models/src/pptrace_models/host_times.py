@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from pptrace_models.layer import Operation, Shard
     from pptrace_models.options import RooflineOptions
-    from pptrace_models.transformer import FeedForward, Layer, Transformer
+    from pptrace_models.transformer import FeedForward, Layer, Mixer, Transformer
 
 
-_BESIDE = {"attn": 30, "mlp": 10, "moe_router": 20, "moe_preprocess": 20, "moe": 30}
+_BESIDE = {"attn": 30, "mamba": 30, "mlp": 10, "moe_router": 20, "moe_preprocess": 20, "moe": 30}
 """Operations of each part of a layer beside its kernels, casts and collectives; 100 of a layer with experts are
-fitted to Megatron-Bridge's mixtures on x86 hosts."""
+fitted to Megatron-Bridge's mixtures on x86 hosts. Mamba-2 has those of attention."""
 _UNFUSED = {"moe_router": 25, "moe": 20}
 """Additional operations of a router and of permutations without fused kernels, counted in Megatron-Core 0.12
 (``megatron/core/transformer/moe/moe_utils.py``): scores, masks, capacity and loss; selection, sums and sorts."""
@@ -44,6 +44,8 @@ _PARTS: dict[FeedForward, tuple[str, ...]] = {
     "none": (), "mlp": ("mlp",), "experts": ("moe_router", "moe_preprocess", "moe"),
 }  # fmt: skip
 """Parts of a layer's second half."""
+_MIXING_PARTS: dict[Mixer, tuple[str, ...]] = {"none": (), "mamba": ("mamba",)}
+"""Parts of a layer's first half where it is not attention or a module in its place."""
 _ROUTER = {"router", "shared experts", "shared activation function"}
 
 
@@ -52,14 +54,14 @@ def issued_operations(
 ) -> Counter[str]:
     """Return the number of operations that the host issues in a layer's forward, by part.
 
-    Parts have the names of Megatron-LM's ``--cuda-graph-scope``: ``attn``, and ``mlp`` or ``moe_router``,
-    ``moe_preprocess`` and ``moe``.
+    Parts have the names of Megatron-LM's ``--cuda-graph-scope``: ``attn`` or ``mamba``, and ``mlp`` or
+    ``moe_router``, ``moe_preprocess`` and ``moe``.
     """
-    parts = ("attn",) * (kind.mixer != "none") + _PARTS[kind.feed_forward]
+    parts = _MIXING_PARTS.get(kind.mixer, ("attn",)) + _PARTS[kind.feed_forward]
     counts = Counter({part: _BESIDE[part] for part in parts})
     for operation in operations:
         if operation.name in _ATTENTION:
-            part = "attn"
+            part = parts[0]
         elif operation.name in _ROUTER:
             part = "moe_router"
         else:

@@ -169,7 +169,7 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
 
     Args:
         work: operations, bytes and products of the group.
-        unit: ``linear``, ``head``, ``attention`` or ``memory``.
+        unit: ``linear``, ``head``, ``attention``, ``recurrence`` or ``memory``.
         precision: precision of the model.
         device: the device.
     """
@@ -187,6 +187,9 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
         total += _memory_ns(size, work.kernels, device)
     if work.beside_bytes:
         total += _memory_ns(work.beside_bytes, work.kernels, device)
+    if unit == "recurrence":
+        # Their occupancy is 12.5 % (TensorRT-LLM, pull request 11345), so memory and computation do not overlap.
+        total += work.flops * _SECOND_NS * device.slowness / (device.multiprocessors * device.recurrence_flops)
     return -int(-total // 1)
 
 
@@ -219,7 +222,7 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
     cast = _memory_ns(cast_bytes, cast_kernels, device)
     loads = moved * _SECOND_NS / _memory_rate(device)
     kernel = max(compute + (_EXPOSED_LOADS * loads if product.grouped else 0), loads)
-    return device.launch_latency + product.slowness * kernel + cast
+    return device.launch_latency + kernel + cast
 
 
 def row_tiles(product: Product, rows: int) -> float:

@@ -408,8 +408,6 @@ class Product:
     """What a product in a narrow format casts of its left factor."""
     uneven: bool = False
     """Whether the number of rows is a mean over copies with random numbers of rows."""
-    slowness: int = 1
-    """How many times as long the product takes as a batched product of the same size (``kernels: shapes``)."""
 
     @property
     def flops(self) -> int:
@@ -466,8 +464,7 @@ class Work:
 FIRST_HALF = frozenset({
     "attention projections", "attention core", "rotary embedding", "compression", "expansion", "attention gate",
     "attention gate function", "indexer", "indexer scores", "compression of keys", "choice of keys",
-    "recurrent core", "convolution",
-    "gated norm",
+    "recurrent core", "convolution", "gated norm", "norm",
 })  # fmt: skip
 """Names of the operations of a layer's first half, without norms."""
 
@@ -479,7 +476,7 @@ class Operation:
     name: str
     """Name of the computation."""
     unit: str
-    """Unit with the rate of its FLOPs: ``linear``, ``head``, ``attention`` or ``memory``."""
+    """Unit with the rate of its FLOPs: ``linear``, ``head``, ``attention``, ``recurrence`` or ``memory``."""
     forward: Work
     """The forward's work."""
     input_gradient: Work

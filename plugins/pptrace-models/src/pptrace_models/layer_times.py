@@ -230,7 +230,7 @@ _NORMS_OF_TEN = 4
 """Norms move 4 of 10 bytes that norms and residual sums move in a forward."""
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
-    "core_attn": ("attention core", "recurrent core"),
+    "core_attn": ("attention core",),
     "mla_up_proj": ("expansion", "rotary embedding"),
     "layernorm": ("norms and residuals",),
     "mlp": ("mlp", "activation function"),
@@ -350,7 +350,7 @@ class Costing:
         if not work.flops and not work.size_bytes:
             return 0
         precision = model.precision if unit == "linear" else kept_precision(model.precision)
-        share = device.attention_efficiency if unit == "attention" else device.compute_efficiency
+        share = device.attention_efficiency if unit in {"attention", "recurrence"} else device.compute_efficiency
         memory_rate = device.memory_bandwidth * _exact(device.memory_efficiency)
         return max(
             device.launch_latency + _duration_ns(work.flops, device.peak(precision) * _exact(share)),
@@ -368,7 +368,7 @@ class Costing:
         )
 
     def forward_kernels(self, kind: Layer) -> int:
-        """Return the number of kernels of a layer's forward, with casts and tensor-parallel collectives."""
+        """Return the number of kernels of a layer's forward with tensor-parallel collectives; a cast is one."""
         collectives = 2 * (1 + self.shard.is_split) if self.shard.tp > 1 else 0
         return collectives + sum(self._kernels(operation) for operation in self.layer(kind))
 
@@ -377,7 +377,7 @@ class Costing:
         if not isinstance(device, Shaped) or not work.products:
             return 1 if work.core else work.kernels
         casting = device.casting(self.model.precision)
-        casts = sum(casting.work(product.cast)[1] for product in work.products)
+        casts = sum(casting.work(product.cast)[1] > 0 for product in work.products)
         return len(work.products) + casts + (work.kernels if work.beside_bytes else 0)
 
     def cost(self, operations: Iterable[Operation], group: GroupTimes | None = None) -> Cost:

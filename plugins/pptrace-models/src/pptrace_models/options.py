@@ -102,7 +102,7 @@ class RooflineOptions(Parameters):
     host_action: Annotated[Duration, Field(ge=0)] = 0
     """Additional host time per forward of a stage with such layers, for messages, buffers and the schedule; a
     backward takes twice as long. By default, it follows from ``host_launch``."""
-    cuda_graphs: bool | tuple[Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"], ...] = False
+    cuda_graphs: bool | tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"], ...] = False
     """Which parts of a layer CUDA graphs issue: ``true`` for all layers and actions, or parts with the names of
     Megatron-LM's ``--cuda-graph-scope``."""
     segments: bool | None = None

@@ -283,11 +283,17 @@ MODELS = (
             ("56b", _PATTERN_56B, 8192, 64, 32768, 256, 256),
         )
     ),
-    _model(
-        "nemotron-3-nano", _NEMOTRON_3, "Mamba-2, attention and experts as layers, squared ReLU",
-        title="Nemotron 3 Nano", layers=52, hidden=2688, heads=32, kv_heads=2, ffn=1856, **_HYBRID,
-        hybrid_pattern=_PATTERN_NANO, mamba={"heads": 64}, num_experts=128, top_k=6, expert_ffn=1856,
-        shared_ffn=3712,
+    *(
+        _model(
+            name, _NEMOTRON_3, "Mamba-2, attention and experts as layers, squared ReLU",
+            title=title, layers=52, hidden=2688, heads=32, kv_heads=2, ffn=1856, **_HYBRID, **mtp,
+            hybrid_pattern=_PATTERN_NANO, mamba={"heads": 64}, num_experts=128, top_k=6, expert_ffn=1856,
+            shared_ffn=3712,
+        )
+        for name, title, mtp in (
+            ("nemotron-3-nano", "Nemotron 3 Nano", {}),
+            ("nemotron-3.5-lightning", "Nemotron 3.5 Lightning", {"mtp": 1}),
+        )
     ),
     _model(
         "nemotron-3-super", _NEMOTRON_3, "Mamba-2, attention and experts of width 1024 as layers",
@@ -415,6 +421,7 @@ _BLACKWELL: dict[str, Any] = {
     "attainable_mxfp8": 0.46,
     "attainable_nvfp4": 0.40,
     "attention_attainable": 0.48,
+    "recurrence_flops": 260 * _GIGA,
     "peak_bf16": 2_250 * _TERA,
     "peak_fp16": 2_250 * _TERA,
     "peak_fp8": 4_500 * _TERA,
