@@ -188,16 +188,19 @@ class _Job:
                 for projector in (False, True)
             ]
             without_backward = list(map(sum, in_front([[0] for _ in stages], stages, *tower_forward_ns)))
+        costs = {
+            stage: summed(Cost(), stage_items).at_least(
+                costing.stage_host_ns(stage.layers), frozen=self.model.frozen
+            )
+            for stage, stage_items in zip(stages, items, strict=True)
+        }
         return [
-            self._stage_times(costing, stage, summed(Cost(), stage_items), once_ns)
-            for stage, stage_items, once_ns in zip(stages, items, without_backward, strict=True)
+            self._stage_times(costing, stage, costs[stage] + self._copy_waits(costing, stage, costs), once_ns)
+            for stage, once_ns in zip(stages, without_backward, strict=True)
         ]
 
     def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
         """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
-        host_ns = costing.stage_host_ns(stage.layers)
-        cost = cost.at_least(host_ns, frozen=self.model.frozen)
-        cost += self._copy_waits(costing, stage, cost)
         added = memory.accumulation_ns(costing, self.held(stage))
         return {
             "f_ns": cost.f,
@@ -211,13 +214,22 @@ class _Job:
             "recompute_ns": 0 if self.model.recompute == "full" else cost.f - once_ns,
         }
 
-    def _copy_waits(self, costing: Costing, stage: Stage, cost: Cost) -> Cost:
-        """Return the time that each pass of a stage waits for the copies of its offloaded layers."""
+    def _copy_waits(self, costing: Costing, stage: Stage, costs: Mapping[Stage, Cost]) -> Cost:
+        """Return the time that each pass of a stage waits for the copies of its offloaded layers.
+
+        Copies of units overlap the computation of all units, so a unit has a share of the wait of all.
+        """
         rate = costing.device.host_bandwidth
-        if not rate:
+        size = memory.offloaded_bytes(self.model, self.part, stage.layers)
+        if not (rate and size):
             return Cost()
-        copied_ns = -(-memory.offloaded_bytes(self.model, self.part, stage.layers) * _NS // rate)
-        return Cost(f=max(0, copied_ns - cost.f), i=max(0, copied_ns - cost.i - cost.w))
+        cost, whole = costs[stage], size
+        if self.request.units:
+            cost = summed(Cost(), (costs[unit] for unit in self.stages))
+            whole = sum(memory.offloaded_bytes(self.model, self.part, unit.layers) for unit in self.stages)
+        copied_ns = -(-whole * _NS // rate)
+        waits = max(0, copied_ns - cost.f), max(0, copied_ns - cost.i - cost.w)
+        return Cost(f=waits[0] * size // whole, i=waits[1] * size // whole)
 
     def kept_items(self) -> list[list[memory.Kept]]:
         """Return the bytes that each item of each stage keeps of a microbatch."""

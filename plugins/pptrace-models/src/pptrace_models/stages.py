@@ -76,9 +76,9 @@ def count_units(model: Transformer) -> int:
     """Return the number of a model's parts that FSDP gathers separately.
 
     These are the embedding, each layer of an encoder, each layer, each module of multi-token prediction and the LM
-    head. Layers whose activations are copied to the host are one unit.
+    head.
     """
-    return 1 if model.offloaded_layers else _parts_beside_layers(model) + model.layers
+    return _parts_beside_layers(model) + model.layers
 
 
 def _parts_beside_layers(model: Transformer) -> int:
