@@ -19,7 +19,7 @@ to that number, with a mean per kind and stage. The variation between steps come
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
 from typing import TYPE_CHECKING
 
@@ -583,7 +583,7 @@ class CalibrationCheck:
     """Its options, where the run names it."""
     step_ns: int
     """The mean span of the computations of the steps."""
-    simulated_ns: int = field(metadata={"json": "own_ns"})
+    simulated_ns: int
     """The span of a simulation with the fit in the measured order."""
     interval: float | None
     """The relative error of predictions of other orders in nine of ten cases; None where ranks are missing.

@@ -57,10 +57,10 @@ Ends = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class Cause:
     """A slow or fast kind, rank, stage or link, or outliers of a rank."""
 
-    kind: str = field(metadata={"json": "sort"})
+    kind: str
     """``drift`` (everything), ``slow kind``, ``slow rank``, ``slow stage``, ``slow network`` (all links), ``slow
     link``; the same with ``fast``; ``host gaps``; ``spikes``."""
     what: str
@@ -77,7 +77,7 @@ class Culprit:
 class Candidate:
     """A possible cause."""
 
-    culprit: Culprit
+    cause: Cause
     """The cause, without its effect."""
     without: Callable[[Computations], Computations]
     """Returns a step without it."""
@@ -327,9 +327,9 @@ def candidates(
     kept = []
     for candidate in found:
         if candidate.rank is not None and candidate.rank == slowest:
-            what = f"{candidate.culprit.what}, the slowest in {count} of {len(steps)} steps"
-            kept.append(replace(candidate, culprit=replace(candidate.culprit, what=what)))
-        elif not candidate.culprit.share.is_noise:
+            what = f"{candidate.cause.what}, the slowest in {count} of {len(steps)} steps"
+            kept.append(replace(candidate, cause=replace(candidate.cause, what=what)))
+        elif not candidate.cause.share.is_noise:
             kept.append(candidate)
     return kept
 
@@ -373,7 +373,7 @@ def _duration_candidates(blame: Blame, tolerance: float) -> Iterator[Candidate]:
                 if all(wanted in {None, own} for wanted, own in zip(part.of, cell, strict=True))
             )
             yield Candidate(
-                culprit=_culprit(part.kind, part.what, part.share, part.share.value * before_ns),
+                cause=_cause(part.kind, part.what, part.share, part.share.value * before_ns),
                 without=partial(_without_durations, of=part.of, factor=1 + part.share.value),
                 rank=part.of[0] if part.kind == "rank" else None,
             )
@@ -424,7 +424,7 @@ def _link_candidates(
         common_ns = sum(change.common_ns * links[ends].count[1] for ends, change in blame.links.items())
         changes_ns = {ends: change.common_ns for ends, change in blame.links.items()}
         yield Candidate(
-            culprit=_culprit("network", f"all {len(blame.links)} links between ranks", blame.network, common_ns),
+            cause=_cause("network", f"all {len(blame.links)} links between ranks", blame.network, common_ns),
             without=partial(_without_change, changes_ns=changes_ns),
             only_replayed=True,
         )
@@ -446,7 +446,7 @@ def _link_candidates(
         total_ns = sum(change.own_ns * links[each].count[1] for change, each in zip(changes, ends, strict=True))
         changes_ns = {each: blame.links[each].own_ns for each in ends}
         yield Candidate(
-            culprit=_culprit("link", what, share, total_ns),
+            cause=_cause("link", what, share, total_ns),
             without=partial(_without_change, changes_ns=changes_ns),
             only_replayed=True,
         )
@@ -480,9 +480,9 @@ def _without_change(step: Computations, changes_ns: Mapping[Ends, float]) -> Com
     return replace(step, transfers=replace(sent, duration_ns=transfer_ns), late_ns=late_ns)
 
 
-def _culprit(kind: str, what: str, share: Figure, total_ns: float) -> Culprit:
+def _cause(kind: str, what: str, share: Figure, total_ns: float) -> Cause:
     speed = "" if kind == "drift" else "slow " if share.value > 0 else "fast "
-    return Culprit(kind=f"{speed}{kind}", what=what, share=share, total_ns=int(total_ns))
+    return Cause(kind=f"{speed}{kind}", what=what, share=share, total_ns=int(total_ns))
 
 
 def spikes(
@@ -506,7 +506,7 @@ def spikes(
         count, total_ns = int(np.count_nonzero(chosen)), int(deviation_ns[chosen].sum())
         what = f"{count} action{'s' if count > 1 else ''} of rank {rank}"
         found.append(Candidate(
-            culprit=Culprit(kind="spikes", what=what, share=Figure(0.0), total_ns=total_ns),
+            cause=Cause(kind="spikes", what=what, share=Figure(0.0), total_ns=total_ns),
             without=partial(_without_excess, column="duration_ns", excess_ns=excess_ns),
         ))  # fmt: skip
     return found
@@ -530,7 +530,7 @@ def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolera
         excess_ns = np.zeros(len(b), dtype=np.int64)
         excess_ns[j[rows]] = change_ns[rows]
         found.append(Candidate(
-            culprit=Culprit(kind="host gaps", what=f"rank {rank}", share=Figure(0.0), total_ns=total_ns),
+            cause=Cause(kind="host gaps", what=f"rank {rank}", share=Figure(0.0), total_ns=total_ns),
             without=partial(_without_excess, column="gap_ns", excess_ns=excess_ns),
             only_replayed=True,
         ))  # fmt: skip
@@ -541,7 +541,7 @@ def rank_causes(
     found: Sequence[Candidate],
     step_ns: Sides,
     effects_ns: Callable[[Sequence[Candidate], Sequence[Candidate]], list[float]] | None,
-) -> tuple[tuple[Culprit, ...], tuple[Culprit, ...]]:
+) -> tuple[tuple[Cause, ...], tuple[Cause, ...]]:
     """Return the causes, and remarks on changes with little effect; each with the largest first.
 
     The first cause is the one that contributes most in the direction of the change.
@@ -553,12 +553,12 @@ def rank_causes(
             None where steps cannot be replayed, then total changes are ranked.
     """
     change_ns = step_ns.change.value
-    left = sorted(found, key=lambda item: (-abs(item.culprit.total_ns), item.culprit.kind, item.culprit.what))
+    left = sorted(found, key=lambda item: (-abs(item.cause.total_ns), item.cause.kind, item.cause.what))
     if effects_ns is None:
-        least_ns = _LEAST_OF_LARGEST * max((abs(item.culprit.total_ns) for item in left), default=0)
-        causes = [item.culprit for item in left if abs(item.culprit.total_ns) >= least_ns]
+        least_ns = _LEAST_OF_LARGEST * max((abs(item.cause.total_ns) for item in left), default=0)
+        causes = [item.cause for item in left if abs(item.cause.total_ns) >= least_ns]
         causes.sort(key=lambda cause: cause.total_ns * change_ns < 0)
-        return tuple(causes), tuple(item.culprit for item in left if item.culprit not in causes)
+        return tuple(causes), tuple(item.cause for item in left if item.cause not in causes)
     left, unranked = left[:_MOST_REPLAYED], left[_MOST_REPLAYED:]
     taken: list[Candidate] = []
     causes = []
@@ -569,8 +569,8 @@ def rank_causes(
     )  # fmt: skip
     while eligible := [index for index, effect in enumerate(effects) if abs(effect) >= least_ns]:
         best = max(eligible, key=lambda index: (effects[index] * change_ns > 0, abs(effects[index]), -index))
-        causes.append(replace(left[best].culprit, effect_ns=Figure(effects[best])))
+        causes.append(replace(left[best].cause, effect_ns=Figure(effects[best])))
         taken.append(left.pop(best))
         effects = effects_ns(left, taken)
-    remarks = [replace(item.culprit, effect_ns=Figure(effect)) for item, effect in zip(left, effects, strict=True)]
-    return tuple(causes), (*remarks, *(item.culprit for item in unranked))
+    remarks = [replace(item.cause, effect_ns=Figure(effect)) for item, effect in zip(left, effects, strict=True)]
+    return tuple(causes), (*remarks, *(item.cause for item in unranked))

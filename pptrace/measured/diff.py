@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import PptraceError, ScheduleError
-from pptrace.measured.causes import Blame, Culprit, attribute_slowdown, candidates, late_hosts, rank_causes, spikes
+from pptrace.measured.causes import Blame, Cause, attribute_slowdown, candidates, late_hosts, rank_causes, spikes
 from pptrace.measured.dependencies import Chain, PathsDiffer, Releases, find_releases, follow_chain, paths_differ
 from pptrace.measured.findings import (
     Change,
@@ -389,9 +389,9 @@ class StepDiff(Pair):
     """The number of changed actions within noise."""
     divergence: Divergence | None
     """The first action that ends early or late; None where none does."""
-    culprits: tuple[Culprit, ...]
+    causes: tuple[Cause, ...]
     """The causes: slow or fast kinds, ranks, stages and links, and outliers, the largest effect first."""
-    remarks: tuple[Culprit, ...]
+    remarks: tuple[Cause, ...]
     """The same with little effect on the length of the step."""
     paths_differ: PathsDiffer | None
     """The last difference of the critical paths; None where they are equal."""
@@ -533,7 +533,7 @@ def diff(
         divergence=first_divergence(
             first, second, pair.matched, compared_b[0].releases, tolerance, end_deviations_ns
         ),
-        culprits=causes, remarks=remarks,
+        causes=causes, remarks=remarks,
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
         least_uncertainty_ns=_least_uncertainty_ns(sides, pair), partial=partial_data(sides),

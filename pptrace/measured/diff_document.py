@@ -167,7 +167,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     yield Section(title="first difference", blocks=divergence(findings), priority=1)
     yield Section(
         title="slow or fast ranks, stages and links, and outliers", about=blame(findings),
-        blocks=culprits(findings), priority=2,
+        blocks=causes(findings), priority=2,
     )  # fmt: skip
     count = len(findings.changed)
     changed = f"largest changes, of {count} changed actions" if count else "no action changed"
@@ -204,7 +204,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "actions_changed": len(findings.changed),
         "actions_within_noise": findings.within_noise,
         "divergence": findings.divergence,
-        "culprits": findings.culprits,
+        "causes": findings.causes,
         "remarks": findings.remarks,
         "orders": findings.orders,
         "messages": tuple(findings.links.values()),
@@ -445,7 +445,7 @@ def blame(findings: StepDiff) -> str:
         limit = ms(findings.uncertainty_ns)
         return f"The lengths of the steps are equal within what recordings vary and clocks allow, {limit}."
     longer = findings.step_ns.change.value > 0
-    cause = next(iter(findings.culprits), None)
+    cause = next(iter(findings.causes), None)
     known = cause is not None and cause.effect_ns.known
     if cause is None or ((cause.effect_ns.value if known else cause.total_ns) > 0) != longer:
         return ""
@@ -477,17 +477,17 @@ def order_share(findings: StepDiff) -> tuple[Block, ...]:
     return (Table(head=("", "changes the step by", "of the difference"), rows=rows),)
 
 
-def culprits(findings: StepDiff) -> tuple[Block, ...]:
+def causes(findings: StepDiff) -> tuple[Block, ...]:
     """Return the causes, and remarks on changes with little effect on the step."""
     rows = tuple(
         (
-            culprit.kind,
-            culprit.what,
-            share(culprit.share, sign=True) if culprit.share.value else "",
-            ms(culprit.total_ns, sign=True),
-            *([ms(culprit.effect_ns, sign=True)] if culprit.effect_ns.known else []),
+            cause.kind,
+            cause.what,
+            share(cause.share, sign=True) if cause.share.value else "",
+            ms(cause.total_ns, sign=True),
+            *([ms(cause.effect_ns, sign=True)] if cause.effect_ns.known else []),
         )
-        for culprit in findings.culprits
+        for cause in findings.causes
     )
     head = ("", "", "durations", "in total", "effect on the step")
     table = Table(head=head[: len(rows[0])] if rows else (), rows=rows, words=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ class Change:
     """Its duration in the second step."""
     change_ns: Figure
     """The second duration minus the first."""
-    start_ns: int = field(metadata={"json": "at_ns"})
+    start_ns: int
     """Its start in the second step."""
 
 
@@ -221,11 +221,11 @@ class Divergence:
     """Its rank."""
     action: Action
     """The action."""
-    start_ns: int = field(metadata={"json": "at_ns"})
+    start_ns: int
     """Its start in the second step."""
     late_ns: Figure
     """The delay of its end against the first step, from the start of each step."""
-    local_ns: int = field(metadata={"json": "own_ns"})
+    local_ns: int
     """The part from the duration of the action."""
     message_ns: int
     """The part from the transfer of its input; 0 where the same rank released it."""
@@ -235,7 +235,7 @@ class Divergence:
     """The delay of the action that released it; the four parts sum to the delay."""
     source: int
     """The rank that released it; -1 for none."""
-    predecessors: tuple[str, str] = field(metadata={"json": "behind"})
+    predecessors: tuple[str, str]
     """The previous action of its rank in both steps; both empty where they are equal."""
     chain: tuple[Release, ...]
     """The chain of actions that released it, the last action first."""

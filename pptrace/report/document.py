@@ -349,9 +349,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Action):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain_by_name(
-            (field.metadata.get("json", field.name), getattr(value, field.name)) for field in fields(value)
-        )
+        return _plain_by_name((field.name, getattr(value, field.name)) for field in fields(value))
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

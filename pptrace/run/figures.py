@@ -66,7 +66,7 @@ def document(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> dict
         "links": _links(run),
         "contention": _contention(run),
         "formula": _closed_forms(run),
-        "lever": {"name": bottleneck.name, "part": bottleneck.share},
+        "bottleneck": {"name": bottleneck.name, "part": bottleneck.share},
         "advice": advice.to_dict(),
         "notes": list(metrics.notes),
         "provenance": run.provenance,

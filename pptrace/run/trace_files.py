@@ -82,7 +82,7 @@ def read_measurement(
     odd = [(file, other.name) for other, files in most[1:] for file in files]
     if odd and (len(own_files) == len(most[1][1]) or not any(source.is_dir() for source in sources)):
         formats = ", ".join(f"{files[0].name} of {other.name}" for other, files in most)
-        raise TraceError(f"holds traces of several sorts ({formats}): leave one sort", file=sources[0])
+        raise TraceError(f"holds traces in several formats ({formats}): keep one format", file=sources[0])
     notes: tuple[str, ...] = (iteration_note,) if iteration_note else ()
     notes += tuple(f"{file.name} is a trace of {name}, the others of {offer.name}: left out" for file, name in odd)
     notes += tuple(f"{file.name} is no trace that an importer knows: left out" for file in unknown[:_LISTED])

@@ -310,7 +310,7 @@ class Plan(Printed):
                 "settings": candidate.settings, "arguments": candidate.arguments,
                 **{key: value for key, value in candidate.row.items() if key not in _NOT_SHOWN},
                 "expected_ns": self.bias.expected_ns(candidate.row, candidate.arguments),
-                "behind": float(candidate.score[-1] / self.best.score[-1] - 1),
+                "slower": float(candidate.score[-1] / self.best.score[-1] - 1),
                 "tied": candidate in self.tied,
                 "twins": [
                     {"settings": twin.settings, "arguments": twin.arguments} for twin in candidate.equivalents
@@ -329,7 +329,7 @@ class Plan(Printed):
                 "contenders": robustness.contenders, "machines": len(robustness.verdicts),
                 "first": robustness.machines_first, "within_2_percent": robustness.machines_near,
                 "trials": [
-                    {"machine": verdict.machine, "behind": verdict.slowdown, "best": verdict.best + 1}
+                    {"machine": verdict.machine, "slower": verdict.slowdown, "best": verdict.best + 1}
                     for verdict in robustness.verdicts
                 ],
             },
@@ -364,7 +364,7 @@ class Plan(Printed):
         return {
             "schedule": self.foreign.schedule, "arguments": self.foreign.arguments, "reason": self.foreign.reason,
             "step_ns": self.foreign.row["step_ns"],
-            "behind": float(self.foreign.score[-1] / self.best.score[-1] - 1),
+            "slower": float(self.foreign.score[-1] / self.best.score[-1] - 1),
         }  # fmt: skip
 
     def save(self, *targets: str | Path) -> list[Path]:

@@ -164,7 +164,7 @@ class WhatIfs(Printed):
         ]  # fmt: skip
         return {
             "step_ns": step,
-            "lever": str(self.run.bottleneck),
+            "bottleneck": str(self.run.bottleneck),
             "changes": rows,
             "provenance": self.run.provenance,
         }

@@ -104,11 +104,11 @@ def test_a_path_made_slower_in_the_network_is_that_link_and_no_other(
 
     document = json.loads(pptrace("diff", "fast.yaml", "slow.yaml", "--json").out)
 
-    assert {(culprit["sort"], culprit["what"]) for culprit in document["culprits"]} == {
+    assert {(cause["kind"], cause["what"]) for cause in document["causes"]} == {
         ("slow link", "rank 1 to rank 2"), ("slow link", "rank 2 to rank 1"),
     }  # fmt: skip
     longer_ns = 8_000_000 // gigabytes - 8_000_000 // 20
-    assert [culprit["total_ns"] for culprit in document["culprits"]] == [pytest.approx(4 * longer_ns, abs=8)] * 2
+    assert [cause["total_ns"] for cause in document["causes"]] == [pytest.approx(4 * longer_ns, abs=8)] * 2
     assert document["divergence"]["message_ns"] == pytest.approx(longer_ns, abs=2)
 
 

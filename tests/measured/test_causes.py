@@ -44,7 +44,7 @@ def scaled(timeline: Timeline, factor: float, kind: Kind | None = None) -> Timel
 def test_the_effect_of_the_only_fault_is_the_change_of_the_step(stage: int, factor: float) -> None:
     found = compared(one_step(), one_step(slow={stage: factor}))
 
-    (cause,) = found.culprits
+    (cause,) = found.causes
     assert cause.kind == "slow rank"
     assert cause.what.startswith(f"rank {stage}")
     assert cause.effect_ns.value == pytest.approx(found.step_ns.change.value, abs=100)
@@ -52,7 +52,7 @@ def test_the_effect_of_the_only_fault_is_the_change_of_the_step(stage: int, fact
 
 @pytest.mark.parametrize(("kind", "word"), [(Kind.F, "forward"), (Kind.B, "backward")])
 def test_a_kind_that_is_slower_on_all_ranks_is_named_and_no_rank(kind: Kind, word: str) -> None:
-    (cause,) = compared(one_step(), scaled(one_step(), 1.15, kind)).culprits
+    (cause,) = compared(one_step(), scaled(one_step(), 1.15, kind)).causes
 
     assert (cause.kind, cause.what) == ("slow kind", f"{word} on all ranks")
     assert cause.share.value == pytest.approx(0.15, abs=1e-6)
@@ -63,7 +63,7 @@ def test_a_kind_of_one_stage_is_named_with_its_stage() -> None:
     step = extract_computations(first)
     chosen = (step.kind == Kind.B) & (step.stage == 2)
     slow = replace(step, duration_ns=np.where(chosen, step.duration_ns * 3 // 2, step.duration_ns))
-    (cause,) = compared(first, run_order(slow.order, slow.times())).culprits
+    (cause,) = compared(first, run_order(slow.order, slow.times())).causes
 
     assert (cause.kind, cause.what) == ("slow stage", "backward of stage 2 on rank 2")
 
@@ -74,11 +74,11 @@ def test_the_first_cause_is_in_the_direction_of_the_change() -> None:
     document = diff_document(found)
 
     assert found.step_ns.change.value < 0
-    assert (found.culprits[0].kind, found.culprits[0].what) == ("drift", "all ranks")
+    assert (found.causes[0].kind, found.causes[0].what) == ("drift", "all ranks")
     assert blame(found).startswith("Largest speed-up, a drift: all ranks; durations -5.0%")
     assert [(remark.kind, remark.what) for remark in found.remarks] == [("slow link", "rank 1 to rank 2")]
     assert "little effect on the step: slow link rank 1 to rank 2" in text_of(document)
-    assert [row["sort"] for row in plain(document)["remarks"]] == ["slow link"]
+    assert [row["kind"] for row in plain(document)["remarks"]] == ["slow link"]
 
 
 def test_what_works_against_the_change_comes_after_what_makes_it() -> None:
@@ -86,8 +86,8 @@ def test_what_works_against_the_change_comes_after_what_makes_it() -> None:
     found = compared(one_step(), slower)
 
     assert found.step_ns.change.value > 0
-    assert [cause.kind for cause in found.culprits] == ["spikes", "fast kind"]
-    assert found.culprits[0].effect_ns.value > 0 > found.culprits[1].effect_ns.value
+    assert [cause.kind for cause in found.causes] == ["spikes", "fast kind"]
+    assert found.causes[0].effect_ns.value > 0 > found.causes[1].effect_ns.value
 
 
 def test_causes_that_only_repeat_another_are_remarks() -> None:
@@ -100,15 +100,15 @@ def test_causes_that_only_repeat_another_are_remarks() -> None:
         {}, {}, 0.02,
     )  # fmt: skip
     drift, kind = names
-    effects = {drift.culprit.what: 10.0, kind.culprit.what: 9.0}
+    effects = {drift.cause.what: 10.0, kind.cause.what: 9.0}
     causes, remarks = rank_causes(
         names,
         Sides(Figure(100), Figure(110)),
-        lambda found, taken: [0.0 if taken else effects[candidate.culprit.what] for candidate in found],
+        lambda found, taken: [0.0 if taken else effects[candidate.cause.what] for candidate in found],
     )
 
-    assert [cause.what for cause in causes] == [drift.culprit.what]
-    assert [(remark.what, remark.effect_ns.value) for remark in remarks] == [(kind.culprit.what, 0.0)]
+    assert [cause.what for cause in causes] == [drift.cause.what]
+    assert [(remark.what, remark.effect_ns.value) for remark in remarks] == [(kind.cause.what, 0.0)]
 
 
 def test_without_replays_total_changes_are_ranked() -> None:

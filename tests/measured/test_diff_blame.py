@@ -24,7 +24,7 @@ from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
     from pptrace.measured.diff import StepDiff
-    from pptrace.measured.findings import Culprit
+    from pptrace.measured.findings import Cause
     from pptrace.timeline.timeline import Timeline
 
 TWO_CHUNKS = [
@@ -37,8 +37,8 @@ def shown(difference: StepDiff) -> list[str]:
     return text_of(diff_document(difference)).splitlines()
 
 
-def compared(second: Timeline, first: Timeline | None = None) -> tuple[Culprit, ...]:
-    return diff(side_of_step(first or one_step()), side_of_step(second)).culprits
+def compared(second: Timeline, first: Timeline | None = None) -> tuple[Cause, ...]:
+    return diff(side_of_step(first or one_step()), side_of_step(second)).causes
 
 
 def test_one_stage_of_a_rank_s_two_is_that_stage_and_both_are_the_rank() -> None:
@@ -118,14 +118,14 @@ def test_one_long_action_is_a_spike_and_nothing_else() -> None:
     (spike,) = difference.remarks
 
     assert difference.step_ns.change.value == 0
-    assert difference.culprits == ()
+    assert difference.causes == ()
     assert (spike.kind, spike.what, spike.total_ns) == ("spikes", "1 action of rank 1", 8 * MS)
 
 
 def test_a_spike_within_the_tolerance_of_its_action_is_none() -> None:
     difference = diff(side_of_step(one_step()), side_of_step(stretched(one_step(), "1B2", 20 * MS * 2 // 100)))
 
-    assert difference.culprits == difference.remarks == ()
+    assert difference.causes == difference.remarks == ()
 
 
 def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_still_is_a_link() -> None:
@@ -134,7 +134,7 @@ def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_stil
 
     (network,) = compared(slow, base)
     difference = diff(side_of_step(base), side_of_step(slower_way(slow, 1, 2, 2)))
-    both = difference.culprits + difference.remarks
+    both = difference.causes + difference.remarks
 
     assert (network.kind, network.what) == ("slow network", "all 4 links between ranks")
     assert network.share.value == pytest.approx(3 / 1.05, rel=1e-3)

@@ -61,7 +61,7 @@ def test_a_slow_link_in_the_same_order_is_told_first() -> None:
     assert difference.order_share is None
     assert leading(difference)[0] == "slow or fast ranks"
     assert "Largest slowdown, a slow link: rank 1 to rank 2" in page_of(diff_document(difference))
-    assert (difference.culprits[0].kind, difference.culprits[0].what) == ("slow link", "rank 1 to rank 2")
+    assert (difference.causes[0].kind, difference.causes[0].what) == ("slow link", "rank 1 to rank 2")
 
 
 def test_where_both_changed_both_are_told_with_the_shares_that_runs_of_each_alone_give() -> None:

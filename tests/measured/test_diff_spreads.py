@@ -147,10 +147,10 @@ def test_a_link_that_is_slow_in_some_steps_is_noise_and_one_that_is_in_all_is_no
     now_and_then = recorded([slower_way(base, 1, 2, factor) for factor in (1, 2.5, 6)], "1")
     always = recorded([slower_way(base, 1, 2, factor) for factor in (2.4, 2.5, 2.6)], "1")
 
-    assert diff(side(base), now_and_then).culprits == ()
-    (culprit,) = diff(side(base), always).culprits
-    assert (culprit.kind, culprit.what) == ("slow link", "rank 1 to rank 2")
-    assert culprit.share.deviation == pytest.approx(0.1, rel=0.05)
+    assert diff(side(base), now_and_then).causes == ()
+    (cause,) = diff(side(base), always).causes
+    assert (cause.kind, cause.what) == ("slow link", "rank 1 to rank 2")
+    assert cause.share.deviation == pytest.approx(0.1, rel=0.05)
 
 
 def test_where_a_step_is_late_within_its_noise_it_does_not_part() -> None:

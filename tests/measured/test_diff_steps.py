@@ -76,7 +76,7 @@ def test_a_step_does_not_differ_from_itself() -> None:
 
     assert difference.same
     assert difference.change == 0
-    assert difference.changes == difference.orders == difference.culprits == ()
+    assert difference.changes == difference.orders == difference.causes == ()
     assert difference.divergence is None
     assert [rung.change_ns.value for rung in difference.ladder] == [0] * 8
 
@@ -136,24 +136,24 @@ def test_another_order_is_found_and_priced() -> None:
 
 
 def test_a_slow_stage_is_blamed_with_its_rank() -> None:
-    (culprit,) = diff(side(step()), side(step(slow={1: 1.25}))).culprits
+    (cause,) = diff(side(step()), side(step(slow={1: 1.25}))).causes
 
-    assert culprit.kind == "slow rank"
-    assert "rank 1" in culprit.what
-    assert culprit.share.value == pytest.approx(0.25)
-    assert culprit.total_ns == 4 * 30 * MS // 4
+    assert cause.kind == "slow rank"
+    assert "rank 1" in cause.what
+    assert cause.share.value == pytest.approx(0.25)
+    assert cause.total_ns == 4 * 30 * MS // 4
 
 
 def test_what_all_ranks_have_in_common_is_drift() -> None:
-    (culprit,) = diff(side(step()), side(step(slow={0: 1.1, 1: 1.1, 2: 1.1}))).culprits
+    (cause,) = diff(side(step()), side(step(slow={0: 1.1, 1: 1.1, 2: 1.1}))).causes
 
-    assert (culprit.kind, round(culprit.share.value, 3)) == ("drift", 0.1)
+    assert (cause.kind, round(cause.share.value, 3)) == ("drift", 0.1)
 
 
 def test_a_slower_path_is_that_link() -> None:
     difference = diff(side(step()), side(slower_way(step(), 1, 2, 4)))
 
-    assert [(item.kind, item.what) for item in difference.culprits] == [("slow link", "rank 1 to rank 2")]
+    assert [(item.kind, item.what) for item in difference.causes] == [("slow link", "rank 1 to rank 2")]
 
 
 def test_a_backward_in_one_is_an_input_and_a_weight_gradient_in_the_other() -> None:

@@ -57,7 +57,7 @@ def test_a_step_with_fewer_ranks_does_not_differ_from_itself(ranks: set[int]) ->
     found = compared(recorded(*kept), recorded(*kept))
 
     assert found.step_ns.change.value == 0
-    assert found.changes == found.culprits == ()
+    assert found.changes == found.causes == ()
     assert all(pair.change.value == 0 for pair in found.parts_ns.values())
     assert found.same
 

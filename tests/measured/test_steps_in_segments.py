@@ -19,7 +19,7 @@ def test_a_step_in_segments_does_not_differ_from_itself() -> None:
     difference = diff(side_of_step(paired_step()), side_of_step(paired_step()))
 
     assert difference.same
-    assert difference.changes == difference.orders == difference.culprits == ()
+    assert difference.changes == difference.orders == difference.causes == ()
 
 
 @pytest.mark.parametrize("longer", [(Kind.F, 0, 1), (Kind.F, 1, 2), (Kind.B, 1, 0), (Kind.B, 0, 2)])

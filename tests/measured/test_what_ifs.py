@@ -81,7 +81,7 @@ def test_a_slow_rank_on_the_same_network_is_no_slow_network(case: str, tmp_path:
         ladder = {step.name: step.change_ns.value for step in found.ladder}
         assert ladder.pop("durations") == runs[1].metrics.step_ns - runs[0].metrics.step_ns
         assert not any(ladder.values())
-        assert {culprit.kind for culprit in found.culprits} == {"slow rank"}
+        assert {cause.kind for cause in found.causes} == {"slow rank"}
 
 
 def test_another_policy_and_another_network_are_told_apart() -> None:

@@ -136,7 +136,7 @@ def test_json_has_the_name_and_the_share_of_the_bottleneck(table: str) -> None:
     blocking = run(table, p2p="blocking")
     saved = 1 - run(table).metrics.step_ns / blocking.metrics.step_ns
 
-    assert blocking.to_dict()["lever"] == {
+    assert blocking.to_dict()["bottleneck"] == {
         "name": "p2p policy", "part": pytest.approx(saved),
     }  # fmt: skip
 

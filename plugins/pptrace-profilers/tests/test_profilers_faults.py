@@ -58,8 +58,8 @@ def test_a_fault_is_the_first_cause_and_the_only_one(schedule: str, fault: str, 
     step = step_of(schedule)
     found = compared(write_run(tmp_path / "a", step), write_run(tmp_path / "b", inject(step)))
 
-    first, *others = found.culprits
-    assert (first.kind, first.what.startswith(what)) == (kind, True), found.culprits
+    first, *others = found.causes
+    assert (first.kind, first.what.startswith(what)) == (kind, True), found.causes
     assert all(abs(other.effect_ns.value) <= 0.1 * abs(first.effect_ns.value) for other in others), others
     assert first.effect_ns.value * found.step_ns.change.value > 0
     # Without the fault, the replay has the length of the healthy step.
@@ -81,7 +81,7 @@ def test_a_fault_in_a_recorded_run_is_the_only_cause_in_spite_of_its_noise(
     inject, kind, what = FAULTS[fault]
     found = compared(write_run(tmp_path / "a", step), write_run(tmp_path / "b", inject(step)))
 
-    assert [(cause.kind, cause.what.startswith(what)) for cause in found.culprits] == [(kind, True)]
+    assert [(cause.kind, cause.what.startswith(what)) for cause in found.causes] == [(kind, True)]
 
 
 HOSTS = ("a", "b", "c", "d")
@@ -96,10 +96,10 @@ def test_clocks_of_hosts_are_kept_so_that_the_direction_of_a_slow_link_is_known(
     first = write_run(tmp_path / "a", step, HOSTS, AHEAD_NS)
     found = compared(first, write_run(tmp_path / "b", slow_link(step, 6 * MS, link), HOSTS, AHEAD_NS))
 
-    assert [(cause.kind, cause.what) for cause in found.culprits] == [
+    assert [(cause.kind, cause.what) for cause in found.causes] == [
         ("slow link", f"rank {link[0]} to rank {link[1]}")
     ]
-    assert found.culprits[0].total_ns == pytest.approx(8 * 6 * MS, rel=0.01)
+    assert found.causes[0].total_ns == pytest.approx(8 * 6 * MS, rel=0.01)
     assert found.ladder[-1].change_ns.value == 0
 
 
@@ -112,7 +112,7 @@ def test_where_clocks_may_have_moved_the_pair_of_ranks_is_named_without_a_direct
     first = write_run(tmp_path / "a", step, HOSTS, AHEAD_NS)
     found = compared(first, write_run(tmp_path / "b", slow_link(step, 6 * MS, link), HOSTS, moved))
 
-    (cause,) = found.culprits
+    (cause,) = found.causes
     assert cause.kind == "slow link"
     assert cause.what.startswith("ranks 1 and 2, direction unknown: clocks are known to ±3.")
     assert cause.total_ns == pytest.approx(8 * 6 * MS, rel=0.05)
@@ -143,8 +143,6 @@ def test_a_rank_that_is_the_slowest_of_most_steps_is_named_under_heavy_load(tmp_
         sides.append(folder)
     found = pptrace.diff(*sides, step="all").findings
 
-    assert found.culprits[0].kind == "slow rank"
-    assert found.culprits[0].what.startswith("rank 2 (its one stage, 2), the slowest in ")
-    assert all(
-        abs(other.effect_ns.value) <= 0.1 * found.culprits[0].effect_ns.value for other in found.culprits[1:]
-    )
+    assert found.causes[0].kind == "slow rank"
+    assert found.causes[0].what.startswith("rank 2 (its one stage, 2), the slowest in ")
+    assert all(abs(other.effect_ns.value) <= 0.1 * found.causes[0].effect_ns.value for other in found.causes[1:])

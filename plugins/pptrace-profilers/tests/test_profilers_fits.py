@@ -258,7 +258,7 @@ def test_a_manifest_says_into_how_many_slices_sequences_are_cut(
     assert ("4 microbatches ran in 2 slices each" in result.stderr) == (expected == 2)
     step = simulate(costs)
     assert step.prepared.slices == expected
-    assert step.metrics.step_ns == pytest.approx(values["check"]["own_ns"], rel=0.02)
+    assert step.metrics.step_ns == pytest.approx(values["check"]["simulated_ns"], rel=0.02)
 
 
 @pytest.mark.parametrize(

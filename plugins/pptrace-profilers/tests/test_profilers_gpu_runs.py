@@ -172,7 +172,7 @@ def test_a_simulated_step_does_not_differ_from_its_kernels(name: str, policy: Po
     step = measured.steps[0].timeline
     result = diff(side_of_step(timeline), side_of_step(step, measured=True))
 
-    assert (result.change, result.changes, result.orders, result.culprits) == (0, (), (), ())
+    assert (result.change, result.changes, result.orders, result.causes) == (0, (), (), ())
     assert result.divergence is None
     ladder = {rung.name: rung.change_ns.value for rung in result.ladder}
     # A kernel of several messages ends with the last of them, so what held the others seems to be their transfer.
@@ -206,7 +206,7 @@ def test_a_slow_way_is_that_link_and_waits_for_peers_are_none(name: str) -> None
         shift = (0, 50_000_000, -3_000_000, 7)
         step = read_back(GpuRun(timeline=timeline, said="posts", shift_ns=shift)).steps[0].timeline
         difference = diff(side_of_step(plan), side_of_step(step, measured=True))
-        blamed[type(network)] = [(culprit.kind, culprit.what) for culprit in difference.culprits]
+        blamed[type(network)] = [(cause.kind, cause.what) for cause in difference.causes]
         ladder = {rung.name: rung.change_ns.value for rung in difference.ladder}
         assert ladder["message delays"] > 0
         assert (ladder["transfers"] > 0) == (type(network) is OneSlowWay)

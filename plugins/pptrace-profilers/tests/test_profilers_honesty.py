@@ -46,7 +46,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
     code, difference = diffed(RUN, RUN)
 
     assert code == 0
-    assert difference["actions"] == difference["orders"] == difference["culprits"] == []
+    assert difference["actions"] == difference["orders"] == difference["causes"] == []
     assert difference["divergence"] is None
     assert difference["step_ns"][0] == difference["step_ns"][1]
     assert {rung["change_ns"] for rung in difference["ladder"]} == {0}
@@ -86,7 +86,7 @@ def test_a_shifted_clock_changes_nothing_but_its_offset(rank: int, shift_us: int
 
     assert code == 0
     # A microsecond's third decimal is a nanosecond: nothing else may move, and not even that does.
-    assert difference["actions"] == difference["orders"] == difference["culprits"] == []
+    assert difference["actions"] == difference["orders"] == difference["causes"] == []
     assert difference["step_ns"][0] == difference["step_ns"][1]
     offsets = [note for note in difference["notes"] if "clocks of ranks" in note]
     assert len(offsets) == 2
@@ -229,7 +229,7 @@ def test_steps_of_other_numbers_of_stages_compare_no_action() -> None:
     assert code == 1
     assert difference["actions"] == difference["kinds"] == difference["orders"] == []
     assert difference["divergence"] is None
-    assert {culprit["sort"] for culprit in difference["culprits"]} <= {
+    assert {cause["kind"] for cause in difference["causes"]} <= {
         "slow link",
         "fast link",
         "slow network",

@@ -36,9 +36,7 @@ def test_two_steps_of_one_run_differ_by_hardly_more_than_noise(steps: str) -> No
     assert len(difference["spans_ns"][0]) == len(difference["spans_ns"][1]) == 5
     assert difference["actions_changed"] <= 6
     assert difference["actions_within_noise"] + difference["actions_changed"] == 64
-    assert [
-        culprit for culprit in difference["culprits"] if culprit["sort"] in {"drift", "slow rank", "slow stage"}
-    ] == []
+    assert [cause for cause in difference["causes"] if cause["kind"] in {"drift", "slow rank", "slow stage"}] == []
 
 
 def test_all_steps_against_themselves_are_the_same() -> None:
