@@ -180,7 +180,8 @@ def crossover(
         between: the two schedules, as for :func:`compare`.
         over: a numeric key with or without a range: ``"microbatches=8..256"``, ``"bandwidth"``.
         points: values of the first scan, at least 2.
-        tolerance: maximum distance of the sides of a flip, relative to its value, or ``"1%"``; counts are exact.
+        tolerance: maximum distance of the sides of a crossover, relative to its value, or ``"1%"``; counts are
+            exact.
         executor: executor of the simulations, as for :func:`sweep`; sequential in this process by default.
         workers: number of parallel simulations, in processes without ``executor``; one per core by default.
         sets: ``key.path=value`` texts, as for ``--set``.
@@ -190,7 +191,7 @@ def crossover(
     Raises:
         PptraceError: invalid input, in one line; or no value that both schedules can run.
 
-    >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").flips  # doctest: +SKIP
+    >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").crossovers  # doctest: +SKIP
     """
     from pptrace.search.basis import parse_entries
     from pptrace.search.crossover import choose_executor

@@ -41,14 +41,14 @@ def command(
     *,
     as_json: bool,
 ) -> None:
-    """Fit times per stage, overhead and network to TRACES, files or a folder, all steps pooled.
+    """Fit times per stage, overhead and network to all steps of TRACES, files or a folder.
 
-    Of several runs, folders with a manifest each, the newest with several steps is fitted. Where it has whole
-    backwards alone, the shares of input and weight gradients come from another run of the same stages. Runs with
-    other numbers of stages measure the part of an action that does not depend on its layers.
+    TRACES can be several runs, each a folder with a manifest. The newest run with several steps is fitted. If it
+    has only whole backwards, another run of the same stages gives the shares of input and weight gradients. Runs
+    with other numbers of stages measure the part of an action that does not depend on its layers.
 
-    An order of no installed schedule is written as a table beside the configuration, which names it. Lines of
-    NCCL Inspector, which have no actions, determine the network alone.
+    If no installed schedule has the measured order, that order is written as a table next to the configuration.
+    Logs of NCCL Inspector have no actions, so only the network is fitted to them.
     """
     from pptrace.measured.calibration import (
         calibrate,
@@ -124,7 +124,7 @@ def _fit_further(run: Path, registry: Registry, request: ImportRequest) -> Calib
         measurement, _ = read_measurement([run], registry, request)
         steps = measured_side(measurement, str(run)).step_computations
     except PptraceError as error:
-        echo_notes([f"left out: {error}"])
+        echo_notes([f"skipped: {error}"])
         return None
     return calibrate(steps, slices=measurement.slices, empty_input_gradient=measurement.empty_input_gradient)
 

@@ -29,7 +29,7 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
     help="Schedules, each with its settings after colons: hanayo:waves=2. May be repeated.",
 )  # fmt: skip
 @experiment_flags(without=["schedule"])
-@outputs_option("Draw it: .png, .svg or .pdf; may be repeated.")
+@outputs_option("Draw the comparison: .png, .svg or .pdf; may be repeated.")
 @click.option(
     "--policies",
     is_flag=True,

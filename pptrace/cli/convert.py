@@ -38,9 +38,10 @@ Exporters: TypeAlias = "dict[str, ExporterOffer]"
 @click.argument("target", shell_complete=complete_files)
 @click.option(
     "--messages", type=click.Choice([*Receive.words(), "none"]),
-    help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",
+    help="Tables: insert messages, with receives as early as possible (asap) or right before their use "
+        "(deferred); none removes messages.",
 )  # fmt: skip
-@click.option("--waits", is_flag=True, help="Tables with messages: put a wait after each send, for PyTorch 2.15.")
+@click.option("--waits", is_flag=True, help="Tables with messages: insert a wait for each send, for PyTorch 2.15.")
 @measured_options
 @click.option(
     "--step", metavar="STEP", default="median", show_default=True,
@@ -76,7 +77,7 @@ def command(
     if waits and not to_table:
         raise click.UsageError("--waits is for tables: name a .csv or .txt as the target")
     if waits and messages == "none":
-        raise click.UsageError("--messages none takes out what --waits waits for: give one of both")
+        raise click.UsageError("--messages none removes the sends that --waits waits for: give one of the two")
     if to_table and only:
         raise click.UsageError("--only is for traces: name a .pftrace or .json as the target")
     if to_table:

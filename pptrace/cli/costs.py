@@ -28,7 +28,7 @@ pptrace simulate costs.yaml"""
 )
 @json_option()
 def command(source: Source, output: str | None, *, as_json: bool) -> None:
-    """Print what CONFIG's actions cost: times, bytes, segments and kernels by stage, without simulating it."""
+    """Print the costs of CONFIG's actions by stage: times, bytes, segments and kernels. Simulates no step."""
     from pptrace.config.resolution import load
     from pptrace.plugins.registry import Registry
     from pptrace.run.cost_listing import costs_document, costs_yaml

@@ -39,11 +39,11 @@ _MOST_POINTS = 1000
 )  # fmt: skip
 @click.option(
     "--points", type=click.IntRange(2, _MOST_POINTS), default=12, show_default=True,
-    help="Values of the first scan; flips between two of them are found by bisection.",
+    help="Values of the first scan; bisection then finds the crossovers between two of them.",
 )  # fmt: skip
 @click.option(
     "--tolerance", type=Share(), metavar="PERCENT", default=0.01, show_default="1%",
-    help="Relative accuracy of a flip; counts are exact.",
+    help="Relative accuracy of a crossover; counts are exact.",
 )  # fmt: skip
 @click.option(
     "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=complete_offers("executors"),

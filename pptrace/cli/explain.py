@@ -30,7 +30,8 @@ pptrace explain job.parquet -o stragglers.html -o heat.png -o ideal.pftrace"""
 @measured_options
 @click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
 @outputs_option(
-    "Write a page (.html); of a job's replicas a heat map (.png, .svg, .pdf) or the ideal step (.pftrace)."
+    "Write a page (.html). For a job of several replicas also a heat map (.png, .svg, .pdf) or the ideal step "
+    "(.pftrace)."
 )
 @json_option()
 def command(
@@ -38,8 +39,9 @@ def command(
 ) -> None:
     """Attribute the time of a step: parts, causes, ranks, and upper bounds of savings.
 
-    STEPS is a configuration, a table, traces, or a folder of them. Of a job's replicas: who slows it, where, why,
-    and what that costs. Where traces hold no action of a pipeline: communication and computation by rank and name.
+    STEPS is a configuration, a table, traces, or a folder of traces. For a job of several replicas, prints the
+    slow workers, the causes of the slowdown, and the cost of each. For traces without actions of a pipeline,
+    prints communication and computation by rank and by name.
     """
     from pptrace.measured.explanation import (
         analyse,

@@ -99,7 +99,7 @@ def _route(view: ClusterView, between: GpuRoute) -> Section:
         for gpu in (between.source, between.target)
     )
     hops = tuple((links.name[link], _rate(int(links.rate_kbps[link]))) for link in between.links)
-    ways = [f"the first of {between.ways} ways, which messages take in turn"] if between.ways > 1 else []
+    ways = [f"the first of {between.ways} paths, between which messages alternate"] if between.ways > 1 else []
     latency = f"{format_duration(between.latency_ns)} latency"
     overhead = f", {format_duration(between.overhead_ns)} overhead" if between.overhead_ns else ""
     rates = (

@@ -62,7 +62,12 @@ pptrace open step.json.gz --ui perfetto/ui/out/dist
     help="Give up after this long without a request.",
 )
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-@click.option("--only", metavar="PART", multiple=True, help="Traces of ours: ranks=0,7 or microbatches=0:32.")
+@click.option(
+    "--only",
+    metavar="PART",
+    multiple=True,
+    help="Show a part of a trace that pptrace wrote: ranks=0,7 or microbatches=0:32.",
+)
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="The rank that is GPU N, and its peers.")
 @click.option("--replica", type=click.IntRange(min=0), metavar="N", help="Replica N, where replicas differ.")
 @click.option(
@@ -82,8 +87,8 @@ def command(
 ) -> None:
     """Open FILE, a Perfetto (.pftrace) or Chrome JSON trace, also with .gz, in the Perfetto UI.
 
-    Serves that one file, to this machine alone, until the UI has fetched it. The address holds a secret token.
-    Ctrl-C ends it sooner. A folder of traces rank by rank opens as one, of its median step.
+    Serves this file, to this machine only, until the UI has fetched it or Ctrl-C is pressed. The address has a
+    secret token. The traces in a folder, one per rank, open as one trace of the median step.
     """
     with open_part(file, PartRequest(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
         check(trace)

@@ -183,7 +183,8 @@ def traces_argument(name: str) -> Option:
 
 
 _OPTIONS = (
-    click.option("--layout", default="", help="Sizes of the job, such as pp=4,tp=2, where its traces lack them."),
+    click.option("--layout", default="", help="Sizes of the job, such as pp=4,tp=2, if its traces do not "
+        "contain them."),
     click.option("--replica", default="", help="Which pipeline of the job: dp=0,tp=0, slowest or median."),
     click.option(
         "--rules", type=click.Path(path_type=Path), help="YAML file of rules that map names to actions."

@@ -44,7 +44,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
     metavar="KEY=VALUE",
     help="An option of that policy, as under p2p.options; may be repeated.",
 )
-@output_option("Write the (first) replay.")
+@output_option("Write the replay of the first step.")
 @json_option()
 def command(
     traces: tuple[Path, ...],
@@ -55,7 +55,7 @@ def command(
     *,
     as_json: bool,
 ) -> None:
-    """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
+    """Replay the steps in TRACES from their order, durations, transfers and gaps, without their start times."""
     from pptrace.errors import ScheduleError
     from pptrace.measured.explanation import replay_document
     from pptrace.measured.replay import Replayed, replay
@@ -75,7 +75,7 @@ def command(
             failed[step.label] = error
     if not replays:
         raise next(iter(failed.values()))
-    echo_notes(f"{label} is left out: {reason}" for label, reason in failed.items())
+    echo_notes(f"{label} is skipped: {reason}" for label, reason in failed.items())
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
         from pptrace.measured.dependencies import explain_waits
@@ -98,8 +98,8 @@ def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule]
         return None
     nearest = nearest_policy(step, Registry.load(), measured=measured, p2p=measurement.p2p)
     label = nearest.policy.label
-    reason = "which the run names" if measurement.p2p.get("policy") == label else "the nearest policy"
-    click.echo(f"note: messages are issued as by {label}, {reason}; --p2p names another", err=True)
+    reason = "that of the run" if measurement.p2p.get("policy") == label else "the nearest one"
+    click.echo(f"note: replayed with the message policy {label}, {reason}; --p2p selects another", err=True)
     return _policy(label, nearest.options)
 
 

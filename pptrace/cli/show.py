@@ -48,12 +48,13 @@ _MOST_LINES = 120
 @click.option(
     "--messages",
     is_flag=True,
-    help="Give sends (>) and receives (<) a slot each, as PyTorch's simulator; the bubble stays that without.",
+    help="Draw each send (>) and receive (<) in a slot, as PyTorch's simulator does; the bubble is that "
+    "without messages.",
 )
 @click.option(
     "--slots",
     metavar="FIRST:LAST",
-    help="Show the slots from FIRST up to LAST, which is left out; the first is 0.",
+    help="Show the slots from FIRST to LAST - 1, counted from 0.",
 )
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @click.option(
@@ -134,7 +135,7 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
     name = prepared.resolved.experiment.schedule.name
     title = f"{name}: {schedule.ranks} ranks, {prepared.batch_text}"
     if drawing.bubble is None:
-        return f"{title}, invalid (drawn as far as it goes)"
+        return f"{title}, invalid (drawn up to the error)"
     title = f"{title}, {drawing.step_slots} slots, bubble {float(drawing.bubble):.2%}"
     return title if drawing.length == drawing.step_slots else f"{title}; with messages {drawing.length} slots"
 

@@ -38,10 +38,14 @@ pptrace simulate llama.yaml -o order.csv"""
 @click.option(
     "--advise",
     is_flag=True,
-    help="Try dozens of configurations of as many GPUs and the same batch, not the likeliest few.",
+    help="Simulate and list up to 32 other configurations with the same GPUs and the same batch.",
 )
-@click.option("--full", is_flag=True, help="Print a line for every rank, in more lines than a terminal shows.")
-@json_option("Print everything measured as JSON.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Print a line for every rank, also if the output exceeds the height of a terminal.",
+)
+@json_option("Print all results as JSON.")
 @click.option("--explain", is_flag=True, help="Print every resolved value and where it came from.")
 def command(
     source: Source,

@@ -28,8 +28,8 @@ pptrace whatif llama.yaml --lost 2 --json
 def command(source: Source, lost: int, *, as_json: bool) -> None:
     """Simulate CONFIG's step again with one change at a time, on the same number of GPUs.
 
-    Twice the bandwidth, a free network, half the bubble, even stages, no stragglers, one more microbatch; with
-    --lost, fewer workers. The first row is the bottleneck of the unchanged step.
+    The changes are twice the bandwidth, a free network, half the bubble, even stages, no stragglers, one more
+    microbatch and, with --lost, fewer workers. The first row is the bottleneck of the unchanged step.
     """
     file = source.file
     from pptrace.config.resolution import load

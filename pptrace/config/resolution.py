@@ -286,7 +286,7 @@ def _with_batch(resolved: Resolved) -> Resolved:
         return resolved.with_values("batch", {"microbatches": microbatches}, "derived: global / (dp x micro)")
     if batch.microbatches != microbatches:
         made = f"{batch.microbatches} x dp {dp} x micro {micro} make {batch.microbatches * step} sequences"
-        message = f"{made}, but batch.global says {batch.global_batch}; leave one of them out"
+        message = f"{made}, but batch.global is {batch.global_batch}; leave one of them out"
         raise resolved.error("batch.microbatches", message)
     return resolved
 

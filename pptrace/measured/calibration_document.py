@@ -126,7 +126,11 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
     )  # fmt: skip
     pairs = ", ".join(f"{action.stage}{action.kind}" for action in fit.fitted if action.in_overlapped_pairs)
     lines = [
-        *([f"measured in overlapped pairs alone, whose time is shared out: {pairs}"] if pairs else []),
+        *(
+            [f"measured only in overlapped pairs, whose time is divided between their actions: {pairs}"]
+            if pairs
+            else []
+        ),
         f"host between actions: {format_duration(fit.overhead_ns)}, from the gaps before {fit.gaps} actions",
         *_about_hosts(fit),
         *_about_links(fit),
@@ -164,23 +168,23 @@ def _about_hosts(fit: Calibration) -> list[str]:
         f"from runs of {', '.join(map(str, fit.stage_counts))} stages" if fit.stage_counts
         else "before the first and after the last operator"
     )  # fmt: skip
-    return [f"host before an action, and in it for any number of layers ({known}): {', '.join(parts)}"]
+    return [f"host before an action, and inside it independent of its layers ({known}): {', '.join(parts)}"]
 
 
 def _about_check(check: CalibrationCheck) -> list[str]:
     return [
         (
-            f"simulated with this fit, messages {check.policy}: {ms(check.simulated_ns)}, "
+            f"simulated with this fit and message policy {check.policy}: {ms(check.simulated_ns)}, "
             f"measured {ms(check.step_ns)} ({check.error:+.1%})"
         ),
         *(
-            [f"other schedules: about ±{check.interval:.1%}; smaller differences are ties"]
+            [f"predictions of other schedules: about ±{check.interval:.1%}; smaller differences are ties"]
             if check.interval is not None
             else []
         ),
         *(
             [
-                f"with split backwards about ±{check.split_interval:.1%}: both gradients were measured as one",
+                f"predictions with split backwards: about ±{check.split_interval:.1%} (not measured separately)",
                 check.split_advice,
             ]
             if check.split_interval is not None
@@ -205,7 +209,7 @@ def network_yaml(fits: Sequence[OperationFit], source: str) -> str:
     lines += [f"# {line}" for fit in fits for line in _about_operations(fit)]
     bandwidth, latency = _wires(chosen.link)
     lines += ["network:", "  name: hockney", f"{bandwidth}  # {chosen.what}"]
-    unknown = "  # the latency of a message is not known from collectives"
+    unknown = "  # collectives do not determine the latency of a message"
     return "\n".join([*lines, latency if chosen.messages else unknown]) + "\n"
 
 
@@ -242,7 +246,9 @@ def _times(fit: Calibration) -> list[str]:
         lines.append(f"  input_gradient: {_format_times(times_ns(Kind.I))}{_spreads(measured)}")
     elif shares:
         ratio = [round(time * share) if time else None for time, share in zip(backwards, shares, strict=True)]
-        source = f"measured in {printable_line(fit.split_run)}" if fit.split_run else "the rest as measured there"
+        source = (
+            f"measured in {printable_line(fit.split_run)}" if fit.split_run else "the median where not measured"
+        )
         lines.append(f"  input_gradient: {_format_times(ratio)}  # shares of the backward, {source}")
     else:
         lines.append("  # input and weight gradients were not measured separately: half of the backward each")

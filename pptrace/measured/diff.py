@@ -124,7 +124,7 @@ def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[Rung, ...], str]:
     if first != second:
         return (), f"the steps have {a.sizes} and {b.sizes}"
     if a.partial:
-        return (), "recordings are partial, and a replay needs every action that others wait for"
+        return (), "recordings are partial, and a replay needs all actions"
     try:
         spans_ns = _simulated_spans(a, b) or _replayed_spans(a, b)
     except ScheduleError as error:

@@ -131,14 +131,16 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     drawn = Picture(draw=lambda: waterfall(findings), instead=ladder)
     yield Section(
         title="effect of each difference, one after another",
-        about="The first step is replayed with the second's durations, then its order, its transfers, its host "
-        "gaps. Together they are the whole difference.",
+        about="The first step is replayed with the durations of the second, then also with its order, its "
+        "transfers "
+        "and so on. The rows sum to the whole difference.",
         blocks=(drawn if findings.ladder else f"no ladder: {findings.no_ladder}",),
     )
     yield Section(
         title="effects of order and of times",
-        about="The first order runs with the times and the network of the second step. The difference of "
-        "this run to the second step is the effect of order, the rest that of times.",
+        about="The first order runs with the times and the network of the second step. Its difference from "
+            "the second "
+        "step is the effect of order, and the remainder is the effect of times.",
         blocks=order_share(findings), priority=3,
     )  # fmt: skip
     bars, keys = part_bars(findings)
@@ -443,7 +445,7 @@ def blame(findings: StepDiff) -> str:
     """
     if abs(findings.step_ns.change.value) < findings.uncertainty_ns:
         limit = ms(findings.uncertainty_ns)
-        return f"The lengths of the steps are equal within what recordings vary and clocks allow, {limit}."
+        return f"The lengths of the steps are equal within the uncertainty of recordings and clocks, {limit}."
     longer = findings.step_ns.change.value > 0
     cause = next(iter(findings.causes), None)
     known = cause is not None and cause.effect_ns.known

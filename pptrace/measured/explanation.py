@@ -193,11 +193,11 @@ def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int]
 
 
 MARK_ACTIONS_HINT = (
-    "to see a pipeline's actions, mark them where they run (pptrace annotate prints a module for that), or say in "
-    "a file how the annotations that are there name them (--rules FILE)"
+    "to find the actions of a pipeline, annotate them (pptrace annotate prints a module that does), or describe "
+    "the existing annotations in a file (--rules FILE)"
 )
 """The advice for traces without actions."""
-_UNRECORDED_WAITS = "waits for unrecorded computations, {} on all ranks, keep their length"
+_UNRECORDED_WAITS = "waits for unrecorded computations are not shortened: {} on all ranks"
 """The note on replays of recordings without all ranks."""
 
 
@@ -262,7 +262,7 @@ def _parts(explanation: Explanation) -> tuple[Block, ...]:
     mean = Figure(exposed.value / ranks, None if exposed.deviation is None else exposed.deviation / ranks)
     hidden = f"exposed communication: {ms(mean)} ({mean.value / max(explanation.step_ns.value, 1):.1%})"
     groups = (
-        f"{name}: {ms(time)} on all ranks, of it {ms(explanation.hidden_ns[name])} hidden by computation "
+        f"{name}: {ms(time)} on all ranks, {ms(explanation.hidden_ns[name])} of it hidden by computation "
         f"({explanation.hidden_ns[name].value / max(time.value, 1):.1%})"
         for name, time in explanation.groups_ns.items()
     )
@@ -272,7 +272,7 @@ def _parts(explanation: Explanation) -> tuple[Block, ...]:
 def _without(explanation: Explanation) -> tuple[Block, ...]:
     without = explanation.what_if
     if without is None:
-        return (f"unknown, as the step cannot be replayed: {explanation.no_what_if}",)
+        return (f"unknown, because the step cannot be replayed: {explanation.no_what_if}",)
     rows = [("as measured", ms(without.replayed_ns), "")]
     for text, length in (
         ("without communication time", without.free_communication_ns),
@@ -480,7 +480,7 @@ def save_explanation(
             save(timeline(), [target], exporters, {})
         else:
             more = more_of(type(registry).explanations, registry)
-            message = f"needs a job of several replicas, which these steps are not of{more}"
+            message = f"needs a job of several replicas, and these steps have one{more}"
             raise OutputError(message, file=target)
     return [Path(target) for target in targets]
 

@@ -346,7 +346,7 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         measurement=measurement,
         incomplete=tuple(
             f"{measurement.steps[number].label} has {size.computations} of {most} actions"
-            f"{': left out' if number not in kept else ''}"
+            f"{': skipped' if number not in kept else ''}"
             for number, size in enumerate(extents)
             if size.computations < most
         ),
@@ -437,13 +437,14 @@ def ignored_options(step: str, request: ImportRequest) -> str:
     given = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
     given |= {"--rules": request.rules is not None, "--iteration": request.iteration is not None}
     ignored = [name for name, is_given in given.items() if is_given]
-    return f"{', '.join(ignored)} {'does' if len(ignored) == 1 else 'do'} nothing" if ignored else ""
+    return f"{', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} no effect" if ignored else ""
 
 
 _UNIT_COSTS = (
-    "{table} has unit costs (a forward is 1 ms, messages take no time): its order can be compared with {run}, its "
-    "times cannot. For those, pptrace calibrate {run} -o costs.yaml, add the line `schedule: {table}` to "
-    "costs.yaml, and name costs.yaml here"
+    "{table} has unit costs (a forward is 1 ms, messages take no time), so only its order can be compared "
+    "with {run}. "
+    "To compare times, run pptrace calibrate {run} -o costs.yaml, add the line `schedule: {table}` to costs.yaml, "
+    "and name costs.yaml here"
 )
 """The note for a table that is compared with a measurement."""
 
@@ -465,7 +466,7 @@ def notes_of(side: Side) -> list[str]:
         for work in measurement.unattributed[:_MOST_NAMED]
     ]
     more = len(measurement.unattributed) - _MOST_NAMED
-    return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines
+    return [*lines, f"{side.name}: {more} further kinds of events belong to no action"] if more > 0 else lines
 
 
 def median_step(step: Computations, others: Sequence[Computations]) -> Computations:

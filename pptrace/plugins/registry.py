@@ -185,7 +185,7 @@ class Registry:
             for name in unknown:
                 warn(f"{DISABLE} names {name!r}, which no installed plugin is called")
         for failure in registry.failures:
-            warn(f"{failure.provider} is left out: {failure.reason}")
+            warn(f"{failure.provider} is skipped: {failure.reason}")
         return registry
 
     def offered(self, kind: OfferKind[Offer]) -> Offered[Offer]:
@@ -263,7 +263,7 @@ class Registry:
         self.failures.append(failure)
         if provider in self.providers:
             self.providers.remove(provider)
-        self._warn(f"{failure.provider} is left out: {failure.reason}")
+        self._warn(f"{failure.provider} is skipped: {failure.reason}")
 
     def _look_up_file(self, kind: OfferKind[Any], name: str) -> Provided[Any]:
         """Return the schedule that a name refers to as ``FILE.py:FUNCTION``."""
@@ -352,7 +352,7 @@ def more_of(kind: OfferKind[Any], registry: Registry) -> str:
     source, failed = kind.source, [failure.provider for failure in registry.failures]
     if not source or _has(source, registry.providers):
         names = ", ".join(provider.distribution or provider.name for provider in failed)
-        return f"; left out, see `pptrace plugins`: {names}" if failed else ""
+        return f"; skipped, see `pptrace plugins`: {names}" if failed else ""
     if _has(source, registry.disabled):
         return f"; {source} is disabled by PPTRACE_DISABLE_PLUGINS"
     if _has(source, failed):

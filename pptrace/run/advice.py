@@ -291,7 +291,7 @@ def advice_document(run: SimulatedStep, advice: Advice) -> Document:
     return Document(title="advice", lead=(
         Table(head=head, rows=tuple(advice_rows(run, advice)), words=0, left=(2,)),
         *([] if all(tried.fits for tried in simulated) else ["!: more than the device has"]),
-        f"simulated {len(simulated)} of {advice.estimated} candidates, the likeliest by their estimates",
+        f"simulated {len(simulated)} of {advice.estimated} candidates, those with the best estimates",
     ))  # fmt: skip
 
 

@@ -68,8 +68,8 @@ def costs_document(workload: Workload) -> Document:
         f"{workload.model_flops:.4g} floating-point operations in the step" if workload.model_flops else "",
     ]
     return Document(
-        title="costs", lead=(f"{workload.stages} stages; times and activations are a microbatch's",),
-        sections=(*sections, Section(title="how they are counted", blocks=(*filter(None, rest), *workload.notes))),
+        title="costs", lead=(f"{workload.stages} stages; times and activations per microbatch",),
+        sections=(*sections, Section(title="assumptions", blocks=(*filter(None, rest), *workload.notes))),
         values=known,
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
         # A framework's policy takes only its own switches, and no empty values.
         switches = {key: value for key, value in policy["options"].items() if value is not None}
         kept["p2p"] = {"policy": policy["policy"], "options": switches}
-    head = "# Times and bytes of each stage, found by pptrace costs: edit them, and simulate this file.\n"
+    head = "# Times and bytes of each stage, computed by pptrace costs: edit them, and simulate this file.\n"
     if workload.segments:
         head += "# Times of actions are those of their segments.\n"
         table |= _segments(workload)

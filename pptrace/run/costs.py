@@ -313,7 +313,7 @@ def _part(whole: Workload, share: Fraction, parts: int) -> Workload:
 
 _NOT_REDUCED = "gradients of stages that several ranks hold are not reduced between them: "
 _OFF = f"{_NOT_REDUCED}data_parallel.stage_replicas is false"
-_UNKNOWN = f"{_NOT_REDUCED}costs {{name}} know no gradients"
+_UNKNOWN = f"{_NOT_REDUCED}costs {{name}} have no gradients"
 _STAGE_REPLICAS = "data_parallel.stage_replicas"
 
 
@@ -338,7 +338,7 @@ def with_stage_replicas(
         name = resolved.experiment.costs.name
         if _STAGE_REPLICAS not in resolved.positions:
             return replace(workload, notes=(*workload.notes, _UNKNOWN.format(name=name)))
-        message = f"costs {name} know no gradients to reduce: write costs.gradients, or use costs that count them"
+        message = f"costs {name} have no gradients to reduce: write costs.gradients, or use costs that count them"
         raise resolved.error(_STAGE_REPLICAS, message)
 
     from pptrace.network.collectives import LinkCollectives

@@ -241,7 +241,7 @@ def _nodes(
 ) -> tuple[int, str]:
     """Return the number of nodes and where it comes from."""
     if count is not None and section.nodes is not None and count != section.nodes:
-        raise resolved.error("cluster.nodes", f"{section.nodes}, but preset {section.preset} says {count}")
+        raise resolved.error("cluster.nodes", f"{section.nodes}, but preset {section.preset} has {count}")
     given = section.nodes if section.nodes is not None else count
     sizes = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in ("pp", "dp", "cp", "tp"))
     gpus, fits = values["gpus"], -(-layout.gpus // values["gpus"])

@@ -72,7 +72,7 @@ def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | N
             raise (error if second.key == CHUNKS else second) from None
     refused, experiment = resolved.experiment.parallel.vp, prepared.resolved.experiment
     note = (
-        f"vp {refused} ({resolved.origin(CHUNKS)}) is left out: {experiment.schedule.name} runs with "
+        f"vp {refused} ({resolved.origin(CHUNKS)}) is ignored: {experiment.schedule.name} runs with "
         f"{experiment.parallel.vp}"
     )
     workload = replace(prepared.workload, notes=(note, *prepared.workload.notes))

@@ -171,7 +171,7 @@ def main_figures(run: SimulatedStep) -> dict[str, str]:
     repeats = run.prepared.resolved.experiment.data_parallel.validation is Validation.AFTER
     columns = (
         Column("step", ("step_ns",), partial(time_text, run)),
-        Column("one every", (), lambda: time_text(run, run.metrics.pace_ns), repeats),
+        Column("pace", (), lambda: time_text(run, run.metrics.pace_ns), repeats),
         Column("tokens/s", ("tokens_per_s",), "{:,.0f}".format, bool(figures["tokens_per_s"])),
         Column("MFU", ("mfu",), "{:.1%}".format, bool(figures["mfu"])),
         Column("bubble", ("idle",), "{:.2%}".format),
@@ -291,7 +291,11 @@ def _warning(run: SimulatedStep) -> list[str]:
 def _last(run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, written: Sequence[Path]) -> list[str]:
     traces = [path for path in written if path.name.lower().removesuffix(".gz").endswith((".pftrace", ".json"))]
     text = f"bottleneck: {bottleneck}"
-    following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
+    following = (
+        f"next: pptrace open {shell_word(str(traces[0]))}"
+        if traces
+        else "next: add -o step.pftrace to write a trace"
+    )
     if best is not None:
         arguments = best.change.arguments.replace(" ", NO_BREAK).replace(f"{NO_BREAK}--", " --")
         return [text, _advice(run, best), f"  {arguments}", following]
@@ -301,6 +305,8 @@ def _last(run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, writte
 
 def _advice(run: SimulatedStep, tried: Tried) -> str:
     """Return step and memory of a simulated candidate, next to the run's own step."""
-    current = "" if run.metrics.memory.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
+    step = time_text(run, tried.step_ns or 0)
     peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""
-    return f"simulated {time_text(run, tried.step_ns or 0)}{current}{peak}, with"
+    if run.metrics.memory.over_capacity:
+        return f"fits in memory: {step}{peak}, simulated with"
+    return f"faster: {step} in place of {time_text(run, run.metrics.step_ns)}{peak}, simulated with"

@@ -84,10 +84,10 @@ def read_measurement(
         formats = ", ".join(f"{files[0].name} of {other.name}" for other, files in most)
         raise TraceError(f"holds traces in several formats ({formats}): keep one format", file=sources[0])
     notes: tuple[str, ...] = (iteration_note,) if iteration_note else ()
-    notes += tuple(f"{file.name} is a trace of {name}, the others of {offer.name}: left out" for file, name in odd)
-    notes += tuple(f"{file.name} is no trace that an importer knows: left out" for file in unknown[:_LISTED])
+    notes += tuple(f"{file.name} is a trace of {name}, the others of {offer.name}: skipped" for file, name in odd)
+    notes += tuple(f"no importer recognises {file.name}: skipped" for file in unknown[:_LISTED])
     if len(unknown) > _LISTED:
-        notes += (f"{len(unknown) - _LISTED} further files are none either",)
+        notes += (f"no importer recognises {len(unknown) - _LISTED} further files: skipped",)
     if offer.measure is None:
         measurement = _of_timeline(offer.read(own_files))
         return replace(measurement, notes=notes), _RECORDED in measurement.steps[0].timeline.provenance
@@ -326,7 +326,7 @@ def _choose_iteration(sources: Sequence[Path], iteration: int | None) -> tuple[S
     if iteration is None:
         files = {number: sum(path.is_file() for path in folder.rglob("*")) for number, folder in folders.items()}
         iteration = max(files, key=lambda number: (files[number], number))
-        note = f"iteration {iteration} of {known} is read; --iteration names another"
+        note = f"reading iteration {iteration} of {known}; --iteration selects another"
     if iteration not in folders:
         raise ConfigError(f"no such iteration in {sources[0]}: there are {known}", file=f"--iteration {iteration}")
     return [folders[iteration]], note

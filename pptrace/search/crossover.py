@@ -77,7 +77,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flip:
+class FasterChange:
     """A change of the faster schedule."""
 
     below: Point
@@ -110,7 +110,7 @@ class Crossover(Printed):
     """The schedules."""
     points: tuple[Point, ...]
     """Every value that both schedules can run, in order."""
-    flips: tuple[Flip, ...]
+    crossovers: tuple[FasterChange, ...]
     """Changes of the faster schedule, in order; a tie has a change on either side."""
     skipped: tuple[Skipped, ...]
     """Values that a schedule does not support, in order."""
@@ -144,7 +144,9 @@ class Crossover(Printed):
             "key": span.key,
             "range": [span.scale.exact(span.low), span.scale.exact(span.high)],
             "between": [entry.label for entry in self.between],
-            "flips": [{"below": self._plain(flip.below), "above": self._plain(flip.above)} for flip in self.flips],
+            "crossovers": [
+                {"below": self._plain(each.below), "above": self._plain(each.above)} for each in self.crossovers
+            ],
             "points": [self._plain(point) for point in self.points],
             "skipped": [
                 {"value": span.scale.exact(skip.value), "schedule": skip.schedule, "reason": skip.reason}
@@ -154,18 +156,18 @@ class Crossover(Printed):
         }
 
     def document(self) -> Document:
-        """Return the table and the flips that the command line prints."""
+        """Return the table and the crossovers that the command line prints."""
         first, second = (entry.label for entry in self.between)
-        flips = f"{len(self.flips) or 'no'} flip{'s' if len(self.flips) != 1 else ''}"
+        count = f"{len(self.crossovers) or 'no'} crossover{'s' if len(self.crossovers) != 1 else ''}"
         intervals = [list(points) for _, points in groupby(self.points, key=attrgetter("sign"))]
         lead: tuple[Block, ...] = (
             *self.heading,
-            f"{first} against {second} over {self.span.key}, {self.span.ends}: {flips}",
+            f"{first} against {second} over {self.span.key}, {self.span.ends}: {count}",
             "",
             _table(self, intervals),
             "",
             _sentence(self, intervals),
-            f"simulated at {len(self.points)} values; more --points can find two flips between neighbours",
+            f"simulated at {len(self.points)} values; more --points can find further crossovers between them",
             *_skipped(self),
             *_memory(self),
             *self.notes,
@@ -199,7 +201,7 @@ def crossover(
         between: the two schedules.
         over: the key and its range, as for :func:`~pptrace.search.key_range.parse_span`.
         points: values of the first scan, at least 2.
-        tolerance: the largest distance of both sides of a flip, as a share of its value.
+        tolerance: the largest distance of both sides of a crossover, as a share of its value.
         watch: receives the name of each run before it starts.
         chosen: the executor, which runs the first scan in parallel; without one, runs are sequential.
 
@@ -230,7 +232,7 @@ def crossover(
     simulated = pair.points
     return Crossover(
         span=span, between=pair.between, points=tuple(simulated[value] for value in sorted(simulated)),
-        flips=tuple(Flip(below=simulated[low], above=simulated[high]) for low, high in changes),
+        crossovers=tuple(FasterChange(below=simulated[low], above=simulated[high]) for low, high in changes),
         skipped=tuple(sorted(pair.skipped, key=attrgetter("value"))),
         heading=pair.heading, notes=pair.notes,
     )  # fmt: skip
@@ -348,11 +350,11 @@ _FINE = 0.1
 
 
 def _table(result: Crossover, intervals: Sequence[Sequence[Point]]) -> Table:
-    """Return both ends of every interval with one faster schedule, and a rule at every flip."""
+    """Return both ends of every interval with one faster schedule, and a rule at every crossover."""
     head = (result.span.word, *(entry.label for entry in result.between), "faster")
     ends = [[_row(result, point) for point in (points[0], points[-1])[: len(points)]] for points in intervals]
     columns = list(zip(head, *chain(*ends), strict=True))
-    rule = (*("-" * max(map(len, column)) for column in columns[:-1]), "flip")
+    rule = (*("-" * max(map(len, column)) for column in columns[:-1]), "crossover")
     rows = [row for rows in ends for row in (rule, *rows)]
     return Table(head=head, rows=tuple(rows[1:]), words=0, left=(3,))
 

@@ -340,7 +340,7 @@ class _Searches:
                 break
             messages |= overrides
         if search.run is not None and not search.run.metrics.memory.peak_bytes.any():
-            raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
+            raise ConfigError("the costs have no bytes, so every schedule fits: leave it out", file=self.source)
         return EqualSchedule(
             entry=entry, variants=search, messages=messages,
             given={"schedule.name": entry.name, **dict(entry.settings), **limit, **messages},

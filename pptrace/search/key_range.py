@@ -240,7 +240,7 @@ def _read(scale: Scale, ends: tuple[str, str], key: str, source: str) -> tuple[i
         raise ConfigError(error.message, key=key, file=source) from None
     if low == high:
         raise ConfigError(
-            f"the range {' .. '.join(ends)} has one value: the ranking cannot flip", key=key, file=source
+            f"the range {' .. '.join(ends)} has one value: the ranking cannot change", key=key, file=source
         )
     if low > high:
         raise ConfigError(f"the range is reversed: write {ends[1]}..{ends[0]}", key=key, file=source)

@@ -753,22 +753,24 @@ def _share(row: Row, name: str) -> float | None:
 
 def _counts(plan: Plan) -> list[tuple[str, str]]:
     counts = plan.counts()
+    unproved = min(plan.unproved.configurations, counts[Outcome.BOUNDED])
     parts = [
         f"{counts['considered']:,} configurations: {counts[Outcome.REFUSED]:,} cannot run",
         f"{counts[Outcome.MEMORY]:,} need more memory", f"{counts[Outcome.EQUAL]:,} are duplicates",
-        *([f"{counts[Outcome.COVERED]:,} as {PLAIN} on one rank"] if counts[Outcome.COVERED] else []),
+        *([f"{counts[Outcome.COVERED]:,} equal {PLAIN} on one rank"] if counts[Outcome.COVERED] else []),
         *_foreign_count(plan, counts[Outcome.FOREIGN]),
-        f"{counts[Outcome.BOUNDED]:,} cannot be among the first {plan.request.top}",
+        f"{counts[Outcome.BOUNDED] - unproved:,} cannot be among the first {plan.request.top}",
+        *([f"{unproved:,} were not simulated"] if unproved else []),
         f"{counts[Outcome.SIMULATED]:,} simulated",
     ]  # fmt: skip
-    refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
+    refused = [f"{count:,} because of {reason}" for reason, count in list(plan.refusals().items())[:4]]
     return [
         ("considered", ", ".join(parts)), *([("cannot run", ", ".join(refused))] if refused else []),
         *_unproved(plan), *_default_chunks(plan), *_missing_options(plan),
     ]  # fmt: skip
 
 
-_ENDS = {"time": "the time ended", "interrupt": "interrupted", "complete": ""}
+_ENDS = {"time": "the time limit was reached", "interrupt": "interrupted", "complete": ""}
 
 
 def _unproved(plan: Plan) -> list[tuple[str, str]]:

@@ -544,7 +544,7 @@ class Search:
     def _no_result_error(self) -> ConfigError:
         """Return the error without a result: the most frequent reason, or the least sufficient memory."""
         if self.ended == "time":
-            message = f"no configuration that fits is found in {self.request.time}: give more time"
+            message = f"no configuration that fits was found in {self.request.time}: give more time"
             return ConfigError(message, file="--time")
         if self._foreign:
             title = FRAMEWORKS[self.space.problem.framework].title

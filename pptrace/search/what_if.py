@@ -225,8 +225,9 @@ def _lost_row(run: Run, lost: int) -> WhatIf:
     if row.step_ns is None:
         return row
     note = (
-        f"with p2p async, where {time_text(run, intact.metrics.step_ns)} are the step without losses: "
-        f"{policy.title} has no order for re-routed microbatches"
+        f"simulated with p2p async, because {policy.title} has no order for re-routed microbatches; step "
+        "without losses "
+        f"{time_text(run, intact.metrics.step_ns)}"
     )
     return replace(row, note=note)
 

@@ -97,7 +97,7 @@ def _timeline(parts: Sequence[StepPart]) -> Timeline:
         order = np.argsort(columns["row"], kind="stable")
         columns = {name: values[order] for name, values in columns.items()}
         if (np.diff(columns["row"]) == 0).any():
-            message = "a slice is there twice"
+            message = "a slice occurs twice"
             raise ValueError(message)
     row, number, name = (columns.pop(name) for name in ("row", "segment_number", "segment"))
     columns["cause"] = _indices(row, columns["cause"])

@@ -40,7 +40,7 @@ def test_costs_are_printed_by_stage_and_stages_alike_share_a_row(pptrace: Any) -
     text = pptrace("costs", "step.yaml").out
     found = json.loads(pptrace("costs", "step.yaml", "--json").out)
 
-    assert "2 stages; times and activations are a microbatch's" in text
+    assert "2 stages; times and activations per microbatch" in text
     assert next(line.split()[:3] for line in text.splitlines() if line.startswith("  0  ")) == ["0", "10", "ms"]
     assert "1 MiB reserved on each rank" in text
     assert found["forward"] == [10**7, 11 * 10**6]

@@ -38,22 +38,22 @@ def test_the_text_shows_both_sides_of_every_flip(pptrace: Pptrace) -> None:
     wide, narrow = PAIR[1].split(",")
     assert answer.err == ""
     lines = answer.out.splitlines()
-    assert lines[1] == f"{wide} against {narrow} over batch.microbatches, 1 to 64: 2 flips"
+    assert lines[1] == f"{wide} against {narrow} over batch.microbatches, 1 to 64: 2 crossovers"
     table = [line.split() for line in lines[4:-4]]
-    assert [(row[0], row[1], row[3]) for row in table if row[-1] != "flip"] == [
+    assert [(row[0], row[1], row[3]) for row in table if row[-1] != "crossover"] == [
         ("1", "48", "12"), ("12", "81", "78"), ("13", "84", "84"), ("14", "87", "90"), ("64", "237", "390"),
     ]  # fmt: skip
-    assert sum(row[-1] == "flip" for row in table) == 2
+    assert sum(row[-1] == "crossover" for row in table) == 2
     assert lines[-3] == f"faster: {narrow} up to 12, a tie at 13, {wide} from 14"
 
 
 def test_json_holds_the_flips(pptrace: Pptrace) -> None:
     document = json.loads(pptrace("crossover", "step.yaml", *PAIR, "--over", "microbatches=1..64", "--json").out)
 
-    assert [(flip["below"]["value"], flip["above"]["value"]) for flip in document["flips"]] == [
+    assert [(flip["below"]["value"], flip["above"]["value"]) for flip in document["crossovers"]] == [
         ("12", "13"), ("13", "14"),
     ]  # fmt: skip
-    assert document["flips"][0]["below"]["step_ns"] == [81_000_000, 78_000_000]
+    assert document["crossovers"][0]["below"]["step_ns"] == [81_000_000, 78_000_000]
 
 
 def test_points_and_tolerance_are_taken(pptrace: Pptrace) -> None:
@@ -65,7 +65,7 @@ def test_points_and_tolerance_are_taken(pptrace: Pptrace) -> None:
     )  # fmt: skip
 
     assert len(few["points"]) == 3
-    assert few["flips"] == []
+    assert few["crossovers"] == []
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,12 @@ def test_a_gate_fails_only_where_the_second_is_longer_by_more(pptrace: Callable[
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--step", "2"), "--step does nothing"),
-        (("--step", "all", "--rules", "gone.yaml", "--layout", "pp=2"), "--step, --layout, --rules do nothing"),
-        (("--replica", "slowest"), "--replica does nothing"),
+        (("--step", "2"), "--step has no effect"),
+        (
+            ("--step", "all", "--rules", "gone.yaml", "--layout", "pp=2"),
+            "--step, --layout, --rules have no effect",
+        ),
+        (("--replica", "slowest"), "--replica has no effect"),
     ],
 )
 def test_what_is_asked_of_recordings_does_nothing_where_there_are_none(

@@ -54,7 +54,7 @@ def test_a_configuration_and_a_table_are_steps_to_explain(pptrace: Any, planned:
     assert sum(document["parts_ns"].values()) == document["step_ns"]
     assert document["unattributed"] == document["notes"] == []
     assert answer.out.startswith(f"{planned}, simulated: step ")
-    assert answer.err == f"note: --step does nothing: {planned} is no measurement\n"
+    assert answer.err == f"note: --step has no effect: {planned} is no measurement\n"
 
 
 def test_a_configuration_is_explained_as_its_trace_is(pptrace: Any) -> None:

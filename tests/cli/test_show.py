@@ -25,7 +25,7 @@ def test_slots_are_shown_from_the_first_up_to_the_last_which_is_left_out(pptrace
 
     assert lines[1:3] == ["rank 0  F1 .", "rank 1  F0 F1"]
     assert lines[3].startswith("(slots 1 to 2 of 9;")
-    assert "up to LAST, which is left out" in " ".join(pptrace("show", "--help").out.split())
+    assert "from FIRST to LAST - 1, counted from 0" in " ".join(pptrace("show", "--help").out.split())
 
 
 def test_a_picture_of_some_slots_has_no_others(pptrace: Pptrace, table: Path) -> None:

@@ -255,7 +255,10 @@ WRONG = [
     (["other.json", "out.pftrace"], "no importer recognises it"),
     (["a.json", "out.json", "--messages", "asap"], "--messages is for tables"),
     (["a.json", "out.json", "--waits"], "--waits is for tables"),
-    (["good.csv", "out.csv", "--messages", "none", "--waits"], "--messages none takes out what --waits waits for"),
+    (
+        ["good.csv", "out.csv", "--messages", "none", "--waits"],
+        "--messages none removes the sends that --waits waits for",
+    ),
     (["a.json", "out.csv", "--only", "ranks=0"], "--only is for traces"),
 ]
 

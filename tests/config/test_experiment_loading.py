@@ -201,7 +201,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         (FULL.replace("1024", "3"), "nearest that work: 4"),
         (
             FULL.replace("1024", "1024, microbatches: 3"),
-            "batch.microbatches: 3 x dp 4 x micro 1 make 12 sequences, but batch.global says 1024",
+            "batch.microbatches: 3 x dp 4 x micro 1 make 12 sequences, but batch.global is 1024",
         ),
         (FULL.replace(", sequence: 8192", ""), "step.yaml:3:1: batch.sequence: missing: a model needs"),
         (

@@ -134,12 +134,12 @@ def test_a_step_that_lacks_actions_is_left_out_unless_it_is_asked_for(measuremen
 
     assert [step.label for step in median.steps] == ["step 0", "step 1", "step 2"]
     assert median.steps[median.chosen].label == "step 1"
-    assert median.incomplete == ("cut has 23 of 24 actions: left out",)
+    assert median.incomplete == ("cut has 23 of 24 actions: skipped",)
     assert [step.label for step in asked.steps] == ["cut"]
     assert asked.incomplete == ("cut has 23 of 24 actions",)
     assert measured_side(run, "run", "2").chosen == 1
     assert measured_side(run, "run", "all").pools
-    assert "run: cut has 23 of 24 actions: left out" in notes_of(median)
+    assert "run: cut has 23 of 24 actions: skipped" in notes_of(median)
 
 
 def lacking_1f3(timeline: Timeline) -> Timeline:

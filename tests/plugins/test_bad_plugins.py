@@ -68,7 +68,7 @@ def test_a_hook_that_would_end_or_never_end_us_is_left_out(
 
     assert code == 0
     assert json.loads(out)
-    line = f"pptrace: warning: plugin 'rude' (pptrace-rude 1.2) is left out: pptrace_cost_models {message}\n"
+    line = f"pptrace: warning: plugin 'rude' (pptrace-rude 1.2) is skipped: pptrace_cost_models {message}\n"
     assert line in err
     code, out, err = run("plugins")
     assert code == 0
@@ -82,7 +82,7 @@ def test_an_import_that_would_end_us_is_left_out(run: Any, install: Install, rai
     code, _, err = run(*STEP)
 
     assert code == 0
-    assert re.search(r"plugin 'fatal' \(pptrace-fatal 1.2\) is left out: (Odd|KeyboardInterrupt): no", err)
+    assert re.search(r"plugin 'fatal' \(pptrace-fatal 1.2\) is skipped: (Odd|KeyboardInterrupt): no", err)
 
 
 @pytest.mark.parametrize("place", ["", "hook", "build", "costs"])

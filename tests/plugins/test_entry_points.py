@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("entry_points", "message"),
     [
-        (b"[pptrace]\nodd\n", "'odd' (pptrace-odd 1.2) is left out: its entry point 'odd' is not NAME = MODULE"),
+        (b"[pptrace]\nodd\n", "'odd' (pptrace-odd 1.2) is skipped: its entry point 'odd' is not NAME = MODULE"),
         (b"[pptrace]\nodd = \n", "its entry point 'odd =' is not NAME = MODULE"),
         (b"[pptrace]\n= json\n", "its entry point '= json' is not NAME = MODULE"),
         (b"[pptrace]\nodd = no module\n", "its entry point 'odd = no module' is not NAME = MODULE"),
-        (b"[pptrace]\nodd = \xff\n", "(pptrace-odd 1.2) is left out: its entry_points.txt is not UTF-8 text"),
+        (b"[pptrace]\nodd = \xff\n", "(pptrace-odd 1.2) is skipped: its entry_points.txt is not UTF-8 text"),
     ],
 )
 def test_malformed_entry_points_cost_that_plugin_alone(

@@ -37,7 +37,7 @@ def test_a_plugin_that_fails_to_import_is_one_warning_line_and_the_rest_works(
 
     assert "my-schedule" in registry.schedules
     who, why = "plugin 'bad' (pptrace-bad 1.2)", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
-    assert capsys.readouterr().err == f"pptrace: warning: {who} is left out: {why}\n"
+    assert capsys.readouterr().err == f"pptrace: warning: {who} is skipped: {why}\n"
     assert [str(failure) for failure in registry.failures] == [f"{who}: {why}"]
 
 
@@ -47,7 +47,7 @@ def test_a_plugin_that_exits_while_it_is_imported_is_left_out(install: Install) 
 
     Registry.load(warn=warnings.append)
 
-    assert warnings == ["plugin 'quitter' (pptrace-quitter 1.2) is left out: SystemExit: no licence"]
+    assert warnings == ["plugin 'quitter' (pptrace-quitter 1.2) is skipped: SystemExit: no licence"]
 
 
 def test_a_misspelt_hook_leaves_its_plugin_out_and_names_the_nearest(install: Install) -> None:
@@ -175,7 +175,7 @@ def test_a_plugin_that_is_listed_twice_takes_part_once() -> None:
     plugin, warnings = Mine(), []
     registry = Registry.load(entry_points=False, plugins={"one": plugin, "two": plugin}, warn=warnings.append)
 
-    assert warnings == ["plugin 'two' is left out: it is registered already"]
+    assert warnings == ["plugin 'two' is skipped: it is registered already"]
     assert registry.schedules["mine"].provider.name == "one"
 
 

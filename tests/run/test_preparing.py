@@ -74,7 +74,7 @@ def test_chunks_of_the_file_are_left_out_where_another_schedule_runs(tmp_path: P
 
     run = pptrace.simulate(tmp_path / "step.yaml", schedule="eager", registry=small_registry())
 
-    note = f"vp 2 ({tmp_path}/step.yaml:2) is left out: eager runs with 1"
+    note = f"vp 2 ({tmp_path}/step.yaml:2) is ignored: eager runs with 1"
     assert run.prepared.schedule.stages == 2
     assert run.prepared.notes == (note,)
     assert run.to_dict()["notes"] == [note]

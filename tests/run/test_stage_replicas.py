@@ -53,7 +53,7 @@ def test_what_is_not_reduced_is_said(schedule: str) -> None:
     unknown = run(schedule, costs={**COSTS, "gradients": "0 B"})
 
     assert any("data_parallel.stage_replicas is false" in note for note in off.metrics.notes)
-    assert any("costs table know no gradients" in note for note in unknown.metrics.notes)
+    assert any("costs table have no gradients" in note for note in unknown.metrics.notes)
     assert unknown.metrics.step_ns == off.metrics.step_ns
     assert run(schedule).metrics.notes == ()
 
@@ -91,6 +91,6 @@ def test_on_a_cluster_holders_reduce_over_its_links(schedule: str) -> None:
 
 def test_costs_without_gradients_are_refused(schedule: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"data_parallel.stage_replicas: costs table know no gradients to reduce"
+        ConfigError, match=r"data_parallel.stage_replicas: costs table have no gradients to reduce"
     ):
         run(schedule, costs={**COSTS, "gradients": "0 B"}, data_parallel={"stage_replicas": True})

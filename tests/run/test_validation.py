@@ -33,7 +33,7 @@ def test_after_it_no_rank_waits_for_another() -> None:
 
     assert run.metrics.step_ns == 480_000 + 30_000 + 5_000 + 3_000
     assert run.metrics.pace_ns == 480_000 + 5_000 + 3_000
-    assert "one every 488 us" in run.summary()
+    assert "pace 488 us" in run.summary()
     assert run.to_dict()["pace_ns"] == 488_000
 
 

@@ -28,7 +28,7 @@ def between(schedules: str, over: str, **values: Any) -> Crossover:
 
 
 def sides(found: Crossover) -> list[tuple[int, int]]:
-    return [(flip.below.value, flip.above.value) for flip in found.flips]
+    return [(flip.below.value, flip.above.value) for flip in found.crossovers]
 
 
 def test_a_flip_over_microbatches_is_where_the_closed_form_says() -> None:
@@ -38,9 +38,9 @@ def test_a_flip_over_microbatches_is_where_the_closed_form_says() -> None:
     crossing = between(f"{wide},{narrow}", "microbatches", costs={"name": "unit"})
 
     assert sides(crossing) == [(12, 13), (13, 14)]
-    below, tie, above = crossing.flips[0].below, crossing.flips[0].above, crossing.flips[1].above
+    below, tie, above = crossing.crossovers[0].below, crossing.crossovers[0].above, crossing.crossovers[1].above
     assert [crossing.name(point) for point in (below, tie, above)] == [narrow, None, wide]
-    assert tie == crossing.flips[1].below
+    assert tie == crossing.crossovers[1].below
     assert below.step_ns == (81_000_000, 78_000_000)
     assert above.margin == pytest.approx(90 / 87 - 1)
     assert "faster: eager:pp=2:costs.forward=2:costs.backward=4 up to 12, a tie at 13, eager:pp=16 from 14" in str(
@@ -65,7 +65,7 @@ def test_a_flip_over_a_quantity_is_where_the_closed_form_says() -> None:
     """m (f + b + 2 s) + f + b against 2 m (f + b) + 2 (o + m t), s = o + t: equal at an overhead of 1.5 ms."""
     crossing = between("eager,lumped", "network.overhead=100 us..100 ms", **MESSAGES)
 
-    below, above = crossing.flips[0].below, crossing.flips[-1].above
+    below, above = crossing.crossovers[0].below, crossing.crossovers[-1].above
     assert below.value < 1_500_000 < above.value
     assert above.value - below.value <= 2 * 0.01 * above.value
     assert (crossing.name(below), crossing.name(above)) == ("eager", "lumped")
@@ -74,7 +74,7 @@ def test_a_flip_over_a_quantity_is_where_the_closed_form_says() -> None:
 def test_the_tolerance_is_the_user_s() -> None:
     crossing = between("eager,lumped", "network.overhead=100 us..100 ms", tolerance=1e-5, **MESSAGES)
 
-    below, above = crossing.flips[0].below, crossing.flips[-1].above
+    below, above = crossing.crossovers[0].below, crossing.crossovers[-1].above
     assert 1_500_000 * (1 - 2e-5) < below.value < 1_500_000 < above.value < 1_500_000 * (1 + 2e-5)
 
 
@@ -82,7 +82,7 @@ def test_what_no_flip_is_says_by_how_much_at_both_ends() -> None:
     """Without overhead, (m - 1) (f + b) is always saved, and the bytes cost both the same."""
     crossing = between("eager,lumped", "bandwidth", **MESSAGES | {"network": NETWORK | {"overhead": "0 s"}})
 
-    assert crossing.flips == ()
+    assert crossing.crossovers == ()
     assert (crossing.span.key, crossing.span.low, crossing.span.high) == (
         "network.bandwidth",
         31_600_000,
@@ -96,7 +96,7 @@ def test_what_no_flip_is_says_by_how_much_at_both_ends() -> None:
 def test_a_tie_throughout_is_called_one() -> None:
     crossing = between("eager,even", "microbatches=2..8")
 
-    assert crossing.flips == ()
+    assert crossing.crossovers == ()
     assert "a tie throughout" in str(crossing)
 
 
@@ -196,7 +196,7 @@ def test_the_document_and_the_table_say_the_same() -> None:
     assert document["between"] == ["eager", "lumped"]
     assert [row["network.overhead"] for row in crossing.table()] == [point.value for point in crossing.points]
     assert [point["faster"] for point in document["points"]] == [row["faster"] for row in crossing.table()]
-    assert document["flips"][0]["below"] in document["points"]
+    assert document["crossovers"][0]["below"] in document["points"]
 
 
 def test_a_schedule_over_its_memory_is_marked() -> None:

@@ -73,7 +73,7 @@ def small(schedules: str, memory: str, **values: Any) -> Any:
 def test_costs_that_know_no_memory_are_told_in_one_line() -> None:
     with pytest.raises(ConfigError, match="memory: costs unit have no memory: give a model"):
         small("eager", "4 GiB", costs="unit")
-    with pytest.raises(ConfigError, match="memory: the costs say no bytes"):
+    with pytest.raises(ConfigError, match="memory: the costs have no bytes"):
         small("eager", "4 GiB", costs={"name": "table", "forward": "1 ms", "backward": "2 ms"})
 
 

@@ -381,7 +381,7 @@ def test_a_time_in_which_nothing_is_found_is_an_error(registry: Registry, monkey
     times = iter([0, *[10**12] * 1000])
     monkeypatch.setattr(plan_search, "monotonic_ns", lambda: next(times))
 
-    with pytest.raises(pptrace.PptraceError, match=r"--time: no configuration that fits is found in 1s"):
+    with pytest.raises(pptrace.PptraceError, match=r"--time: no configuration that fits was found in 1s"):
         planned(registry, time="1s")
 
 

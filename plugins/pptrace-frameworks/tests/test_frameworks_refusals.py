@@ -91,7 +91,7 @@ CASES = {
     ),
     "unequal-rounds-under-torch": (
         "--pp 4 --schedule zb-h1 --set schedule.options.order=fixed --microbatches 9 --p2p torch",
-        "PyTorch's ScheduleInterleavedZeroBubble runs microbatches in rounds of equal size, and 9 do not divide",
+        "PyTorch's ScheduleInterleavedZeroBubble runs microbatches in rounds of equal size, and 9 is not",
     ),
     "two-pipelines-under-torch": (
         "--pp 4 --schedule dualpipe --microbatches 8 --p2p torch",

@@ -45,7 +45,7 @@ def test_a_damaged_gzip_file_among_others_is_named_and_left_out(pipeline: Any, t
     explanation = explained(tmp_path)
 
     assert explanation.exit_code == 0
-    assert "note: rank1.json.gz is no trace that an importer knows: left out" in explanation.stderr
+    assert "note: no importer recognises rank1.json.gz: skipped" in explanation.stderr
 
 
 def test_a_database_without_kernels_says_whose_time_its_actions_have(pipeline: Any, tmp_path: Path) -> None:

@@ -401,7 +401,7 @@ def test_one_rank_s_file_gives_costs_of_the_whole_pipeline(name: str, rank: int,
     table = tmp_path / "order.csv"
     table.write_text(table_text(run(name).order), encoding="utf-8")
 
-    assert f"the pipeline is taken to have {ALONE[name][0]} stages on 4 ranks" in answer.output
+    assert f"the fit assumes {ALONE[name][0]} stages on 4 ranks" in answer.output
     step = simulate(costs, schedule=str(table), sets=["parallel.pp=null", "batch.microbatches=null"])
     assert step.metrics.step_ns == pytest.approx(run(name).span_ns, rel=ALONE[name][1])
 

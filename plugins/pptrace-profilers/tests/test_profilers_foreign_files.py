@@ -74,4 +74,4 @@ def test_a_report_beside_its_export_is_left_out(pipeline: Any, tmp_path: Path) -
     found, _ = read_measurement([tmp_path], Registry.load())
 
     assert found.steps
-    assert "run.nsys-rep is no trace that an importer knows: left out" in found.notes
+    assert "no importer recognises run.nsys-rep: skipped" in found.notes

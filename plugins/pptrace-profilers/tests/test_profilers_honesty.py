@@ -247,7 +247,7 @@ def test_a_trace_of_another_sort_in_the_folder_is_named_and_left_out(tmp_path: P
 
     assert code == 0
     assert any(
-        "other.json is a trace of chrome, the others of pytorch: left out" in note for note in difference["notes"]
+        "other.json is a trace of chrome, the others of pytorch: skipped" in note for note in difference["notes"]
     )
     assert "leave one sort" in failed("explain", str(folder / "other.json"), str(folder / "rank0.json.gz"))
 

@@ -36,7 +36,7 @@ def test_one_iteration_is_read_by_default_the_last_complete_one(
 
     found, _ = read_measurement([run], Registry.load(), ImportRequest(iteration=iteration))
 
-    note = f"iteration {number} of 5, 10, 15 is read; --iteration names another"
+    note = f"reading iteration {number} of 5, 10, 15; --iteration selects another"
     assert (note in found.notes) == (iteration is None)
     assert [len(step.timeline) for step in found.steps] == [len(step.timeline) for step in expected.steps]
     assert found.steps[0].timeline.end_ns.tolist() == expected.steps[0].timeline.end_ns.tolist()

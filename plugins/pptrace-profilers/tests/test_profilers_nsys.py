@@ -238,7 +238,7 @@ def test_rows_without_a_time_or_with_a_negative_length_are_counted(pipeline: Any
 
     found = read_nsys(path, BUILT_IN)[0]
 
-    assert "a.sqlite: 3 events have no time, or a negative or infinite one: left out" in found.notes
+    assert "a.sqlite: 3 events have no time, or a negative or infinite one: skipped" in found.notes
 
 
 def test_reading_leaves_no_file_beside_the_database(pipeline: Any, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_spans_without_a_time_are_counted_once(pipeline: Any, tmp_path: Path) ->
     result = measured(tmp_path, [*lines, *broken], spans(pipeline, 1, "own"))
 
     assert [note for note in result.notes if "no time" in note] == [
-        "spans-0.jsonl: 2 spans have no time or an invalid one: left out"
+        "spans-0.jsonl: 2 spans have no time or an invalid one: skipped"
     ]
 
 

@@ -222,7 +222,7 @@ def test_a_warm_up_step_without_actions_is_left_out_and_named(tmp_path: Path) ->
     measured = measure_kineto(paths, ImportRequest())
 
     assert [step.label for step in measured.steps] == ["ProfilerStep#4"]
-    assert "ProfilerStep#3 holds no action: left out" in measured.notes
+    assert "ProfilerStep#3 holds no action: skipped" in measured.notes
     assert {operation.what for operation in measured.unattributed} >= {"gemm", "gelu"}
 
 
@@ -233,7 +233,7 @@ def test_steps_that_not_every_rank_marked_are_left_out_and_named(tmp_path: Path)
     measured = measure_kineto(paths, ImportRequest())
 
     assert [step.label for step in measured.steps] == ["ProfilerStep#4", "ProfilerStep#5"]
-    assert measured.notes == ("ProfilerStep#3, ProfilerStep#6 are not marked on every rank: left out",)
+    assert measured.notes == ("ProfilerStep#3, ProfilerStep#6 are not marked on every rank: skipped",)
 
 
 def test_steps_without_a_common_mark_are_counted(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_an_action_outside_of_all_steps_is_named(tmp_path: Path) -> None:
 
     measured = measure_kineto([trace.write(tmp_path)], ImportRequest())
 
-    assert measured.notes == ("rank0.json: 1 action is outside of all steps, 0F9 first: left out",)
+    assert measured.notes == ("rank0.json: 1 action is outside of all steps, 0F9 first: skipped",)
     assert len(measured.steps[0].timeline) == 1
 
 

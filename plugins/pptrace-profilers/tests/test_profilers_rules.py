@@ -135,7 +135,7 @@ def test_events_that_name_no_rank_are_counted(tmp_path: Path) -> None:
     found = recorded(tmp_path, "rank: {from: args.who}\n", *events)
 
     assert [one.rank for one in found] == [0, 1]
-    assert found[0].notes == ("t.json: 1 events name no rank: left out",)
+    assert found[0].notes == ("t.json: 1 events name no rank: skipped",)
 
 
 def test_begins_and_ends_are_paired_by_thread_and_what_has_none_is_counted(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_begins_and_ends_are_paired_by_thread_and_what_has_none_is_counted(tmp_p
 
     assert list(map(str, one.executions.action)) == ["0F0", "0F1"]
     assert (one.executions.start_ns.tolist(), one.executions.end_ns.tolist()) == ([1000, 2000], [3000, 5000])
-    assert one.notes == ("t.json: left out 2 events with a missing or negative time, or no end",)
+    assert one.notes == ("t.json: skipped 2 events with a missing or negative time, or no end",)
 
 
 WRONG = {

@@ -58,7 +58,7 @@ def refusal(name: str, *, ranks: int, microbatches: int, chunks: int) -> Constra
             (4, 9, 2),
             (
                 "batch.microbatches: interleaved-1f1b runs microbatches in rounds of equal size, "
-                "and 9 do not divide into the 2 rounds that 4 ranks have time for; "
+                "and 9 is not divisible by 2 (pp 4); "
                 "nearest that work: 8 or 10 microbatches"
             ),
         ),

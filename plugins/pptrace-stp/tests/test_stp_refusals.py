@@ -9,7 +9,7 @@ import pytest
 from pptrace.api import simulate
 from pptrace.errors import PptraceError
 
-NEAREST = "11 microbatches or more, not 10; warm_up: lean takes as many; nearest that work: 11 microbatches"
+NEAREST = "11 microbatches or more, not 10; with warm_up: lean, 10 are enough; nearest that work: 11 microbatches"
 LINES = [
     ({"microbatches": 10}, {}, 1, f"stp's warm-up on 4 ranks takes {NEAREST}"),
     ({"microbatches": 7}, {}, 1, "stp's warm-up on 4 ranks takes 11 microbatches or more, not 7; nearest"),

@@ -94,7 +94,7 @@ def test_steps_that_lack_operations_are_left_out_and_named(tmp_path: Path) -> No
     read = measured(write_job(tmp_path / "job.parquet", rows))
 
     assert [step.label for step in read.steps] == ["step 1", "step 3"]
-    assert "steps 2 do not hold the same operations of every replica: left out" in read.notes
+    assert "steps 2 do not hold the same operations of every replica: skipped" in read.notes
 
 
 def test_explain_says_who_is_slow_in_json_on_a_page_and_in_a_picture(tmp_path: Path) -> None:

@@ -398,10 +398,10 @@ def _complete_executor(
 )  # fmt: skip
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=_complete_executor, help="Platform of the rows.",
+    shell_complete=_complete_executor, help="Executor of the simulations.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Rows that run at once; one per core.")
-@click.option("--fresh", is_flag=True, help="Simulate every row anew, also those that an interrupted run kept.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
+@click.option("--fresh", is_flag=True, help="Simulate every row again, also those of an interrupted run.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures and rows as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 def command(

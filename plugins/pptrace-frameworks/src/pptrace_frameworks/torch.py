@@ -260,8 +260,8 @@ def _check_rounds(rows: Rows) -> None:
     rounds = max(1, rows.count // rows.ranks)
     if rows.count % rounds:
         raise _torch_error(
-            f"ScheduleInterleavedZeroBubble runs microbatches in rounds of equal size, and {rows.count} do not "
-            f"divide into {rounds}: give {rounds * rows.ranks} or {(rounds + 1) * rows.ranks}"
+            f"ScheduleInterleavedZeroBubble runs microbatches in rounds of equal size, and {rows.count} is "
+            f"not divisible by {rounds}: give {rounds * rows.ranks} or {(rounds + 1) * rows.ranks}"
         )
 
 

@@ -70,12 +70,13 @@ pptrace optimize run/ -o better.csv"""
     "--workers",
     default="1",
     metavar="N",
-    help="Searches side by side, each in a process; with one, results are reproducible.",
+    help="Parallel searches, each in a process; with one, results are reproducible.",
 )
 @click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
               help="Also start from this table, and keep its placement.")  # fmt: skip
 @click.option("--placement", type=click.Choice(["looped", "v"]), show_default="looped",
-              help="Stages loop over the ranks, or go down and up; runs and --from have their own.")  # fmt: skip
+              help="Placement of stages: they loop over the ranks, or go down and up (v). A run and --from "
+                  "define it themselves.")  # fmt: skip
 @click.option("--vary", type=click.Choice(["stages"]), multiple=True,
               help="Allow schedules with other stages or another placement than the requested ones.")  # fmt: skip
 @click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
@@ -397,7 +398,7 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
         received = number
         restore()
         if number == signal.SIGINT:
-            sys.stderr.write("stopping with the best so far; once more to leave it\n")
+            sys.stderr.write("stopping with the best so far; press Ctrl-C again to stop at once\n")
 
     def restore() -> None:
         for number, handler in handlers.items():

@@ -165,7 +165,11 @@ def _missing_bound(result: Optimised) -> str:
     except ScheduleError as error:
         return str(error).partition(":")[0]
     is_searched = result.problem is not None
-    return "messages are not as the search has them" if is_searched else "this placement was not searched"
+    return (
+        "the messages of the step differ from those of the search"
+        if is_searched
+        else "this placement was not searched"
+    )
 
 
 def _limit_text(memory: int, limits: Sequence[int]) -> str:
@@ -189,11 +193,11 @@ def _comparison(result: Optimised) -> list[tuple[str, str]]:
         (rival for rival in result.rivals if rival.fits), key=lambda rival: rival.simulated.step_ns, default=None
     )
     if result.rival:
-        return [("schedule", f"{result.rival}: nothing shorter was found")]
+        return [("schedule", f"{result.rival}: no shorter order was found")]
     if best is None:
-        return [("others", "none that is made by hand fits")] if result.rivals else []
+        return [("others", "no other installed schedule fits")] if result.rivals else []
     excess = best.simulated.step_ns / result.simulated.step_ns - 1
-    return [("others", f"{best.name} takes {excess:.1%} longer, the shortest that is made by hand and fits")]
+    return [("others", f"{best.name} takes {excess:.1%} longer, the shortest of the other schedules that fit")]
 
 
 def pareto_document(points: list[tuple[int, Optimised | None]]) -> Document:

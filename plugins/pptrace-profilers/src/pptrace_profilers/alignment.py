@@ -169,13 +169,13 @@ def _omission_notes(
     partial = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
     if partial:
         verb = "is" if len(partial) == 1 else "are"
-        yield f"{list_some(partial, len(partial), _MOST_NAMED)} {verb} not marked on every rank: left out"
+        yield f"{list_some(partial, len(partial), _MOST_NAMED)} {verb} not marked on every rank: skipped"
         return
     for recording, number in zip(recordings, numbers, strict=True):
         outside = recording.executions.action[number[: len(recording.executions)] < 0]
         if outside.size:
             count = "1 action is" if outside.size == 1 else f"{outside.size:,} actions are"
-            yield f"{recording.path.name}: {count} outside of all steps, {outside[0]} first: left out"
+            yield f"{recording.path.name}: {count} outside of all steps, {outside[0]} first: skipped"
 
 
 def _by_mark(recording: Recording, labels: Sequence[str]) -> Int64s:

@@ -131,9 +131,9 @@ class _Contents:
         if cut:
             yield f"{self.path.name} ends in the middle: the events before that were read"
         if self.bad:
-            yield f"{self.path.name}: left out {self.bad:,} events with a missing or negative time, or no end"
+            yield f"{self.path.name}: skipped {self.bad:,} events with a missing or negative time, or no end"
         if unranked:
-            yield f"{self.path.name}: {unranked:,} events name no rank: left out"
+            yield f"{self.path.name}: {unranked:,} events name no rank: skipped"
         count, matched = len(self.unmatched), sum(map(len, self.matches.values()))
         if count and matched:
             yield f"{self.path.name}: {count:,} of {count + matched:,} events match no rule"

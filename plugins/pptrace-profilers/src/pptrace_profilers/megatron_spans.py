@@ -56,7 +56,7 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
     origin: dict[int, Path] = {}
     for path, (spans, untimed) in files.items():
         if untimed:
-            notes.append(f"{path.name}: {untimed:,} spans have no time or an invalid one: left out")
+            notes.append(f"{path.name}: {untimed:,} spans have no time or an invalid one: skipped")
         for span in spans:
             rank = _rank(span.resource, path)
             by_rank[rank].append(span)
@@ -139,7 +139,7 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
     return Recording(
         path=path, rank=rank, world=parse_integer(spans[0].resource.get("dl.world_size"), 0), windows=windows,
         executions=Executions.concatenate(executions), ends=MessageEnds.concatenate(ends),
-        notes=(f"rank {rank}: {outside:,} spans outside of all steps: left out",) if outside else (),
+        notes=(f"rank {rank}: {outside:,} spans outside of all steps: skipped",) if outside else (),
         unattributed=tuple(
             Unattributed(rank=max(rank, 0), what=name, count=counts[name], total_ns=total)
             for name, total in sums.items()

@@ -94,7 +94,7 @@ def _notes(events: Events, executions: Executions) -> Iterable[str]:
     if events.cut:
         yield f"{events.path.name} ends in the middle: {len(events):,} events before that were read"
     if events.bad:
-        yield f"{events.path.name}: {events.bad:,} events have no time, or a negative or infinite one: left out"
+        yield f"{events.path.name}: {events.bad:,} events have no time, or a negative or infinite one: skipped"
     names = "" if len(executions) else _unknown_names(events)
     if names:
         yield (

@@ -84,7 +84,7 @@ def assemble(
     aligned_steps = []
     for label, ranks, step_messages in zip(labels, rank_steps, matched, strict=True):
         if all(kinds.COMMUNICATION.mask(rank.executions.kind).all() for rank in ranks):
-            notes.append(f"{label} holds no action: left out")
+            notes.append(f"{label} holds no action: skipped")
             continue
         parts = [
             _align_recording(rank, clock, place) for rank, clock, place in zip(ranks, clocks, places, strict=True)

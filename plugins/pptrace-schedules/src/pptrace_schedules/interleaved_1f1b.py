@@ -64,15 +64,15 @@ def check_rounds(request: ScheduleRequest, name: str) -> None:
     """Refuse microbatches that make no rounds of equal size.
 
     Raises:
-        ConstraintError: the schedule ``name`` is asked for such.
+        ConstraintError: the schedule ``name`` has such a number of microbatches.
     """
     ranks, microbatches = request.ranks, request.microbatches
     if not _fits(microbatches, ranks):
         below = next(fewer for fewer in range(microbatches - 1, 0, -1) if _fits(fewer, ranks))
         above = next(more for more in range(microbatches + 1, microbatches + ranks + 1) if _fits(more, ranks))
         raise ConstraintError(
-            f"{name} runs microbatches in rounds of equal size, and {microbatches} do not divide into the "
-            f"{_rounds(microbatches, ranks)} rounds that {ranks} ranks have time for",
+            f"{name} runs microbatches in rounds of equal size, and {microbatches} is not divisible by "
+            f"{_rounds(microbatches, ranks)} (pp {ranks})",
             nearest=f"{below} or {above} microbatches",
             key="batch.microbatches",
         )

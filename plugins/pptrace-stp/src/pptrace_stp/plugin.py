@@ -89,7 +89,11 @@ def check(request: ScheduleRequest) -> None:
     fewest, lean = _fewest(request), _is_lean(request)
     if request.microbatches < fewest:
         warm_up = "lean warm-up" if lean else "warm-up"
-        hint = "" if lean or request.microbatches < 2 * request.ranks else "; warm_up: lean takes as many"
+        hint = (
+            ""
+            if lean or request.microbatches < 2 * request.ranks
+            else f"; with warm_up: lean, {request.microbatches} are enough"
+        )
         raise ConstraintError(
             f"stp's {warm_up} on {request.ranks} ranks takes {fewest} microbatches or more, not "
             f"{request.microbatches}{hint}",

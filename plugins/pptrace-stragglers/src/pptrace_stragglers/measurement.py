@@ -195,7 +195,7 @@ def _omitted_steps(steps: NDArray[np.int64], complete: list[int]) -> list[str]:
     if not omitted:
         return []
     named = list_some(omitted, len(omitted), _MOST_NAMED)
-    return [f"steps {named} do not hold the same operations of every replica: left out"]
+    return [f"steps {named} do not hold the same operations of every replica: skipped"]
 
 
 def _read_columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:

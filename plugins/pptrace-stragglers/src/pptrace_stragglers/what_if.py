@@ -346,7 +346,7 @@ _CAUSES = {
     "workers": "few workers are slow",
     "last-stage": "the last stage is longer than the others",
     "lengths": "sequences differ in length: forwards and backwards of microbatches vary together",
-    "mixed": "several causes: none of those below makes up half of the loss",
+    "mixed": "several causes, each with less than half of the loss",
 }
 _DARKEST = 1.5
 """The slowdown of the darkest color, as in the paper's figure 14."""
@@ -384,7 +384,8 @@ def _sections(stragglers: Stragglers) -> tuple[Section, ...]:
         Section(title="the slowest workers", blocks=(_workers(stragglers),)),
         Section(
             title="slowdown by replica and rank",
-            about="A worker's is the lesser of its replica's and its rank's, each alone slow in an ideal job.",
+            about="The slowdown of a worker is the smaller of two: only its replica is slow in an ideal job, "
+            "or only its rank.",
             blocks=_heat_table(stragglers),
         ),
     )

@@ -166,7 +166,7 @@ def _run(manifest: Manifest, steps: int, limit_s: float, folder: Path) -> None:
 @click.option("--for", "framework", type=click.Choice(["megatron", "torchtitan"]),
               help="Also print the arguments with which this framework runs the table.")  # fmt: skip
 @click.option("--comms", is_flag=True,
-              help="Write the messages and other actions too that PyTorch inserts (compute_comms).")  # fmt: skip
+              help="Also write the messages and other actions that PyTorch inserts (compute_comms).")  # fmt: skip
 @click.option("--torch", "release", type=click.Choice(["2.13", "2.15"]), default="2.13", show_default=True,
               help="With --comms: the release that reads the table; since 2.15 it has waits.")  # fmt: skip
 @_sizes
