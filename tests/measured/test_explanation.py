@@ -105,7 +105,7 @@ def test_a_wait_for_an_action_that_is_not_there_stays_as_long_as_it_was(measurem
     assert item.what_if is not None
     assert item.what_if.replayed_ns == item.step_ns
     assert item.unrecorded_ns.value > 0
-    assert "waits for unrecorded computations, " in text_of(document)
+    assert "waits for unrecorded computations are not shortened: " in text_of(document)
 
 
 def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(measurement: Measurement) -> None:
@@ -119,7 +119,7 @@ def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(meas
 
     assert item.what_if is None
     assert "comes before" in item.no_what_if
-    assert "unknown, as the step cannot be replayed: " in text_of(document)
+    assert "unknown, because the step cannot be replayed: " in text_of(document)
     assert plain(document)["what_if"] is None
 
 
