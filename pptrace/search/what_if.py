@@ -225,9 +225,8 @@ def _lost_row(run: Run, lost: int) -> WhatIf:
     if row.step_ns is None:
         return row
     note = (
-        f"simulated with p2p async, because {policy.title} has no order for re-routed microbatches; step "
-        "without losses "
-        f"{time_text(run, intact.metrics.step_ns)}"
+        f"simulated with p2p async ({time_text(run, intact.metrics.step_ns)} without losses): "
+        f"{policy.title} has no order for re-routed microbatches"
     )
     return replace(row, note=note)
 

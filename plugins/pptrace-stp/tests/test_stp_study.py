@@ -110,7 +110,7 @@ def test_other_pages_state_the_same_figures() -> None:
     faster = [figures[15] for _, figures in CELLS]
     split = [-figures[4] for _, figures in MEMORY_ROWS]
 
-    assert f"simulated {span(above)} above the published one" in accuracy
+    assert f"is {span(above)} above the published one" in accuracy
     assert f"{min(off):.1f} to {max(off):.1f} points off on average" in accuracy
     page = (ROOT / "plugins" / "pptrace-schedules" / "README.md").read_text(encoding="utf-8")
     schedules = " ".join(page.split())
@@ -165,7 +165,7 @@ def test_no_constant_is_fitted_and_the_share_of_communication_is_near_the_paper_
 
     assert "network_efficiency" not in (ROOT / "examples" / "stp.yaml").read_text(encoding="utf-8")
     assert figures[0] == pytest.approx(27.5, abs=1.5)
-    held(f"{figures[0]} % of a forward at tp 8 and sequence 6144, for the paper's 27.5 %")
+    held(f"{figures[0]} % at tp 8 and sequence 6144, where the paper has 27.5 %")
 
 
 def flops(words: list[str], attention: int, key_value_width: int | None = None) -> float:
@@ -202,7 +202,7 @@ def test_the_page_states_what_throughput_loses_from_tp_4_to_tp_8() -> None:
     published, simulated = [row[2] for row in figures], [row[5] for row in figures]
 
     held(f"published STP is {min(published):.2f} to {max(published):.2f} times as fast with tp 4 as with tp 8")
-    held(f"simulated STP {min(simulated):.2f} to {max(simulated):.2f} times")
+    held(f"Simulated STP is {min(simulated):.2f} to {max(simulated):.2f} times as fast")
 
 
 def test_the_page_states_what_each_variant_changes() -> None:
@@ -213,7 +213,7 @@ def test_the_page_states_what_each_variant_changes() -> None:
         held(f"{base[2] - variants[name][2]:.1f} points")
         assert variants[name][3] < 2.5
     wider, halved = (variants[name] for name in ("3.1 GB/s between nodes", "half of the NVLink"))
-    held(f"takes {base[2] - wider[2]:.1f} or {base[2] - halved[2]:.1f} points off")
+    held(f"the excess is {base[2] - wider[2]:.1f} or {base[2] - halved[2]:.1f} points smaller")
     held(f"off by {wider[3]:.1f} points and {halved[3]:.1f} points in place of {base[3]:.1f}")
     held(f"gains are off by {variants['slowed as in table 11'][3]:.1f} points")
     held(f"{variants['slowed, attention to all tokens'][2]:.1f} % is left on average")
@@ -242,7 +242,7 @@ def test_the_page_states_what_steps_of_a100_tell_of_the_rates() -> None:
     ):
         (line,) = [line for line in ACCURACY.splitlines() if line.startswith(f"| {source} † |")]
         assert [float(line.split("|")[column]) for column in (4, 9)] == errors
-    held("3.3 and 3.4 % off on average, and 4.4 and 2.7 % with the source left out")
+    held("3.3 and 3.4 % off on average", "With the source left out of the fit, they are 4.4 and 2.7 % off")
     steps = steps_of_a100()
     widths = [int(step["hidden"]) for step in steps]
     assert {step["tp"] for step in steps} == {"8"}
