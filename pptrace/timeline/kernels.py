@@ -119,9 +119,12 @@ def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
 ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
 
 
-def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds, peak, peak_time, peak_count):
+def follow_memory(
+    compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, peak, peak_time, peak_count
+):
     """Follow each rank's activations: peak in bytes, time of the peak, and peak number of microbatches.
 
+    ``class_ptr`` has the place of a microbatch's class in ``kept`` and ``kept_weight``, from microbatch -1 on.
     A kind can allocate the input of a weight gradient, as in full recomputation; its memory change is positive.
     """
     for rank in range(len(compute_lane)):
@@ -130,7 +133,8 @@ def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds
         allocated = 0
         count = 0
         for row in range(low, high):
-            k, s, n = cells.kind[row], cells.stage[row], cells.span[row]
+            k, n = cells.kind[row], cells.span[row]
+            s = class_ptr[cells.microbatch[row] + 1] + cells.stage[row]
             allocated += (kinds.activation[k] * kept[s] + kinds.weight_activation[k] * kept_weight[s]) * n
             if allocated > peak[rank]:
                 peak[rank] = allocated

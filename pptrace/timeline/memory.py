@@ -108,11 +108,16 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     peak_bytes, peak_time_ns, peak_count, gathered, unreduced = np.zeros((5, ranks), dtype=np.int64)
     needs_clock = _needs_clock(timeline, workload)
     actions = folded(timeline) if needs_clock else timeline
+    classes = (workload, *workload.classes)
+    class_ptr = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
+    class_ptr[1 : workload.microbatch_class.size + 1] = workload.microbatch_class
     run(
         kernels.follow_memory,
         (
             lanes_of(actions, Stream.COMPUTE), actions.lane_ptr, actions.cells, actions.start_ns,
-            workload.activation_bytes, workload.weight_activation_bytes, TABLE,
+            class_ptr * workload.stages,
+            np.concatenate([costs.activation_bytes for costs in classes]),
+            np.concatenate([costs.weight_activation_bytes for costs in classes]), TABLE,
         ),
         (peak_bytes, peak_time_ns, peak_count),
         work=len(timeline),
@@ -158,7 +163,7 @@ def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
         column[kinds] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
     ]
     sharded = bool(workload.gathered_bytes.any() or workload.unreduced_bytes.any())
-    return bool(np.any(changes)) or timeline.parts is not None or bool(workload.classes) or sharded
+    return bool(np.any(changes)) or timeline.parts is not None or sharded
 
 
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:

@@ -28,7 +28,7 @@ def model(name: str, **values: Any) -> Transformer:
 def test_the_layouts_of_public_recipes_are_read() -> None:
     first = stages_of(model("deepseek-v3", layout="Et*3|(tt|)*29,m|L"), 32)
     assert [len(stage.layers) for stage in first] == [3, *[2] * 29, 0, 0]
-    assert [stage.mtp for stage in first] == [*[0] * 30, 1, 0]
+    assert [len(stage.predictions) for stage in first] == [*[0] * 30, 1, 0]
     assert (first[0].embedding, first[-1].head) == (True, True)
     assert [layer.experts for layer in first[0].layers + first[1].layers] == [False] * 3 + [True] * 2
 

@@ -11,7 +11,7 @@ import pytest
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.options import RooflineOptions
 from pptrace_models.presets import DEVICES, MODELS
-from pptrace_models.transformer import Compressed, Delta, Encoder, Indexer, Mamba, Transformer, checked
+from pptrace_models.transformer import Compressed, Delta, Encoder, ExpertLoad, Indexer, Mamba, Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -90,6 +90,7 @@ def keys(model: type[BaseModel]) -> Callable[[], str]:
         ("Presets", "| model |", models),
         ("Presets", "| device |", devices),
         ("model", KEYS, keys(Transformer)),
+        ("model.expert_load", KEYS, keys(ExpertLoad)),
         ("model.encoder", KEYS, keys(Encoder)),
         ("model.delta", KEYS, keys(Delta)),
         ("model.mamba", KEYS, keys(Mamba)),

@@ -31,6 +31,7 @@ _ROUTING_KERNELS = 8
 
 def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) -> tuple[Operation, ...]:
     """Return a layer's operations on one device."""
+    shard = shard.loaded(kind)
     matrices = linears(model, shard, kind)
     groups = dict.fromkeys(matrix.group for matrix in matrices)
     element = model.element_bytes

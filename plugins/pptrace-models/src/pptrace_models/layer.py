@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -60,12 +60,18 @@ class Shard:
     """Inner width of an expert."""
     shared_ffn: int
     """Inner width of the shared experts."""
+    top_k: int
+    """Experts per token."""
     routed: int
-    """Tokens of this device's experts, as on the busiest device; each token counts once per expert."""
+    """Tokens of this device's experts; each token counts once per expert."""
     sent: int
     """Tokens that one device sends to experts; each token counts once per expert."""
+    exchanged: int
+    """Tokens that one device sends to experts or receives for them, the larger of both; counted as ``sent``."""
     experts: int
-    """Experts on this device."""
+    """Experts on this device, with replicas."""
+    replicated: int
+    """Replicas of experts on this device."""
     vocabulary: int
     """Rows of the embedding and of the LM head, rounded up."""
 
@@ -79,6 +85,21 @@ class Shard:
     def is_split(self) -> bool:
         """Whether activations between tensor-parallel regions are split over the sequence."""
         return self.split_tokens != self.tokens
+
+    def loaded(self, kind: Layer) -> Shard:
+        """Return the sizes on the fullest devices of an expert-parallel group, for a layer with its loads.
+
+        Each device routes its share of tokens. The devices that share an expert gather its tokens.
+        """
+        if kind.received == kind.sent == 1:
+            return self
+        even = self.split_tokens * self.top_k
+        return replace(
+            self,
+            routed=ceil(self.tokens * self.top_k * self.etp * kind.received / self.tp),
+            sent=ceil(even * kind.sent),
+            exchanged=ceil(even * max(kind.sent, kind.received)),
+        )
 
 
 def shard(model: Transformer, request: CostRequest) -> Shard:
@@ -94,6 +115,7 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
     kv_share = min(request.tp, model.kv_heads)
     etp = request.etp or request.tp
     split = tokens // request.tp if request.sequence_parallel else tokens
+    redundant = model.expert_load.redundant if model.expert_load else 0
     return Shard(
         tokens=tokens,
         split_tokens=split,
@@ -115,10 +137,12 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         ffn=model.ffn // request.tp,
         expert_ffn=model.expert_ffn // etp,
         shared_ffn=model.shared_ffn // request.tp,
-        # Each device routes its share of tokens. The devices that share an expert gather its tokens.
-        routed=ceil(tokens * model.top_k * etp * model.load / request.tp),
-        sent=ceil(split * model.top_k * (model.capacity or 1)),
-        experts=model.num_experts // request.ep,
+        top_k=model.top_k,
+        routed=ceil(tokens * model.top_k * etp / request.tp),
+        sent=split * model.top_k,
+        exchanged=split * model.top_k,
+        experts=(model.num_experts + redundant) // request.ep,
+        replicated=redundant // request.ep,
         vocabulary=-(-model.vocabulary // request.tp),
     )
 
@@ -183,6 +207,11 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
         _divide("parallel.etp", etp, "model.expert_ffn", model.expert_ffn)
     if request.ep == 1 and etp == request.tp:
         return
+    redundant = model.expert_load.redundant if model.expert_load else 0
+    if redundant % request.ep:
+        message = f"{redundant} replicas do not fill the {request.ep} devices of a group equally"
+        nearest = str(-(-redundant // request.ep) * request.ep)
+        raise ConstraintError(message, nearest=nearest, key="model.expert_load.redundant")
     devices, name = request.dp * request.cp, "parallel.dp x parallel.cp"
     if etp != request.tp:
         name = f"parallel.tp x {name}"
@@ -250,7 +279,7 @@ def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
         Linear(group="shared experts", inputs=shared, outputs=h, **parallel),
     )
     routed: dict[str, Any] = {
-        "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.capacity,
+        "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.pads_experts,
     }  # fmt: skip
     latent, common = model.expert_latent, _replicated(shard)
     projections = (

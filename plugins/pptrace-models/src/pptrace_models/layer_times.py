@@ -97,7 +97,7 @@ class LayerCollectives:
 
 def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
-    model, shard, groups = costing.model, costing.shard, costing.groups
+    model, shard, groups = costing.model, costing.shard.loaded(kind), costing.groups
     half = second = _half_ns(costing)
     exchange = 0
     if kind.experts:
@@ -188,7 +188,7 @@ def _experts_ns(model: Transformer, shard: Shard, groups: Groups, dense: HalfTim
 
 
 def _exchange(model: Transformer, shard: Shard) -> Exchange:
-    size = shard.sent * model.token_width * model.element_bytes
+    size = shard.exchanged * model.token_width * model.element_bytes
     return Exchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
 
 

@@ -57,6 +57,7 @@ class Kept:
 
 def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
     """Return the bytes that a layer keeps."""
+    shard = shard.loaded(kind)
     scores = _scores(model, shard) if kind.mixer == "attention" else 0
     all_bytes = (
         _boundary_bytes(model, shard, kind) + _mixing(model, shard, kind) + _mlp(model, shard, kind) + scores
@@ -331,14 +332,16 @@ def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
         dense += recurrence.split(shard.tp).vectors
     elif kind.mixer == "attention":
         dense += model.query_rank + model.kv_rank + model.compressed_vectors(kind.ratio)
-    routed = 0
+    routed = replicas = 0
     for matrix in linears(model, shard, kind):
-        bias = (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)
+        count = matrix.weights + (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)
         if matrix.group == "experts":
-            routed += matrix.weights + bias
+            copied = count * shard.replicated // shard.experts
+            replicas += copied
+            routed += count - copied
         else:
-            dense += matrix.weights + bias
-    return Held(dense=dense, experts=routed)
+            dense += count
+    return Held(dense=dense, experts=routed, frozen_experts=replicas)
 
 
 def prediction_held(model: Transformer, shard: Shard) -> Held:

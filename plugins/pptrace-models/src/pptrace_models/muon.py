@@ -43,7 +43,7 @@ def matrices(costing: Costing, layers: Iterable[Layer]) -> Counter[Matrix]:
             tp = 1 if linear.whole else shard.etp if expert else shard.tp
             is_row_parallel = linear.outputs in residual and linear.inputs not in residual
             width, share = (linear.outputs, linear.inputs) if is_row_parallel else (linear.inputs, linear.outputs)
-            counts[Matrix(width, share, tp, expert)] += count * linear.copies
+            counts[Matrix(width, share, tp, expert)] += count * (linear.copies - shard.replicated * expert)
     return counts
 
 

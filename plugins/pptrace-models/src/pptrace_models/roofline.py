@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,23 +14,34 @@ from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, f
 from pptrace_models import memory, muon
 from pptrace_models.accelerator import groups_of
 from pptrace_models.encoder_costs import tower_of
+from pptrace_models.expert_loads import loads_of
 from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, shard
 from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
 from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
-from pptrace_models.stages import Stage, count_units, in_front, items_of, stages_of, summed, units_of
+from pptrace_models.stages import (
+    Stage,
+    count_units,
+    in_front,
+    items_of,
+    stages_of,
+    summed,
+    units_of,
+    with_loads,
+)
 from pptrace_models.transformer import Transformer, checked, kept_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from pptrace.plugin import CostRequest, Segment
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.encoder_costs import Tower
+    from pptrace_models.expert_loads import Loads
     from pptrace_models.layer import Operation, Work
     from pptrace_models.memory import Kept
     from pptrace_models.transformer import Layer
@@ -62,32 +73,30 @@ def build(request: CostRequest) -> Workload:
     part = shard(model, request)
     devices = devices_of(request, options)
     peaks = devices.peaks(model.precision)
+    loads = loads_of(model, part, request)
+    stages = units_of(model, request.stages) if request.units else stages_of(model, request.stages)
     job = _Job(
         request=request, model=model, options=options, part=part,
-        stages=units_of(model, request.stages) if request.units else stages_of(model, request.stages),
-        tower=tower_of(model, request),
+        stages=with_loads(stages, *loads.mean) if loads else stages, tower=tower_of(model, request),
+        layer_kept=cache(partial(memory.layer_kept, model, part)),
+        layer_held=cache(partial(memory.layer_held, model, part)),
     )  # fmt: skip
-    kept_items = job.kept_items()
-    kept = [summed(memory.Kept(), items) for items in kept_items]
     costings = {device: job.costing(device) for device in devices.distinct}
     of_stages = tuple(costings[device] for device in devices.of_stages)
-    kept_bytes = [stage_kept.activation for stage_kept in kept]
-    columns = job.columns(of_stages, kept_bytes)
-    columns |= {
-        "activation_bytes": kept_bytes,
-        "weight_activation_bytes": [stage_kept.weight_part for stage_kept in kept],
-    }
     passed = job.passed()
     back = job.passed_back(passed)
-    columns["checkpoint_bytes"] = list(map(min, [0, *passed[:-1]], kept_bytes))
-    _check_range([*(value for column in columns.values() for value in column), *passed])
-    arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    columns = job.microbatch_columns(of_stages)
+    jobs = job.of_classes(stages, loads) if loads else []
+    by_class = [each.microbatch_columns(of_stages) for each in jobs]
+    _check_range([*(value for names in (columns, *by_class) for column in names.values() for value in column)])
+    _check_range(passed)
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
-    workload = Workload(
-        **arrays,
+    notes = notes_of(model, devices, options, request)
+    base = Workload(
+        **_arrays(columns | job.state_columns(of_stages)),
         boundary_bytes=_boundaries(request, passed),
         boundary_gradient_bytes=_boundaries(request, back) if back != passed else np.zeros(0, dtype=np.int64),
-        reserved_bytes=options.reserved + job.beyond_bytes(kept),
+        reserved_bytes=options.reserved + max(each.beyond_bytes() for each in (job, *jobs)),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
@@ -95,13 +104,23 @@ def build(request: CostRequest) -> Workload:
         model_flops=job.flops(sequences),
         peak_flops=peaks * request.tp * request.cp * request.dp,
         plausible_flops=devices.plausible(model.precision) * request.tp * request.cp * request.dp,
-        notes=notes_of(model, devices, options, request),
+        notes=(*notes, loads.note) if loads else notes,
         units=count_units(model),
         kernels=partial(_kernels, job, of_stages, columns),
     )  # fmt: skip
-    if not options.segments:
+    plain = [base, *(replace(base, **_arrays(each), kernels=None, notes=()) for each in by_class)]
+    workload, *classes = (
+        each.segmented(owner.segments(of_stages), overlapped=options.alone == "overlapped")
+        if options.segments else each
+        for each, owner in zip(plain, (job, *jobs), strict=True)
+    )  # fmt: skip
+    if not loads or not classes:
         return workload
-    return workload.segmented(job.segments(of_stages, kept_items), overlapped=options.alone == "overlapped")
+    return replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
+
+
+def _arrays(columns: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
 
 def _with_default_segments(request: CostRequest, options: RooflineOptions) -> RooflineOptions:
@@ -149,6 +168,10 @@ class _Job:
     part: Shard
     stages: Sequence[Stage]
     tower: Tower | None
+    layer_kept: Callable[[Layer], Kept]
+    """Returns the bytes that a layer keeps, computed once for equal layers."""
+    layer_held: Callable[[Layer], memory.Held]
+    """Returns a layer's parameters, computed once for equal layers."""
 
     def costing(self, device: Accelerator) -> Costing:
         """Return the inputs of times on a device."""
@@ -157,25 +180,52 @@ class _Job:
             groups=groups_of(self.request, self.part, device, self.options),
         )  # fmt: skip
 
-    def columns(self, costings: Sequence[Costing], kept: Sequence[int]) -> dict[str, list[int]]:
-        """Return times in ns and training state in bytes of each stage, on its device."""
-        values_by_stage: dict[tuple[int, Stage], dict[str, int]] = {}
+    def of_classes(self, stages: Sequence[Stage], loads: Loads) -> list[_Job]:
+        """Return the job for each kind of microbatch; none if all microbatches are equal."""
+        if len(loads.received) == 1:
+            return []
+        rows = zip(loads.received, loads.sent, strict=True)
+        return [replace(self, stages=with_loads(stages, received, sent)) for received, sent in rows]
+
+    def microbatch_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
+        """Return times in ns and kept bytes of a microbatch on each stage, on its device."""
+        columns = self._columns(costings, self._times)
+        kept = self.kept()
+        kept_bytes = [stage_kept.activation for stage_kept in kept]
+        rates = [costing.device.host_bandwidth for costing in costings]
+        copies = [-(-size * _NS // rate) if rate else 0 for size, rate in zip(kept_bytes, rates, strict=True)]
+        return columns | {
+            "offload_ns": copies,
+            "reload_ns": copies,
+            "activation_bytes": kept_bytes,
+            "weight_activation_bytes": [stage_kept.weight_part for stage_kept in kept],
+            "checkpoint_bytes": list(map(min, [0, *self.passed()[:-1]], kept_bytes)),
+        }
+
+    def state_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
+        """Return the training state of each stage in bytes, and the times of its reduction and update in ns."""
+        return self._columns(costings, lambda costing, stages: [self._state(costing, stage) for stage in stages])
+
+    def _columns(
+        self,
+        costings: Sequence[Costing],
+        compute: Callable[[Costing, Sequence[Stage]], Sequence[Mapping[str, int]]],
+    ) -> dict[str, list[int]]:
+        """Return the values of each stage by name, computed once for equal stages on equal devices."""
+        values_by_stage: dict[tuple[int, Stage], Mapping[str, int]] = {}
         for costing in {id(costing): costing for costing in costings}.values():
             pairs = zip(costings, self.stages, strict=True)
             stages = list(dict.fromkeys(stage for stage_costing, stage in pairs if stage_costing is costing))
-            for stage, times in zip(stages, self._times(costing, stages), strict=True):
-                values_by_stage[id(costing), stage] = {**times, **self._state(costing, stage)}
+            for stage, values in zip(stages, compute(costing, stages), strict=True):
+                values_by_stage[id(costing), stage] = values
         rows = [values_by_stage[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        rates = [costing.device.host_bandwidth for costing in costings]
-        copies = [-(-size * _NS // rate) if rate else 0 for size, rate in zip(kept, rates, strict=True)]
-        return {**columns, "offload_ns": copies, "reload_ns": copies}
+        return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _times(self, costing: Costing, stages: Sequence[Stage]) -> list[dict[str, int]]:
         """Return the times of stages."""
         model = self.model
         items = items_of(
-            model, stages, layer=partial(layer_cost, costing),
+            model, stages, layer=partial(costing.once, layer_cost),
             embedding=costing.cost(costing.embedding(), embedding_ns(costing)),
             prediction=costing.cost(costing.prediction()), head=costing.cost(costing.head(), head_ns(costing)),
         )  # fmt: skip
@@ -235,11 +285,8 @@ class _Job:
         """Return the bytes that each item of each stage keeps of a microbatch."""
         model, part, stages = self.model, self.part, tuple(dict.fromkeys(self.stages))
 
-        def layer(kind: Layer) -> memory.Kept:
-            return memory.layer_kept(model, part, kind)
-
         items = items_of(
-            model, stages, layer=layer, embedding=memory.embedding_kept(model, part),
+            model, stages, layer=self.layer_kept, embedding=memory.embedding_kept(model, part),
             prediction=memory.prediction_kept(model, part),
             head=memory.head_kept(model, part, fused_loss=self.options.fused_loss),
         )  # fmt: skip
@@ -283,17 +330,10 @@ class _Job:
         decoder_flops = step_flops(self.model, sequences, self.request.sequence, self.request.document)
         return decoder_flops + (self.tower.flops(sequences) if self.tower else 0)
 
-    def segments(
-        self, costings: Sequence[Costing], kept: Sequence[Sequence[Kept]]
-    ) -> dict[Kind, list[tuple[Segment, ...]]]:
-        """Return the segments of each stage's actions by kind, on its device.
-
-        Args:
-            costings: the inputs of each stage's times.
-            kept: the bytes that each item of each stage keeps of a microbatch.
-        """
+    def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
+        """Return the segments of each stage's actions by kind, on its device."""
         known: dict[tuple[int, Stage], dict[Kind, tuple[Segment, ...]]] = {}
-        for costing, stage, stage_kept in zip(costings, self.stages, kept, strict=True):
+        for costing, stage, stage_kept in zip(costings, self.stages, self.kept_items(), strict=True):
             if (id(costing), stage) not in known:
                 known[id(costing), stage] = stage_segments(costing, self.tower, stage, stage_kept)
         by_stage = [known[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
@@ -303,16 +343,18 @@ class _Job:
         """Return the parameters of a stage on one device."""
         return summed(memory.Held(), self._held_items(stage))
 
-    def beyond_bytes(self, kept: Sequence[Kept]) -> int:
+    def kept(self) -> list[Kept]:
+        """Return the bytes that each stage keeps of a microbatch."""
+        return [summed(memory.Kept(), items) for items in self.kept_items()]
+
+    def beyond_bytes(self) -> int:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
 
         At its start, this is a recomputed layer. At its end, pending gradients have replaced the activations of
         the microbatch. Dummy gradients stay in memory.
-
-        Args:
-            kept: the bytes that each stage keeps of a microbatch.
         """
-        return max(self._beyond(stage, stage_kept) for stage, stage_kept in {*zip(self.stages, kept, strict=True)})
+        pairs = {*zip(self.stages, self.kept(), strict=True)}
+        return max(self._beyond(stage, stage_kept) for stage, stage_kept in pairs)
 
     def _beyond(self, stage: Stage, kept: Kept) -> int:
         pending = memory.pending_bytes(self.model, self.options, self.held(stage))
@@ -339,7 +381,7 @@ class _Job:
         """Return the matrices of a stage that Muon updates."""
         if self.options.optimizer != "muon" or self.model.frozen:
             return Counter()
-        return muon.matrices(costing, (*stage.layers, *[self.model.layer(self.model.layers)] * stage.mtp))
+        return muon.matrices(costing, (*stage.layers, *stage.predictions))
 
     def _held_items(self, stage: Stage) -> list[memory.Held]:
         """Return the parameters of each item of a stage.
@@ -352,7 +394,7 @@ class _Job:
             return held.untrained() if model.frozen else held
 
         def layer(kind: Layer) -> memory.Held:
-            return freeze(memory.layer_held(model, part, kind))
+            return freeze(self.layer_held(kind._replace(received=1.0, sent=1.0)))
 
         embedding = freeze(memory.embedding_held(model, part))
         (items,) = items_of(
@@ -360,7 +402,7 @@ class _Job:
             head=freeze(memory.head_held(model, part, with_embedding=stage.embedding or self.request.units)),
             heads=1,
         )  # fmt: skip
-        copied = [embedding] if stage.mtp > 0 and not (stage.embedding or self.request.units) else []
+        copied = [embedding] if stage.predictions and not (stage.embedding or self.request.units) else []
         if self.tower:
             (items,) = in_front([items], [stage], *self.tower.held())
         return [*items, *copied]
@@ -410,7 +452,7 @@ def _stage_kernels(rows: _Rows, stage: Stage, tower: Tower | None) -> Iterable[K
         yield from _encoder_kernels(_Rows(tower.costing(costing), kind), tower, stage)
     if stage.embedding:
         yield from rows.of("embedding", costing.embedding(), 1)
-    layers = Counter((*stage.layers, *[model.layer(model.layers)] * stage.mtp))
+    layers = Counter((*stage.layers, *stage.predictions))
     for layer, count in layers.items():
         operations = costing.layer(layer)
         attention = [operation for operation in operations if is_attention(operation.name)]
@@ -422,8 +464,8 @@ def _stage_kernels(rows: _Rows, stage: Stage, tower: Tower | None) -> Iterable[K
         if kind is Kind.I and layer.again:
             for row in rows.recomputed(operations, count, layer):
                 yield replace(row, causal=causal and row.name == CORE)
-    if stage.mtp:
-        yield from rows.of("prediction", costing.prediction(), stage.mtp)
+    if stage.predictions:
+        yield from rows.of("prediction", costing.prediction(), len(stage.predictions))
     if stage.head:
         yield from rows.of("head", costing.head(), 1 + model.mtp)
 

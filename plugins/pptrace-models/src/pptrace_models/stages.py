@@ -36,8 +36,8 @@ class Stage:
     """Layers, in order."""
     embedding: bool = False
     """Whether the stage has the embedding."""
-    mtp: int = 0
-    """Modules of multi-token prediction."""
+    predictions: tuple[Layer, ...] = ()
+    """Layers of modules of multi-token prediction."""
     head: bool = False
     """Whether the stage has the LM head and the loss."""
     tower: int = 0
@@ -106,7 +106,7 @@ def units_of(model: Transformer, units: int) -> list[Stage]:
         *(Stage(tower=1, projector=index == encoder_layers - 1) for index in range(encoder_layers)),
         Stage(embedding=True),
         *(Stage(layers=tuple(layers[low:high])) for low, high in pairwise(bounds)),
-        *[Stage(mtp=1)] * model.mtp,
+        *[Stage(predictions=(model.layer(model.layers),))] * model.mtp,
         Stage(head=True),
     ]
 
@@ -127,8 +127,9 @@ def _decoder(model: Transformer, stages: int) -> list[Stage]:
     result, first_layer, last_stage = [], 0, stages - 1
     for stage, count in enumerate(partition(model, stages)):
         layers = tuple(model.layer(first_layer + index, index) for index in range(count))
-        mtp = model.mtp if stage == last_stage else 0
-        result.append(Stage(layers=layers, embedding=stage == 0, mtp=mtp, head=stage == last_stage))
+        is_last = stage == last_stage
+        predictions = (model.layer(model.layers),) * model.mtp if is_last else ()
+        result.append(Stage(layers=layers, embedding=stage == 0, predictions=predictions, head=is_last))
         first_layer += count
     return result
 
@@ -146,7 +147,7 @@ def items_of(
     """Return a value, such as a time, for each item of each stage.
 
     Args:
-        model: the model; modules of multi-token prediction have a layer equal to its last one.
+        model: the model.
         stages: the items of each stage.
         layer: returns the value of a layer.
         embedding: the value of the embedding.
@@ -154,18 +155,45 @@ def items_of(
         head: the value of the LM head and the loss.
         heads: how often the LM head counts; 0 for once plus once per module of multi-token prediction.
     """
-    kinds = {kind: layer(kind) for kind in {kind for stage in stages for kind in stage.layers}}
-    last = model.layer(model.layers)
-    predicted = [kinds.get(last) or layer(last), prediction] if any(stage.mtp for stage in stages) else []
+    distinct = dict.fromkeys(kind for stage in stages for kind in (*stage.layers, *stage.predictions))
+    kinds = {kind: layer(kind) for kind in distinct}
     return [
         [
             *([embedding] if stage.embedding else []),
             *(kinds[kind] for kind in stage.layers),
-            *predicted * stage.mtp,
+            *(item for kind in stage.predictions for item in (kinds[kind], prediction)),
             *([head] * (heads or 1 + model.mtp) if stage.head else []),
         ]
         for stage in stages
     ]
+
+
+def with_loads(stages: Sequence[Stage], received: Iterable[float], sent: Iterable[float]) -> list[Stage]:
+    """Return stages whose layers with experts have the loads of one microbatch.
+
+    Args:
+        stages: the items of each stage.
+        received: loads of the fullest device by layer; the last belongs to multi-token prediction, if any.
+        sent: loads of the device that sends most, in the same order.
+    """
+    loads, loaded = list(zip(received, sent, strict=True)), []
+    first_layer, last = 0, len(loads) - 1
+
+    def layers(kinds: Sequence[Layer], places: Iterable[int]) -> tuple[Layer, ...]:
+        pairs = ((kind, loads[place]) for kind, place in zip(kinds, places, strict=False))
+        return tuple(
+            kind._replace(received=float(load[0]), sent=float(load[1])) if kind.experts else kind
+            for kind, load in pairs
+        )
+
+    for stage in stages:
+        following = first_layer + len(stage.layers)
+        loaded.append(replace(
+            stage, layers=layers(stage.layers, range(first_layer, following)),
+            predictions=layers(stage.predictions, [last] * len(stage.predictions)),
+        ))  # fmt: skip
+        first_layer = following
+    return loaded
 
 
 def summed(nothing: _Sum, items: Iterable[_Sum]) -> _Sum:
@@ -315,6 +343,7 @@ def _stages_of_layout(model: Transformer, stages: int, text: str) -> list[Stage]
         count = stage_letters.count("t")
         layers = tuple(model.layer(first_layer + index, index) for index in range(count))
         has_embedding, has_head = "E" in stage_letters, "L" in stage_letters
-        result.append(Stage(layers=layers, embedding=has_embedding, mtp=stage_letters.count("m"), head=has_head))
+        predictions = (model.layer(model.layers),) * stage_letters.count("m")
+        result.append(Stage(layers=layers, embedding=has_embedding, predictions=predictions, head=has_head))
         first_layer += count
     return result

@@ -312,6 +312,48 @@ class Compressed(Parameters):
     """Width of a group between the two output matrices."""
 
 
+LOAD_DISTRIBUTIONS = ("uniform", "zipf", "lognormal", *(f"W{number}" for number in range(8)))
+"""Names of random loads of experts; ``W0`` to ``W7`` are the workloads of NVIDIA/Megatron-LM pull request 7488."""
+
+
+class ExpertLoad(Parameters):
+    """Tokens of each expert, from a file or a distribution."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """``uniform``, ``zipf``, ``lognormal``, a workload ``W0`` to ``W7``, or a file: a ``.csv`` or ``.parquet``
+    with the columns ``expert`` and ``tokens``, and optionally ``layer``, ``microbatch``, ``step`` and ``source``
+    (a device of the group), all from 0; or a folder of Megatron-LM's token-imbalance traces. Without a column,
+    rows apply to all layers, microbatches or steps. Microbatches beyond the file's repeat them."""
+    exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Exponent of ``zipf``: the n-th fullest expert has ``n ** -exponent`` times the tokens of the fullest."""
+    sigma: Annotated[float, Field(ge=0, le=5)] = 0.5
+    """Standard deviation of the logarithms of ``lognormal`` loads."""
+    drift: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the variance of ``zipf`` and ``lognormal`` loads that each microbatch draws anew; the layer draws
+    the rest once for all steps."""
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 1
+    """Seed of the random numbers."""
+    step: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """The simulated step, of a file with several or of a workload that changes."""
+    placement: Literal["blocks", "balanced"] = "blocks"
+    """Experts of each device: consecutive ones, or as DeepSeek's EPLB balances the loads of the step before, or of
+    step 0 itself."""
+    redundant: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Replicas of full experts in a layer of an expert-parallel group, beyond one of each expert. Needs
+    ``placement: balanced``. Their weights take memory. Copying weights and returning gradients takes no time."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _replicas_are_placed(self) -> Self:
+        if self.redundant and self.placement != "balanced":
+            raise ValueError("redundant: write placement: balanced beside it")
+        return self
+
+
 Mixer = Literal["attention", "delta", "mamba", "none"]
 FeedForward = Literal["mlp", "experts", "none"]
 _PATTERN: dict[str, tuple[Mixer, FeedForward]] = {
@@ -336,6 +378,10 @@ class Layer(NamedTuple):
     """Whether full recomputation applies to the layer."""
     offloaded: bool = False
     """Whether host memory holds what the layer keeps for its backward."""
+    received: float = 1.0
+    """Tokens of the experts of the fullest device, relative to an even share without dropped tokens."""
+    sent: float = 1.0
+    """Tokens that the device with the most tokens sends to experts, relative to the mean without drops."""
 
     @property
     def experts(self) -> bool:
@@ -476,15 +522,23 @@ class Transformer(Parameters):
     shared_ffn: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Total inner width of the shared experts, which process every token; 0 for none."""
     capacity: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Tokens per expert, relative to an even share: further tokens are dropped, and missing ones are padded; 0 to
-    drop none."""
+    """Tokens per expert, relative to an even share (``--moe-expert-capacity-factor``): further tokens are dropped,
+    and missing ones are padded; 0 to drop none. The policy that chooses the dropped tokens does not change their
+    number."""
+    capacity_padding: bool | None = None
+    """Whether experts with fewer tokens are padded to ``capacity`` (``--moe-pad-expert-input-to-capacity``); true
+    by default."""
     encoder: Encoder | None = None
     """A vision or audio encoder before the decoder; none by default."""
     frozen: bool = False
     """Whether all weights except those of the encoder and its projector are frozen: backwards compute only the
     input gradients for these."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    """Tokens of the busiest device's experts, relative to an even share, if no tokens are dropped."""
+    """Tokens of the busiest device's experts, relative to an even share, in all layers and microbatches, if no
+    tokens are dropped."""
+    expert_load: ExpertLoad | None = None
+    """Tokens of each expert by layer and microbatch, from a file or a distribution; equal numbers by default. The
+    fullest device of an expert-parallel group determines the times of exchanges and experts."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -506,8 +560,18 @@ class Transformer(Parameters):
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
         if self.layout is not None and self.layers_per_stage is not None:
             raise ValueError("layout: defines the same as layers_per_stage; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _loads_agree(self) -> Self:
         if self.capacity and self.imbalance > 1:
             raise ValueError("imbalance: experts with a capacity have as many tokens each; give one of them")
+        if self.capacity_padding is not None and not self.capacity:
+            raise ValueError("capacity_padding: belongs to a capacity; give capacity, too")
+        if self.expert_load and not self.num_experts:
+            raise ValueError("expert_load: belongs to experts; give num_experts, too")
+        if self.expert_load and self.imbalance > 1:
+            raise ValueError("expert_load: defines the same as imbalance; give one of them")
         return self
 
     @model_validator(mode="after")
@@ -645,9 +709,9 @@ class Transformer(Parameters):
         return frozenset(self.recompute_modules or ["core_attn"]) if self.recompute == "selective" else frozenset()
 
     @property
-    def load(self) -> float:
-        """Tokens of the busiest device's experts, relative to an even share."""
-        return self.capacity or self.imbalance
+    def pads_experts(self) -> bool:
+        """Whether all experts have ``capacity`` tokens, with padding."""
+        return self.capacity > 0 and self.capacity_padding is not False
 
     @property
     def matrices(self) -> int:
@@ -683,9 +747,14 @@ class Transformer(Parameters):
         ratios = self.compressed.ratios if self.compressed and index < self.layers else [0]
         ratio = ratios[(number - 1) % len(ratios)] if mixer == "attention" else 0
         offloaded = index < self.layers and place < self.offloaded_layers
+        received = sent = 1.0
+        if feed_forward == "experts":
+            kept = self.capacity if self.pads_experts else min(self.capacity, 1.0)
+            received, sent = kept or self.imbalance, kept or 1.0
         return Layer(
-            mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio, again=again, offloaded=offloaded
-        )
+            mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio, again=again, offloaded=offloaded,
+            received=received, sent=sent,
+        )  # fmt: skip
 
     @property
     def parameters(self) -> int:
