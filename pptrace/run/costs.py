@@ -128,7 +128,8 @@ class Costs:
             if self.sequences is None:
                 return base
             if base.classes:
-                raise self.resolved.error("batch", "costs already have lengths: remove one of them")
+                message = "microbatches already differ, by costs.lengths or model.expert_load: remove one of them"
+                raise self.resolved.error("batch", message)
             return self.sequences.costs(base, lambda pack: self._of_pack(request, pack, base))
 
     def _of_pack(self, request: CostRequest, pack: Pack, base: Workload) -> Workload:
