@@ -329,8 +329,8 @@ class ExpertLoad(Parameters):
     sigma: Annotated[float, Field(ge=0, le=5)] = 0.5
     """Standard deviation of the logarithms of ``lognormal`` loads."""
     drift: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the variance of ``zipf`` and ``lognormal`` loads that each microbatch draws anew; the layer draws
-    the rest once for all steps."""
+    """Share of the variance of ``zipf`` and ``lognormal`` loads that each microbatch draws anew. The remaining
+    share is drawn once for each layer, for all steps."""
     seed: Annotated[int, Field(ge=0, le=2**31)] = 1
     """Seed of the random numbers."""
     step: Annotated[int, Field(ge=0, le=2**31)] = 0
