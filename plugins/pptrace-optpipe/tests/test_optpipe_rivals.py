@@ -109,7 +109,7 @@ def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str])
     Path("step.yaml").write_text(yaml.safe_dump(step), encoding="utf-8")
     write_table(simulate("step.yaml", schedule="1f1b").prepared.schedule, Path("looped.csv"))
 
-    result = CliRunner().invoke(command, ["step.yaml", *more, "--time", "500ms"], catch_exceptions=False)
+    result = CliRunner().invoke(command, ["step.yaml", *more, "--work", "0.5"], catch_exceptions=False)
 
     matches = [PROGRESS.search(line) for line in result.stderr.splitlines()]
     assert matches

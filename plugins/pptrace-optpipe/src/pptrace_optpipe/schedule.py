@@ -78,8 +78,8 @@ def build(request: ScheduleRequest) -> Schedule:
     return optimise(search_input, effort, cache, rivals=_rivals(request, search_input)).table
 
 
-def _rivals(request: ScheduleRequest, search_input: SearchInput) -> Iterator[Rival]:
-    """Yield other plugins' schedules for a request that fit and have the same work.
+def _rivals(request: ScheduleRequest, search_input: SearchInput) -> Iterator[Rival | None]:
+    """Yield other plugins' schedules for a request that fit and have the same work, and None for each other one.
 
     If the configuration has chunks per rank, they also have the placement of the search.
     """
@@ -91,18 +91,19 @@ def _rivals(request: ScheduleRequest, search_input: SearchInput) -> Iterator[Riv
         try:
             prepared = simulator.prepared(table)
         except PptraceError:
+            yield None
             continue
         placement = search_input.placement if CHUNKS in prepared.resolved.positions else None
         figures = rival_figures(prepared, work_ns, placement)
         if figures is None:
+            yield None
             continue
         full_request = replace(rival_request, options=request.options, simulator=simulator)
         limit = _limits(full_request, table.placement, _free_bytes(prepared, figures))
-        if _fits(figures, limit):
-            yield Rival(
-                name=name, table=table, simulated=figures, fits=True,
-                search_input=partial(_search_input, full_request, table.placement, limit, problem.shared),
-            )  # fmt: skip
+        yield Rival(
+            name=name, table=table, simulated=figures, fits=True,
+            search_input=partial(_search_input, full_request, table.placement, limit, problem.shared),
+        ) if _fits(figures, limit) else None  # fmt: skip
 
 
 def _search_input(

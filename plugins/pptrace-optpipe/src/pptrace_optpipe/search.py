@@ -472,25 +472,25 @@ def optimise(
     cache: Cache | None,
     *,
     warm: Sequence[Schedule] = (),
-    rivals: Iterable[Rival] = (),
+    rivals: Iterable[Rival | None] = (),
     tell: Callable[[Optimised], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Optimised:
     """Return the best table within the limit of a search's input.
 
-    A share of the time is for ``rivals``, schedules of other plugins that are built as they are iterated. The
-    simulator runs every better schedule with the configuration's network and policy. The result is the table
-    with the shortest simulated step within the limit. The search starts from ``warm``, tables of its placement,
-    and from rivals that fit and have the same placement. If a schedule with another placement
-    remains the best after half of the time, the second half searches in that placement. The result is never longer
-    than any of these schedules.
+    A share of the time is for ``rivals``, schedules of other plugins that are built as they are iterated, with
+    None for one that cannot be compared. The simulator runs every better schedule with the configuration's network
+    and policy. The result is the table with the shortest simulated step within the limit. The search starts from
+    ``warm``, tables of its placement, and from rivals that fit and have the same placement. If a schedule with
+    another placement remains the best after half of the time, the second half searches in that placement. The
+    result is never longer than any of these schedules.
 
     Raises:
         ScheduleError: no table that fits was found in time.
     """
-    rivals, effort = within_share(rivals, effort)
+    built, effort = within_share(rivals, effort)
     start, start_s = effort.clock(), time.monotonic()
-    fitting = sorted((rival for rival in rivals if rival.fits), key=lambda rival: rival.simulated.step_ns)
+    fitting = sorted((rival for rival in built if rival.fits), key=lambda rival: rival.simulated.step_ns)
     best, rival_input = None, None
     if fitting:
         rival = fitting[0]
@@ -504,16 +504,16 @@ def optimise(
             rows.append(rows_of_table(table))
     first_effort = effort if rival_input is None else replace(effort, seconds=effort.seconds / 2)
     rows += _rows_in_placement(search_input, fitting)
-    best = _search_placement(judge, first_effort, cache, rows, warn, rivals)
+    best = _search_placement(judge, first_effort, cache, rows, warn, built)
     remaining = effort.seconds - (effort.clock() - start)
     if rival_input is not None and best is not None and best.rival and remaining > 0 and not effort.stopped():
         judge = _Judge(rival_input, best, tell)
         with suppress(PptraceError):
             rows = _rows_in_placement(rival_input, fitting)
-            best = _search_placement(judge, replace(effort, seconds=remaining), cache, rows, warn, rivals)
+            best = _search_placement(judge, replace(effort, seconds=remaining), cache, rows, warn, built)
     if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
-    return replace(best, seconds=time.monotonic() - start_s, rivals=tuple(rivals))
+    return replace(best, seconds=time.monotonic() - start_s, rivals=tuple(built))
 
 
 def _search_placement(

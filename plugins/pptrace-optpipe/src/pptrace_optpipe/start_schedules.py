@@ -23,6 +23,7 @@ from pptrace.plugin import ConfigError, Kind, PptraceError, ScheduleError, load,
 from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Lister, OffloadingLister, Rule, serial_rows
 from pptrace_optpipe.memory_repair import evict
+from pptrace_optpipe.model import WorkClock
 from pptrace_optpipe.playback import Played, play
 from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Part, joined_rows
 from pptrace_optpipe.setting import pairs, rows_of_table, setting_in, simulated
@@ -283,14 +284,14 @@ class Rival:
 
 def rivals(
     config: Path | None, sets: Sequence[str], registry: Registry, setting: Setting, memory: int = 0
-) -> Iterator[Rival]:
+) -> Iterator[Rival | None]:
     """Yield every schedule of other plugins with a setting's work, built for a limit in bytes per rank.
 
-    Schedules with other sizes, with more or less computation, or with behaviour that a table cannot represent are
-    skipped, as are other placements if the setting keeps its own. If offloads are possible, each schedule appears
-    a second time, with the offloads that fit in time. If recomputation is possible, it appears once more, with all
-    forwards recomputed. A configuration's own schedule of slices comes first. Schedules with other values of
-    enumerated options come last.
+    Yield None for a schedule with other sizes, with more or less computation, or with behaviour that a table
+    cannot represent, and for other placements if the setting keeps its own, so that a caller can check the time.
+    If offloads are possible, each schedule appears a second time, with the offloads that fit in time. If
+    recomputation is possible, it appears once more, with all forwards recomputed. A configuration's own schedule
+    of slices comes first. Schedules with other values of enumerated options come last.
     """
     if setting.sliced is not None:
         yield _sliced_rival(setting.sliced, setting, memory)
@@ -305,10 +306,10 @@ def rivals(
             continue
         option_sets = [f"schedule.options.{option}"] if option else []
         prepared = _prepare_rival(config, [*sets, *option_sets, *added], registry, name, limits)
-        if prepared is None:
-            continue
-        figures = rival_figures(prepared, work, setting.placement if setting.is_kept else None)
-        if figures is None:
+        placement = setting.placement if setting.is_kept else None
+        figures = None if prepared is None else rival_figures(prepared, work, placement)
+        if prepared is None or figures is None:
+            yield None
             continue
         yield Rival(
             name=f"{name}{f':{option}' if option else ''}{suffix}", table=prepared.schedule, simulated=figures,
@@ -394,20 +395,25 @@ def _work_ns(prepared: Prepared) -> int:
 
 _SHARE = 0.25
 """Share of the time to build and simulate other plugins' schedules."""
-_AT_LEAST_S = 3.0
-"""Seconds for these schedules even in a very short search."""
+_LEAST = 3.0
+"""Seconds or units of work for these schedules in a short search; of a limit of time at most half."""
 
 
-def within_share(rivals: Iterable[Rival], effort: Effort) -> tuple[list[Rival], Effort]:
+def within_share(rivals: Iterable[Rival | None], effort: Effort) -> tuple[list[Rival], Effort]:
     """Return the rivals that are built within a share of the time, and the effort that remains."""
     start, built = effort.clock(), list[Rival]()
+    share = effort.seconds * _SHARE
+    if isinstance(effort.clock, WorkClock):
+        limit, charged = max(share, _LEAST), share
+    else:
+        limit = charged = max(share, min(_LEAST, effort.seconds / 2))
     for rival in rivals:
-        built.append(rival)
-        effort.count(len(rival.table))
-        if effort.stopped() or effort.clock() - start > max(effort.seconds * _SHARE, _AT_LEAST_S):
+        if rival is not None:
+            built.append(rival)
+            effort.count(len(rival.table))
+        if effort.stopped() or effort.clock() - start > limit:
             break
-    spent = min(effort.clock() - start, effort.seconds * _SHARE)
-    return built, replace(effort, seconds=effort.seconds - spent)
+    return built, replace(effort, seconds=effort.seconds - min(effort.clock() - start, charged))
 
 
 def _prepare_rival(
