@@ -225,15 +225,17 @@ class Merging:
     transfer: int
     """Time from one rank to another, without contention."""
 
-    def of(self, table: Schedule) -> tuple[Schedule, Schedule]:
+    def of(self, table: Schedule) -> list[Schedule]:
         """Return the table with all adjacent halves merged, and with only those whose merge delays no stage.
 
         The latter is never longer than the table itself: a gradient that comes later is there before its stage
         starts with it, and a merged backward takes no longer than its halves. So each action may start when it
-        did, or earlier.
+        did, or earlier. If no merge delays a stage, both are one table.
         """
         pairs = _pairs(table)
-        return _with_merged(table, pairs), _with_merged(table, pairs[self._harmless(table, pairs)])
+        harmless = self._harmless(table, pairs)
+        chosen = [pairs] if harmless.all() else [pairs, pairs[harmless]]
+        return [_with_merged(table, each) for each in chosen]
 
     def lengths(self, table: Schedule) -> tuple[int, int]:
         """Return the longest time from a rank's start to its end, and from the first start to the last end."""
