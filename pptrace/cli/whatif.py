@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 pptrace whatif llama.yaml
 pptrace whatif llama.yaml --lost 2 --json
+pptrace whatif mixture.yaml --balance experts
 """
 
 
@@ -24,12 +25,18 @@ pptrace whatif llama.yaml --lost 2 --json
     "--lost", type=click.IntRange(0), default=0, metavar="N",
     help="Workers (pipeline ranks) that fail: their microbatches go to the replicas of their stages.",
 )  # fmt: skip
+@click.option(
+    "--balance", type=click.Choice(["experts"]),
+    help="Balance the tokens of experts: placements as DeepSeek's EPLB plans them, without and with replicas of "
+    "full experts, and equal numbers of tokens. Needs model.expert_load.",
+)  # fmt: skip
 @json_option("Print everything as JSON.")
-def command(source: Source, lost: int, *, as_json: bool) -> None:
+def command(source: Source, lost: int, balance: str | None, *, as_json: bool) -> None:
     """Simulate CONFIG's step again with one change at a time, on the same number of GPUs.
 
     The changes are twice the bandwidth, a free network, half the bubble, even stages, no stragglers, one more
-    microbatch and, with --lost, fewer workers. The first row is the bottleneck of the unchanged step.
+    microbatch, fewer workers (--lost) and other placements of experts (--balance). The first row is the
+    bottleneck of the unchanged step.
     """
     file = source.file
     from pptrace.config.resolution import load
@@ -38,5 +45,7 @@ def command(source: Source, lost: int, *, as_json: bool) -> None:
     from pptrace.search.what_if import whatif
 
     with status("simulating"):
-        result = whatif(simulate(load(file, source.sets, source.flags), Registry.load()), lost=lost)
+        result = whatif(
+            simulate(load(file, source.sets, source.flags), Registry.load()), lost=lost, balance=balance
+        )
     echo_result(result, as_json=as_json)

@@ -9,6 +9,7 @@ a failed worker's forwards and backwards are re-routed to its peers, which hold 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.choices import Sharing
-from pptrace.config.quantities import format_duration
+from pptrace.config.quantities import format_duration, format_size
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, DeadlockError, PptraceError, ScheduleError
 from pptrace.network.contract import Flat
@@ -180,7 +181,7 @@ class WhatIfs(Printed):
         return Document(title="what if", lead=(heading, setting, "", table, *remarks))
 
 
-def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
+def whatif(run: Run, *, lost: int = 0, balance: str | None = None) -> WhatIfs:
     """Re-simulate a step with single changes.
 
     - Twice the bandwidth: all communication takes half its time, latencies included.
@@ -190,13 +191,16 @@ def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
     - No stragglers: all devices have the same speed, if the costs have different speeds (``spread``, ``skew``).
     - One more microbatch: a step with one more microbatch, scaled to the original number of sequences.
     - Workers lost: their microbatches go to the replicas of their stages (Gandhi et al., ReCycle, SOSP 2024).
+    - Balanced experts: each layer's experts have the placement that DeepSeek's EPLB computes, without and with
+      replicas of full experts on each device; and all experts have equal numbers of tokens.
 
     Args:
         run: the simulated step.
         lost: number of failed workers; 0 by default.
+        balance: ``experts`` for the changes of balanced experts; None by default.
 
     Raises:
-        ConfigError: a stage is left without a replica.
+        ConfigError: a stage is left without a replica, or experts have no loads.
     """
     changes: dict[str, Callable[[Run], int | None]] = {
         "bandwidth x2": _doubled_bandwidth,
@@ -208,7 +212,9 @@ def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
     }
     rows = [WhatIf(name=f"bottleneck: {run.bottleneck}", step_ns=run.metrics.step_ns)]
     rows += [_row(name, change, run) for name, change in changes.items()]
-    return WhatIfs(run=run, rows=(*rows, _lost_row(run, lost)) if lost else tuple(rows))
+    rows += [_lost_row(run, lost)] if lost else []
+    rows += _balance_rows(run) if balance == "experts" else []
+    return WhatIfs(run=run, rows=tuple(rows))
 
 
 def _lost_row(run: Run, lost: int) -> WhatIf:
@@ -229,6 +235,46 @@ def _lost_row(run: Run, lost: int) -> WhatIf:
         f"{policy.title} has no order for re-routed microbatches"
     )
     return replace(row, note=note)
+
+
+_REPLICAS = (0, 1, 2)
+"""Replicas of experts on each device, beside the experts that are divided over the devices."""
+_LOAD = "model.expert_load"
+
+
+def _balance_rows(run: Run) -> list[WhatIf]:
+    """Return the effects of balanced placements of experts, and of equal numbers of tokens as their bound."""
+    resolved = run.prepared.resolved
+    load_of_experts = value_of(resolved, _LOAD)
+    if not load_of_experts:
+        message = "missing, so that all experts have equal numbers of tokens; write a distribution or a file"
+        raise resolved.error(_LOAD, message)
+    step = load_of_experts["step"]
+    plan = f"planned for the loads of step {step - 1}" if step else "planned for its own loads: an upper bound"
+    rows = []
+    for count in _REPLICAS:
+        redundant = count * resolved.experiment.parallel.ep
+        balanced = {**load_of_experts, "placement": "balanced", "redundant": redundant}
+        name = f"balanced experts, {count} replica{'s' * (count > 1)} per device" if count else "balanced experts"
+        rows.append(_load_row(run, name, balanced, plan))
+    return [*rows, _load_row(run, "even experts", None, "no placement can be faster")]
+
+
+def _load_row(run: Run, name: str, load_of_experts: dict[str, Any] | None, note: str) -> WhatIf:
+    peak_bytes = 0
+
+    def change(run: Run) -> int:
+        nonlocal peak_bytes
+        value = json.dumps(load_of_experts) if load_of_experts else ""
+        loaded = run.under(load(run.prepared.resolved.written, [f"{_LOAD}={value}"]))
+        peak_bytes = loaded.memory.fullest_bytes
+        return loaded.metrics.step_ns
+
+    row = _row(name, change, run)
+    if row.step_ns is None:
+        return row
+    peak = f"peak {format_size(peak_bytes)} in place of {format_size(run.memory.fullest_bytes)}"
+    return replace(row, note=f"{note}; {peak}")
 
 
 def _row(name: str, change: Callable[[Run], int | None], run: Run) -> WhatIf:

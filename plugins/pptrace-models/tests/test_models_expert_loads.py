@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pptrace
 from pptrace.plugin import ConfigError, ConstraintError
+from pptrace.search.what_if import whatif
 from pptrace_models.expert_loads import _WORKLOADS, MOST_CLASSES, MOST_IN_PAIRS, _routings, balanced_placement
 
 if TYPE_CHECKING:
@@ -276,3 +278,31 @@ def test_loads_contradict_a_constant_imbalance_and_dense_models(costs: Callable[
     ):
         with pytest.raises(ConfigError, match=line):
             costs(values)
+
+
+def test_balanced_experts_are_between_their_blocks_and_even_numbers_of_tokens() -> None:
+    model = {
+        "layers": 4,
+        "hidden": 1024,
+        "heads": 8,
+        "ffn": 4096,
+        "vocabulary": 32000,
+        "num_experts": 8,
+        "top_k": 2,
+    }
+    sizes = {"device": "h100-sxm", "schedule": "1f1b", "stack": "ideal", "pp": 2, "dp": 4, "ep": 4}
+    load = {"name": "lognormal", "sigma": 1.0, "drift": 0.2}
+
+    def simulated(**values: Any) -> Any:
+        return pptrace.simulate(model={**model, **values}, microbatches=4, sequence=4096, **sizes)
+
+    rows = {row.name: row for row in whatif(simulated(expert_load={**load, "step": 1}), balance="experts").rows}
+    assert rows["even experts"].step_ns == simulated().metrics.step_ns
+    gains = [row.saved_ns for name, row in rows.items() if "experts" in name]
+    assert len(gains) == 4
+    assert all(0 < gain <= rows["even experts"].saved_ns for gain in gains)
+    assert rows["balanced experts"].note.startswith("planned for the loads of step 0; peak")
+    own = {row.name: row for row in whatif(simulated(expert_load=load), balance="experts").rows}
+    assert "an upper bound" in own["balanced experts, 1 replica per device"].note
+    with pytest.raises(ConfigError, match="expert_load: missing"):
+        whatif(simulated(), balance="experts")
