@@ -66,8 +66,18 @@ class Prepared:
     """Dropped parts of the configuration and parts without effect, one sentence each."""
     differing: ReplicaCosts | None = None
     """Costs of replicas that may differ."""
-    units: int = 1
-    """Number of units, which a table without a pipeline has as stages; 1 for stages that are no units."""
+    undivided: Schedule | None = None
+    """The table of whole stages if ``schedule`` has their units as stages; None for stages without units."""
+
+    @property
+    def stage_table(self) -> Schedule:
+        """The table of whole stages."""
+        return self.undivided or self.schedule
+
+    @property
+    def units(self) -> int:
+        """Number of units of a step without a pipeline; 1 for stages that are no units."""
+        return 1 if self.undivided is None else self.schedule.stages
 
     @property
     def chunks(self) -> int:

@@ -207,9 +207,9 @@ def _with_table(
     network, placement = costs.network, table.placement
     table = with_interleave(inputs.resolved, table)
     policy = message_policy(inputs, table)
-    units = count_units(inputs.resolved, table, costs)
+    units, undivided = count_units(inputs.resolved, table, costs), None
     if units > 1:
-        table = with_units(table, units)
+        undivided, table = table, with_units(table, units)
         placement, policy = table.placement, Policy()
     workload = costs.workload_of(table, units=units > 1)
     notes = overlap_notes(costs, table, workload)
@@ -238,7 +238,7 @@ def _with_table(
         resolved=inputs.resolved, schedule=table, request=request, network=network, table=file, workload=workload,
         job=network if isinstance(network, RankNetwork) else None, policy=policy, contention=contention,
         plugins=dict(sorted(inputs.plugins.items())), notes=(*inputs.notes, *notes), differing=differing,
-        units=units,
+        undivided=undivided,
     )  # fmt: skip
     return with_slowest_replica(prepared)
 

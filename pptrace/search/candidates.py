@@ -167,7 +167,7 @@ def run_candidate(
         with always_compiled():
             prepared = prepare(load(document, (), {}, varied), plugins)
             if framework:
-                arguments = FRAMEWORKS[framework].arguments(prepared.resolved.experiment, prepared.schedule)
+                arguments = FRAMEWORKS[framework].arguments(prepared.resolved.experiment, prepared.stage_table)
                 if arguments.without:
                     return {FOREIGN: arguments.without[0]}
             run = Run.of(machine.apply(prepared) if machine else prepared, plugins)
@@ -188,7 +188,7 @@ SEARCHED_TABLE = "searched_table"
 def _searched_table(prepared: Prepared, registry: Registry) -> str | None:
     schedule = prepared.resolved.experiment.schedule
     is_searched = schedule.kind != "table" and registry.schedules[schedule.name].offer.searches
-    return table_text(compute_only(prepared.schedule)) if is_searched else None
+    return table_text(compute_only(prepared.stage_table)) if is_searched else None
 
 
 def _breakdown(run: Run) -> Row:

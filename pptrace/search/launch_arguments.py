@@ -497,6 +497,8 @@ class Framework:
     """Why it runs no table that a schedule builds from times; empty where it runs such tables."""
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that a plan tries for a key by default; those of other keys are the same for all frameworks."""
+    shards_alone: bool = False
+    """Whether a plan tries sharded weights, also in shard groups, by default for jobs without a pipeline."""
     program: tuple[str, ...] = ()
     """The program that takes the arguments; empty if the framework is a library."""
 
@@ -524,11 +526,13 @@ FRAMEWORKS = {
         arguments=megatron_arguments,
         table_faults=_megatron_table_faults,
         timed_fault=_OTHER_ORDER,
+        shards_alone=True,
         program=("pretrain_gpt.py",),
     ),
     "torchtitan": Framework(
         title="torchtitan",
         arguments=torchtitan_arguments,
+        shards_alone=True,
         program=("-m", "torchtitan.train"),
         values={"costs.zero": (0, 3), "model.recompute": ("none", "full")},
     ),

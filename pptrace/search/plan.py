@@ -237,11 +237,10 @@ class Plan(Printed):
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The first place's table, as it was simulated."""
+        """The first place's table of whole stages."""
         if self._searched_table:
             return parse_table(self._searched_table, form=Form.CSV).schedule
-        whole = (*self.best.varied, setting("data_parallel.units", 1))
-        return prepare(self.problem.resolved(whole), self.problem.registry).schedule
+        return prepare(self.problem.resolved(self.best.varied), self.problem.registry).stage_table
 
     @cached_property
     def frameworks(self) -> dict[str, Arguments]:

@@ -7,10 +7,11 @@ cost model, even and balanced splits of layers, and every installed schedule wit
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -429,7 +430,10 @@ _COPIED = "schedule.offload.ratio"
 _EVEN, _BALANCED = "even", "balanced"
 _NEAREST = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Orders of the axes on a cluster: replicas, or pipeline neighbours, inside a node."""
-_SWITCHES = (RECOMPUTE, "costs.zero")
+_ZERO, _SHARD = "costs.zero", "data_parallel.shard"
+_SWITCHES = (RECOMPUTE, _ZERO)
+_SHARDED = 3
+"""ZeRO's stage that shards weights."""
 
 
 class Space:
@@ -454,28 +458,32 @@ class Space:
             raise ConfigError("missing: write the sequences in a step, such as --global 1024", key="batch.global")
         self.splits = self._splits()
         self.entries = self._with_varied_options(self._entries())
-        self.other_axes = self._other_values()
+        self._combinations: dict[int, list[tuple[Assignment, ...]]] = {}
         self.divisions = list(self._divisions())
-        if not self.divisions or not self.entries or not self.setting_combinations:
+        if not self.divisions or not self.entries or not self._settings_of(0):
             raise self._empty_error()
+        batches = len(self.sequences) * len(self.micro)
+        counts = (batches * len(self._settings_of(division)) for division in range(len(self.divisions)))
+        self._ends = list(accumulate(counts))
 
     @property
     def groups(self) -> int:
         """The number of groups."""
-        sizes = (self.divisions, self.sequences, self.micro, self.setting_combinations)
-        return prod(map(len, sizes))
+        return self._ends[-1]
 
     def group(self, number: int) -> Group:
         """Return the group with a number, in the order of divisions, batches, microbatches and other settings."""
-        rest, combination = divmod(number, len(self.setting_combinations))
-        rest, micro = divmod(rest, len(self.micro))
-        division, sequences = divmod(rest, len(self.sequences))
+        division = bisect_right(self._ends, number)
+        combinations = self._settings_of(division)
+        first = self._ends[division - 1] if division else 0
+        rest, combination = divmod(number - first, len(combinations))
+        sequences, micro = divmod(rest, len(self.micro))
         gpus, pp, tp, cp, ep, dp = self.divisions[division]
         layout = Layout(
             gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=self.micro[micro],
             sequences=self.sequences[sequences],
         )  # fmt: skip
-        varied = (*self._size_settings(layout), *self.setting_combinations[combination])
+        varied = (*self._size_settings(layout), *combinations[combination])
         return Group(number=number, layout=layout, varied=varied)
 
     def _divisions(self) -> Iterator[tuple[int, ...]]:
@@ -495,17 +503,36 @@ class Space:
             values["parallel.sequence_parallel"] = layout.tp > 1
         return tuple(setting(key, value) for key, value in values.items())
 
-    @cached_property
-    def setting_combinations(self) -> list[tuple[Assignment, ...]]:
-        """Combinations of all other settings, without options of another kind of recomputation."""
-        written = (self.problem.document.value or {}).get("model")
-        model = written if isinstance(written, dict) else {}
-        by_text: dict[str, tuple[Assignment, ...]] = {}
-        for parts in product(*self.other_axes):
-            settings = tuple(override for part in parts for override in part)
-            kept = compatible_settings(settings, model)
-            by_text.setdefault(repr([(override.path, override.value) for override in kept]), kept)
-        return list(by_text.values())
+    def _settings_of(self, division: int) -> list[tuple[Assignment, ...]]:
+        """Return combinations of all other settings of a division, without options of another recomputation."""
+        shard = self._shard_group(*self.divisions[division])
+        if shard not in self._combinations:
+            written = (self.problem.document.value or {}).get("model")
+            model = written if isinstance(written, dict) else {}
+            by_text: dict[str, tuple[Assignment, ...]] = {}
+            for parts in product(*self._other_values(shard)):
+                settings = tuple(override for part in parts for override in part)
+                kept = compatible_settings(settings, model)
+                by_text.setdefault(repr([(override.path, override.value) for override in kept]), kept)
+            self._combinations[shard] = list(by_text.values())
+        return self._combinations[shard]
+
+    def _shard_group(self, gpus: int, pp: int, tp: int, cp: int, ep: int, dp: int) -> int:
+        """Return the size of shard groups to try beside sharding over all ``dp`` replicas.
+
+        Returns:
+            The most replicas of a node that can be a group, 1 for no groups; 0 if sharded weights are not tried by
+            default.
+        """
+        framework, axes = FRAMEWORKS.get(self.problem.framework), self.problem.axes
+        is_fixed = _ZERO in axes or _SHARDED not in self._words(_ZERO)
+        if pp > 1 or gpus <= tp or is_fixed or framework is None or not framework.shards_alone:
+            return 0
+        written = (self.problem.document.value or {}).get("data_parallel") or {}
+        if "shard" in written or _SHARD in axes or gpus <= self.problem.node_gpus:
+            return 1
+        sizes = range(2, self.problem.node_gpus // (tp * cp) + 1)
+        return max((size for size in sizes if dp % size == 0 and size * cp % ep == 0), default=1)
 
     def chunks_of(self, pp: int) -> tuple[int, ...]:
         """Return the chunks per rank: the requested ones, or all that divide the layers.
@@ -634,8 +661,12 @@ class Space:
         texts = [f"{name}:{option}={word}" for option, values in words.items() for word in values]
         return parse_entries([name, *texts], "plan")
 
-    def _other_values(self) -> list[list[tuple[Assignment, ...]]]:
-        """Return the values of all other keys, a list per axis."""
+    def _other_values(self, shard: int) -> list[list[tuple[Assignment, ...]]]:
+        """Return the values of all other keys, a list per axis.
+
+        Args:
+            shard: replicas in a node that share state where sharded weights are tried by default; else 0.
+        """
         axes = self.problem.axes
         for axis in axes.values():
             _check_coupled(axis)
@@ -650,7 +681,11 @@ class Space:
             words = self._words(key) if key not in axes else ()
             usual = {*usual_values.get(key, words), self.problem.configured[key]}
             values = [value for value in words if value in usual]
-            axis_values += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
+            settings: list[tuple[Assignment, ...]] = [(setting(key, value),) for value in values]
+            if key == _ZERO and shard:
+                settings += [(setting(key, _SHARDED),)] if _SHARDED not in values else []
+                settings += [(setting(key, _SHARDED), setting(_SHARD, shard))] if shard > 1 else []
+            axis_values += [settings] if len(settings) > 1 else []
         if self.problem.on_cluster and "parallel.order" not in axes:
             axis_values.append([(setting("parallel.order", order),) for order in _NEAREST])
         return axis_values
