@@ -84,7 +84,7 @@ FLAGS: Mapping[str, Flag] = {
 HEADLINES: Mapping[str, str] = {name: flag.headline for name, flag in FLAGS.items() if flag.headline}
 """The key of a section's short form, a bare name."""
 
-SECTIONS = ("parallel", "batch", "data_parallel")
+SECTIONS = ("parallel", "batch", "rl", "data_parallel")
 """Sections without a flag, for Python callers."""
 
 ARGUMENTS = (*FLAGS, *SECTIONS)
@@ -131,6 +131,7 @@ class SettingsBesideSchedule(_Reserved, total=False):
     costs: Named
     parallel: Section | None
     batch: Section | None
+    rl: Section | None
     data_parallel: Section | None
 
 

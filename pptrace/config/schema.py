@@ -429,6 +429,17 @@ class Batch(_Section):
         return self.microbatches or 0
 
 
+class PostTraining(_Section):
+    """What precedes the training microbatches of a step of reinforcement learning."""
+
+    generation: Duration = Field(default=0, description="Time of generation before the passes, on all ranks.")
+    forward_passes: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=0,
+        description="Forward-only passes over all microbatches, such as 2 for log-probabilities of the policy and "
+        "of the reference. Each starts when all ranks and replicas have finished the pass before it.",
+    )
+
+
 class NetworkPart(OpenSection):
     """A part of a cluster: a network by name, with its options beside the name."""
 
@@ -519,6 +530,9 @@ class Experiment(_Section):
         default=Parallel(), description="How the job's processes are divided: pp x tp x dp x cp of them."
     )
     batch: Batch = Field(default=Batch(), description="Sequences and microbatches of one step.")
+    rl: PostTraining | None = Field(
+        default=None, description="Generation and forward-only passes of a step of reinforcement learning."
+    )
     schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
     device: Device | None = Field(default=None, description=FLAGS["device"].text)
     stack: str | None = Field(

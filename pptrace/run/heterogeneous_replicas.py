@@ -88,6 +88,15 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
     return replace(prepared, workload=replace(prepared.workload, notes=notes))
 
 
+def inputs_of_replicas(prepared: Prepared) -> list[Prepared]:
+    """Return the inputs of one replica of each kind alone; the given ones where all replicas are equal."""
+    differing = prepared.differing
+    if differing is None:
+        return [prepared]
+    first, _ = kinds_of(differing.classes, differing.speeds)
+    return [_replica(prepared, differing, replica) for replica in first.tolist()]
+
+
 def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
     """Simulate one replica of each kind.
 
@@ -99,8 +108,7 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
     zero = np.zeros(prepared.workload.stages, dtype=np.int64)
     ready = np.zeros((len(first), zero.size), dtype=np.int64)
     peaks = np.zeros((len(first), prepared.schedule.ranks), dtype=np.int64)
-    for ready_ns, peak, replica in zip(ready, peaks, first.tolist(), strict=True):
-        alone = _replica(prepared, differing, replica)
+    for ready_ns, peak, alone in zip(ready, peaks, inputs_of_replicas(prepared), strict=True):
         costs = replace(alone.workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
         timeline = simulate(alone.schedule, costs, alone.network, alone.policy, contention=alone.contention)
         rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))

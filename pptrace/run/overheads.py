@@ -12,6 +12,7 @@ from pptrace.errors import DeadlockError
 from pptrace.network.contract import Flat
 from pptrace.plugins.construction import GuardedNetwork
 from pptrace.run.heterogeneous_replicas import changed
+from pptrace.run.post_training import simulate_step
 from pptrace.sim.engines import Contention
 from pptrace.steps.message_calls import Policy
 from pptrace.timeline.idle import IdleCause
@@ -167,7 +168,7 @@ def metrics_under(
         return None
     try:
         prepared = changed(prepared, policy=policy, contention=contention, network=network)
-        timeline = prepared.simulate().timeline
+        timeline = simulate_step(prepared).timeline
     except DeadlockError:
         return None
     return measure(timeline, prepared.workload)

@@ -22,6 +22,7 @@ from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction,
 from pptrace.run.hardware import fill_cluster_device
 from pptrace.run.heterogeneous_replicas import with_slowest_replica
 from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
+from pptrace.run.post_training import with_forward_flops
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
 from pptrace.run.speeds import Issued, ReplicaCosts
 from pptrace.run.stacks import fill_stack
@@ -223,7 +224,7 @@ def _with_table(
         workload = in_parts(workload, request.microbatches, parts, shares)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
     workload = with_stage_replicas(inputs.resolved, workload, placement, network)
-    workload = with_validation(inputs.experiment, workload)
+    workload = with_forward_flops(inputs.resolved, table, with_validation(inputs.experiment, workload))
     differing = None
     if costs.sequences is not None or costs.speeds is not None:
         differing = ReplicaCosts(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pptrace.errors import ScheduleError
 from pptrace.run.inputs import at_location, located
+from pptrace.run.post_training import simulate_step
 from pptrace.run.preparation import prepare
 from pptrace.timeline.actions import communication
 from pptrace.timeline.memory import measure_memory
@@ -46,7 +47,7 @@ class SimulatedStep:
         """
         try:
             with at_location(prepared.resolved, "network"):
-                step = prepared.simulate()
+                step = simulate_step(prepared)
         except ScheduleError as error:
             raise located(error, prepared, registry) from error
         return cls(prepared, step.timeline, step.traffic, registry)

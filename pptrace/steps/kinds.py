@@ -133,6 +133,10 @@ class Kind(IntEnum):
     """Wait until the SEND_B of the stage and microbatch has completed."""
     WAIT_REDUCE_GRAD = 18
     """Wait until the REDUCE_GRAD of the stage has completed."""
+    FORWARD_ONLY = 19
+    """Forward without a backward, which keeps no activation."""
+    GENERATION = 20
+    """Generation of the step's sequences, before its passes."""
 
     @property
     def traits(self) -> Traits:
@@ -274,6 +278,15 @@ KINDS: dict[Kind, Traits] = {
     Kind.WAIT_REDUCE_GRAD: Traits(
         role=Role.WAIT, stream=Stream.COMPUTE, per_stage=True, waits_for=("REDUCE_GRAD",), trace_colour="startup",
     ),
+    Kind.FORWARD_ONLY: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.ACTIVATION,), direction=_F,
+        colour=("#c9b8e8", "#e8c9b8"), terminal_colour=("magenta", "yellow"), trace_colour="good",
+        perfetto_text="FORWARD_ONLY: forward", meaning="forward only",
+    ),
+    Kind.GENERATION: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, colour=("#d9d2c0", "#d9d2c0"),
+        trace_colour="generic_work", meaning="generation",
+    ),
 }  # fmt: skip
 """One row per kind, in the order of their numbers."""
 
@@ -356,8 +369,8 @@ PER_STAGE = _kinds(lambda kind: kind.per_stage)
 BACKWARD = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is Pass.BACKWARD)
 """Full backwards and their halves."""
 
-PASSES = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is not Pass.NEITHER)
-"""Forwards and backwards."""
+PASSES = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is not Pass.NEITHER and bool(kind.cost))
+"""Forwards and backwards of training."""
 
 GRADIENTS = _kinds(lambda kind: Result.GRADIENT in kind.results)
 """Backwards that compute the input gradient, which the previous stage needs."""

@@ -139,7 +139,7 @@ def follow_memory(
             if allocated > peak[rank]:
                 peak[rank] = allocated
                 peak_time[rank] = start[row]
-            if kinds.result[k] == ACTIVATION:
+            if kinds.result[k] == ACTIVATION and kinds.activation[k] > 0:
                 count += n
                 peak_count[rank] = max(peak_count[rank], count)
             elif kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT:

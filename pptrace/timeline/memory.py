@@ -310,7 +310,7 @@ def _class_of(workload: Workload, microbatch: Int32s) -> Int64s:
     class_of = workload.microbatch_class
     if not class_of.size:
         return np.zeros(microbatch.size, dtype=np.int64)
-    return np.where(microbatch < 0, 0, class_of[microbatch])
+    return np.where(microbatch < 0, 0, class_of[microbatch % class_of.size])  # forward-only passes repeat them
 
 
 def _with_stated(delta: Int64s, timeline: Timeline, workload: Workload, rows: Int64s, number: Int64s) -> Int64s:

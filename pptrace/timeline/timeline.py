@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -13,7 +14,7 @@ from pptrace.steps.columns import Columns, Int8s, Int32s, Int64s, difference
 from pptrace.steps.kinds import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -417,6 +418,51 @@ def step_functions(key: Int32s | Int64s, time_ns: Int64s, total: Int64s) -> Iter
         if kept.any():
             yield int(key[start]), time_ns[start:end][kept], value[kept]
         before, start = int(total[end - 1]), end
+
+
+def join(timelines: Sequence[Timeline]) -> tuple[Timeline, list[Int32s]]:
+    """Return the rows of timelines on the same ranks in one, and the new number of each timeline's rows.
+
+    Causes refer to rows of their own timeline. The placement and the provenance are those of the last timeline.
+
+    Raises:
+        ValueError: two slices of one lane overlap.
+    """
+    first_row = np.cumsum([0, *map(len, timelines)])
+    columns = {name: np.concatenate([getattr(each, name) for each in timelines]) for name in ROW_COLUMNS}
+    columns["cause"] = np.concatenate(
+        [
+            np.where(each.cause < 0, -1, each.cause + first)
+            for each, first in zip(timelines, first_row, strict=False)
+        ]
+    )
+    columns["rank"] = np.concatenate([each.rank_of_row() for each in timelines])
+    for name in ("stream", "peer"):
+        lanes = [getattr(each, f"lane_{name}")[each.lane_of_row()] for each in timelines]
+        columns[name] = np.concatenate(lanes)
+    order = np.lexsort([columns[name] for name in ("end_ns", "start_ns", "peer", "stream", "rank")])
+    number = np.empty(order.size + 1, dtype=np.int32)
+    number[order], number[-1] = np.arange(order.size), -1
+    columns["cause"] = number[columns["cause"]]
+    joined = replace(
+        Timeline.from_columns(columns, timelines[-1].placement), provenance=timelines[-1].provenance,
+        parts=_joined_parts(timelines, order),
+    )  # fmt: skip
+    return joined, [number[start:stop] for start, stop in pairwise(first_row.tolist())]
+
+
+def _joined_parts(timelines: Sequence[Timeline], order: NDArray[np.integer]) -> Parts | None:
+    if all(each.parts is None for each in timelines):
+        return None
+    names: list[str] = []
+    columns = []
+    for each in timelines:
+        none = np.full(len(each), -1, dtype=np.int32)
+        parts = each.parts or Parts(number=none, name=none, names=())
+        columns.append((parts.number, np.where(parts.name < 0, -1, parts.name + len(names))))
+        names += parts.names
+    number, name = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return Parts(number=number, name=name, names=tuple(names)).of_rows(order)
 
 
 _MESSAGES = (Stream.COMM, Stream.SEND, Stream.RECV)
