@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.resolution import load
-from pptrace.errors import ConfigError, PptraceError, TraceError
+from pptrace.errors import ConfigError, PptraceError, TableError, TraceError
 from pptrace.measured.computations import extent, extract_computations, group_quantiles
 from pptrace.measured.replay import Resimulation
 from pptrace.report.numbers import Figure, ranks_text
 from pptrace.run.run import Run, simulate
-from pptrace.run.trace_files import read_measurement, source_inputs
+from pptrace.run.trace_files import advice_on, read_measurement, source_inputs
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import Measurement, Step
@@ -385,7 +385,13 @@ def simulate_source(source: str | Path, registry: Registry) -> Side | None:
     if suffix not in _CONFIGURATIONS | _TABLES:
         return None
     configuration = load(path) if suffix in _CONFIGURATIONS else load(None, (), {"schedule": text})
-    return simulated_side(simulate(configuration, registry), text)
+    try:
+        return simulated_side(simulate(configuration, registry), text)
+    except TableError as error:
+        advice = advice_on(path, registry) if suffix in _TABLES else ""
+        if not advice:
+            raise
+        raise TraceError(advice, file=path) from error
 
 
 def read_side(

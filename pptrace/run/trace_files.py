@@ -345,13 +345,19 @@ def _files(source: Path) -> list[Path]:
 def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceError:
     offers = [provided.offer for provided in registry.importers.values()]
     file = files[0] if files else source
-    advice = next((text for offer in offers if offer.advise is not None and (text := offer.advise(file))), "")
+    advice = advice_on(file, registry)
     if advice:
         return TraceError(advice, file=file)
     known = ", ".join(f"{offer.name} ({offer.summary})" for offer in offers)
     can_measure = any(offer.measure for offer in offers)
     hint = "" if can_measure else f"; measured traces need {installation('pptrace-profilers')}"
     return TraceError(f"no importer recognises it; there are {known}{hint}", file=file)
+
+
+def advice_on(file: Path, registry: Registry) -> str:
+    """Return what an unreadable file is and what to record or convert instead; empty for other files."""
+    offers = (provided.offer for provided in registry.importers.values())
+    return next((text for offer in offers if offer.advise is not None and (text := offer.advise(file))), "")
 
 
 RANK = "{rank}"

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from pptrace.cli.calibrate import command
-from pptrace.errors import TraceError
+from pptrace.errors import TableError, TraceError
+from pptrace.measured.sides import simulate_source
 from pptrace.plugins.registry import Registry
 from pptrace.run.trace_files import read_measurement
 from pptrace_profilers.plugin import advise
@@ -57,6 +58,18 @@ def test_a_file_of_another_sort_names_the_way(
     assert str(result.exception).startswith(f"{path}: is ")
     assert message in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"), [(FILES["DeepSpeed's flops profiler"][1], TraceError), ("0F0,x", TableError)]
+)
+def test_a_text_that_is_no_table_names_the_way_where_it_is_known(
+    content: str, error: type[Exception], tmp_path: Path
+) -> None:
+    (tmp_path / "flops.txt").write_text(content)
+
+    with pytest.raises(error):
+        simulate_source(tmp_path / "flops.txt", Registry.load())
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b\x08broken", b'{"schema": 5}'])

@@ -97,13 +97,14 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
     if not all(rank.forwards for rank in ranks):
         return list(recordings), ""
     (confidence, objection), places_by_rank = _one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
-    if objection and any((rank.recording.ends.peer >= 0).any() for rank in ranks):
+    exchange_messages = any((rank.recording.ends.peer >= 0).any() for rank in ranks)
+    if objection and exchange_messages:
         inference = _infer_from_messages(ranks, source)
         if inference is not None:
             (confidence, objection), ranks, places_by_rank, stages = inference
             source = f"{source} and the routes of messages, {stages} stages"
     if objection:
-        more = "" if source.startswith(_AUTOGRAD) else _CPU_HELP
+        more = _CPU_HELP if exchange_messages and not source.startswith(_AUTOGRAD) else ""
         return list(recordings), f"forwards and backwards are not inferred{objection}; {_RECORD_HELP}{more}"
     note = f"no annotation names an action: inferred from {source}, {confidence}; {_HELP}"
     return [_with_actions(rank, places) for rank, places in zip(ranks, places_by_rank, strict=True)], note

@@ -420,7 +420,10 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
         for summary in _rank_summaries(rank, recording)
     ]
     if not summaries:
-        message = "holds no action of a pipeline, no operation of a GPU and no message"
+        message = (
+            "holds no action of a pipeline, no operation of a GPU and no message: record the GPU too, or mark "
+            "actions (`pptrace annotate` prints a module for that)"
+        )
         raise TraceError(message, file=recordings[0].path)
     notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
     return Measurement(
