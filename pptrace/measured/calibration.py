@@ -193,6 +193,14 @@ class Calibration:
             return whole
         return None if first is None or second is None else first + second
 
+    def input_gradient_ns(self, stage: int) -> int | None:
+        """Return the time of an input gradient without its fixed part, at most that of the whole backward.
+
+        Where both ran, stalls can make the part longer than the whole. None where it was not measured.
+        """
+        first, whole = self.proportional_ns(Kind.I, stage), self.backward_ns(stage)
+        return first if first is None or whole is None else min(first, whole)
+
     @property
     def measured_shares(self) -> tuple[float, ...]:
         """Shape (stages,): the shares of input gradients in backwards; the median where a stage has none.
@@ -202,8 +210,7 @@ class Calibration:
         shares = {
             stage: first_ns / total_ns
             for stage in range(self.stages)
-            if (first_ns := self.proportional_ns(Kind.I, stage)) is not None
-            and (total_ns := self.backward_ns(stage))
+            if (first_ns := self.input_gradient_ns(stage)) is not None and (total_ns := self.backward_ns(stage))
         }
         middle = sorted(shares.values())[len(shares) // 2] if shares else 0.0
         return tuple(shares.get(stage, middle) for stage in range(self.stages)) if shares else ()

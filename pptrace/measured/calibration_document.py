@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from pptrace.steps.kinds import Kind
 from pptrace.steps.message_calls import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pptrace.measured.calibration import ActionFit, Calibration, CalibrationCheck, LinkFit, OperationFit
     from pptrace.run.trace_files import SimulatedSource
@@ -229,21 +230,19 @@ def _sizes_word(link: LinkFit) -> str:
 
 
 def _times(fit: Calibration) -> list[str]:
-    def times_ns(kind: Kind) -> list[int | None]:
-        of_slices = (fit.proportional_ns(kind, stage) for stage in range(fit.stages))
+    def times_ns(of_slice: Callable[[int], int | None]) -> list[int | None]:
+        of_slices = map(of_slice, range(fit.stages))
         return [time and fit.slices * time for time in of_slices]
 
     forward = [fit.of(Kind.F, stage) for stage in range(fit.stages)]
-    slice_backwards = [fit.backward_ns(stage) for stage in range(fit.stages)]
-    backwards = [time and fit.slices * time for time in slice_backwards]
     gradients = [fit.of(Kind.I, stage) for stage in range(fit.stages)]
-    forwards = times_ns(Kind.F)
+    forwards, backwards = times_ns(partial(fit.proportional_ns, Kind.F)), times_ns(fit.backward_ns)
     lines = [f"  forward: {_format_times(forwards)}{_spreads(forward)}"]
     lines.append(f"  backward: {_format_times(backwards)}")
     measured = [action for action in gradients if action is not None]
     shares = fit.measured_shares or fit.run_shares
     if len(measured) == fit.stages:
-        lines.append(f"  input_gradient: {_format_times(times_ns(Kind.I))}{_spreads(measured)}")
+        lines.append(f"  input_gradient: {_format_times(times_ns(fit.input_gradient_ns))}{_spreads(measured)}")
     elif shares:
         ratio = [round(time * share) if time else None for time, share in zip(backwards, shares, strict=True)]
         source = (

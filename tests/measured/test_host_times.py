@@ -114,3 +114,14 @@ def test_a_policy_that_a_run_names_is_fitted_with_its_options() -> None:
     assert (found.policy, found.policy_options) == ("torch", named["options"])
     assert yaml.safe_load(calibrated_yaml(calibrate([step]), "run", (), found))["p2p"] == named
     assert of_unknown_plugin == of_wrong_option == check_calibration(calibrate([step]), [step], registry)
+
+
+def test_an_input_gradient_is_at_most_the_whole_backward_so_that_the_fit_can_be_simulated(tmp_path: Path) -> None:
+    step = step_of("dualpipe-v")
+    stalled = replace(step, duration_ns=np.where(step.kind == Kind.I, 30_000_000, step.duration_ns))
+    fit, costs = calibrate([stalled]), tmp_path / "costs.yaml"
+    costs.write_text(calibrated_yaml(fit, "run"), encoding="utf-8")
+
+    assert {Kind.B, Kind.I} <= set(step.kind.tolist())
+    assert max(fit.measured_shares) == 1
+    assert simulate(costs, schedule="1f1b").metrics.step_ns > 0
