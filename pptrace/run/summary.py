@@ -6,11 +6,14 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.report.document import GAP, NO_BREAK, Column, Document, Table, text_of
 from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
+from pptrace.steps.kinds import Kind
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import plausibility_notes
 
@@ -216,7 +219,7 @@ def _path(run: SimulatedStep) -> str:
 
 
 def _communication(run: SimulatedStep) -> list[tuple[str, str]]:
-    """Return hidden communication by group, and the exposed gradient reduction."""
+    """Return hidden communication by group, and exposed gathers and reductions."""
     groups = [group for group in run.metrics.groups if group.stream.is_group]
     hidden = ", ".join(f"{group.name} {group.hidden:.1%}" for group in groups)
     return [*([("hidden", hidden)] if hidden else []), *_reduction(run)]
@@ -226,9 +229,14 @@ def _reduction(run: SimulatedStep) -> list[tuple[str, str]]:
     metrics = run.metrics
     if not metrics.reduction_ns.any():
         return []
+    timeline = run.timeline
+    rows = np.flatnonzero(timeline.kind == Kind.UNSHARD)
+    gather_ns = np.zeros(timeline.ranks, dtype=np.int64)
+    np.add.at(gather_ns, timeline.rank_of_row()[rows], (timeline.end_ns - timeline.start_ns)[rows])
+    gathers = f"gathers {time_text(run, int(gather_ns.max()))}, " if gather_ns.any() else ""
     reduction = time_text(run, int(metrics.reduction_ns.max()))
     exposed = time_text(run, int(metrics.idle_ns[:, IdleCause.REDUCTION].max()))
-    return [("data parallel", f"reduction {reduction}, of which exposed {exposed}")]
+    return [("data parallel", f"{gathers}reduction {reduction}, of which exposed {exposed}")]
 
 
 def _busiest(run: SimulatedStep) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ class IdleCause(IntEnum):
     """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
 
     FILL = kernels.FILL
-    """Before the rank's first action."""
+    """Before the rank's first action; with a single rank, without the gather of this action's weights."""
     DRAIN = kernels.DRAIN
     """After the rank's last action."""
     TRANSFER = kernels.TRANSFER

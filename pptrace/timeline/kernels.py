@@ -246,6 +246,12 @@ def attribute_idle(
                     )
                 elif row <= first:
                     released = rows.cause[row] if row < high else -1
+                    if len(compute_lane) == 1 and begin <= released < end:
+                        # Without a pipeline, the first action waits for its weights, not for other ranks.
+                        gather = min(max(rows.start[released], free), until)
+                        count = _book(rank, FILL, free, gather, released, count, spent.idle_ns, waits)
+                        count = _book(rank, REDUCTION, gather, until, released, count, spent.idle_ns, waits)
+                        free = until
                     count = _book(rank, FILL, free, until, released, count, spent.idle_ns, waits)
                 else:
                     count = _book_end(

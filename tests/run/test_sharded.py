@@ -112,6 +112,7 @@ def test_short_collectives_of_units_are_exposed_at_the_ends_of_microbatches() ->
 
     # A microbatch waits for its first gather, and the next gather and the end for the last reduction.
     assert step.metrics.step_ns == 2 * (4 * 300 + 50 + 50) * 1000
+    assert step.metrics.exposed_ns.tolist() == [2 * (50 + 50) * 1000]
     assert count(step, Kind.UNSHARD) == 2 * (2 * 4 - 1)  # the last unit stays gathered for its backward
     assert count(step, Kind.REDUCE_GRAD) == 2 * 4
 

@@ -37,7 +37,7 @@ def test_gathering_weights_before_the_first_forward_belongs_to_the_step() -> Non
     metrics = measure(simulate(Schedule.from_rows([["0UNSHARD", "0F0", "0B0"]]), workload), workload)
 
     assert metrics.step_ns == 34
-    assert idle(metrics, 0) == {"FILL": 4}
+    assert idle(metrics, 0) == {"REDUCTION": 4}
     assert metrics.path.by_kind_ns == {"B": 20, "F": 10, "UNSHARD": 4}
     assert metrics.path.by_stage_ns == {0: 30}
 
