@@ -49,16 +49,19 @@ class PerfettoUi:
     """A page with the Perfetto UI and one trace in it."""
 
     def __init__(self, page: Any, address: str, folder: Path) -> None:
-        self.page, self.address, self.folder = page, address, folder
+        self.page, self.address, self.folder, self.loaded = page, address, folder, 0
 
     def load(self, trace: Path) -> None:
-        """Open a trace as a link to ui.perfetto.dev does."""
-        (self.folder / "trace").unlink(missing_ok=True)
-        (self.folder / "trace").symlink_to(trace)
-        self.page.goto("about:blank")
-        self.page.goto(f"{self.address}/#!/?url={self.address}/trace&hideSidebar=true")
+        """Open a trace as a link to ui.perfetto.dev does; the page stays the same, which saves its start."""
+        self.loaded += 1
+        name = f"trace-{self.loaded}"
+        (self.folder / name).symlink_to(trace)
+        self.page.evaluate("() => { window.previousTrace = window.app?.trace; }")
+        self.page.goto(f"{self.address}/#!/?url={self.address}/{name}&hideSidebar=true")
         self.page.wait_for_function(
-            "() => window.app?.trace?.engine && window.waitForPerfettoIdle", timeout=PATIENCE_MS
+            "() => window.app?.trace?.engine && window.app.trace !== window.previousTrace"
+            " && window.waitForPerfettoIdle",
+            timeout=PATIENCE_MS,
         )
         self.wait()
 

@@ -66,7 +66,7 @@ def dist() -> Path:
 
 
 @pytest.fixture
-def page(perfetto_ui: Any, dist: Path) -> Iterator[Any]:
+def page(perfetto_ui: Any) -> Iterator[Any]:
     """A page of its own that finds the built UI where the public one would be, and no other site."""
     # a service worker would fetch past the routes below
     context = perfetto_ui.page.context.browser.new_context(service_workers="block")
@@ -78,9 +78,9 @@ def page(perfetto_ui: Any, dist: Path) -> Iterator[Any]:
     page = context.new_page()
 
     def answer(route: Any) -> None:
-        path = route.request.url.removeprefix(PUBLIC_UI).partition("?")[0].strip("/") or "index.html"
-        if route.request.url.startswith(PUBLIC_UI) and (dist / path).is_file():
-            route.fulfill(path=dist / path)
+        if route.request.url.startswith(PUBLIC_UI):
+            path = route.request.url.removeprefix(PUBLIC_UI)
+            route.fulfill(response=route.fetch(url=f"{perfetto_ui.address}{path}"))
         else:
             route.fulfill(status=404, body="")
 
