@@ -26,7 +26,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
         one_f_one_b,
         seq_1f1b,
     )
-    from pptrace_schedules.zero_bubble import interleaved_zb, v_half, v_min, zb_h1, zb_h2, zb_v
+    from pptrace_schedules.zero_bubble import interleaved_zb, v_controllable, zb_h, zb_v
 
     yield gpipe.OFFER
     yield one_f_one_b.OFFER
@@ -35,11 +35,11 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield chimera.OFFER
     yield hanayo.OFFER
     yield bitpipe.OFFER
-    yield zb_h1.OFFER
-    yield zb_h2.OFFER
+    yield zb_h.ZB_H1
+    yield zb_h.ZB_H2
     yield zb_v.OFFER
-    yield v_half.OFFER
-    yield v_min.OFFER
+    yield v_controllable.V_HALF
+    yield v_controllable.V_MIN
     yield interleaved_zb.OFFER
     yield dualpipe.OFFER
     yield dualpipe.DUALPIPE_V

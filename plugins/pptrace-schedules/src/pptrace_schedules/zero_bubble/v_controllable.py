@@ -1,0 +1,119 @@
+"""V-Half and V-Min, which hold half and a third of 1F1B's activations.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv:2405.15362.
+
+Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. Microbatch j's actions
+belong into the slots of a building block, 6 j after microbatch 0's, which gives the order of forwards and input
+gradients. Weight gradients follow in the order of input gradients, each where its rank would wait for as long,
+where a forward needs its memory, or at the end. Lengths are in times of a chunk's forward, input and weight
+gradient of 1 each; 1F1B idles 6 (p - 1). Peak activations are a chunk's each; 1F1B holds 2 p. The order is
+generated in the same memory unless ``order`` is ``fixed``.
+
+**V-Half** idles half as long as 1F1B. Its block, with d = 3 where p is even and 0 where it is odd::
+
+    F  2 r        f  3 p - 2 - r        i  3 p - 1 + 2 r + d        I  6 p - 2 - r + d
+
+Length: 6 m + 3 (p - 1) for even p and 6 m + 3 p - 4 for odd. Up to about p / 2 microbatches take 4 p - 5 less 2
+for each more than one (even p: two). Peak activations of every rank: 2 floor(p / 2) + 2. Generated, for equal
+times and m > p > 2, it takes 6 m + 3 p - 7 for even p and 6 m + 3 p - 4 for odd; where two ranks or m <= floor(p
+/ 2) + 1 leave memory to spare, as long as ZB-V.
+
+**V-Min** idles two thirds as long. Its block, with d = 2 where 3 divides p and 0 elsewhere::
+
+    F  r        f  2 p - 1 - r        i  2 p + r + d        I  4 p - 1 - r + d
+
+Length: 6 m + 4 p - 5, and 2 more where 3 divides p and m > 1. Where the times differ, a further bubble grows
+with m. Peak activations of any rank: at most 2 floor((p + 1) / 3) + 2. Generated, for equal times and m > p > 2,
+it takes 6 m + 4 p - 5, and 2 less where 3 divides p; for p = 3 and 5, where V-Half holds as much, 6 m + 3 p - 4.
+Where two ranks or m <= floor((p + 1) / 3) + 1 leave memory to spare, it takes as long as ZB-V.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pptrace_schedules.zero_bubble.offers import bubble_of, half_peak, is_fixed, min_peak, v_idle, v_offer
+
+if TYPE_CHECKING:
+    from pptrace.plugin import Schedule, ScheduleRequest
+
+__all__ = ["V_HALF", "V_MIN"]
+
+_SMALL = 2
+"""Ranks whose memory holds the order of ZB-V."""
+
+
+def _build_half(request: ScheduleRequest) -> Schedule:
+    from pptrace_schedules.zero_bubble.offers import v_shaped
+    from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, half_blocks
+
+    most = half_peak(request.ranks)
+    return v_shaped(request, fill_blocks(half_blocks(request.ranks), request.microbatches, most), most)
+
+
+def _bubble_half(request: ScheduleRequest) -> Fraction | None:
+    """Return idle over ranks times length; None from where memory binds to as many microbatches as ranks."""
+    ranks, microbatches = request.ranks, request.microbatches
+    if is_fixed(request):
+        return bubble_of(request, 2, _fixed_idle_half(ranks, microbatches))
+    if ranks <= _SMALL or 2 * microbatches <= half_peak(ranks):
+        return bubble_of(request, 2, v_idle(ranks, microbatches))
+    if microbatches <= ranks:
+        return None
+    return bubble_of(request, 2, 3 * ranks - (4 if ranks % 2 else 7))
+
+
+def _fixed_idle_half(ranks: int, microbatches: int) -> int:
+    if ranks == 1:
+        return 0
+    even = ranks % 2 == 0
+    few = 4 * ranks - 5 - 2 * max(0, microbatches - 1 - even)
+    return max(3 * ranks - 3 - (not even), few)
+
+
+def _peak_activations_half(request: ScheduleRequest) -> list[Fraction] | None:
+    """Return the chunks' activations of which each rank holds anything; None for few microbatches."""
+    if request.microbatches <= (2 * request.ranks - 1 if is_fixed(request) else request.ranks):
+        return None
+    return [Fraction(half_peak(request.ranks))] * request.ranks
+
+
+def _build_min(request: ScheduleRequest) -> Schedule:
+    from pptrace_schedules.zero_bubble.offers import v_shaped
+    from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, min_blocks
+
+    most = min_peak(request.ranks)
+    return v_shaped(request, fill_blocks(min_blocks(request.ranks), request.microbatches, most), most)
+
+
+def _bubble_min(request: ScheduleRequest) -> Fraction | None:
+    """Return idle over ranks times length; None from where memory binds to as many microbatches as ranks."""
+    ranks, microbatches = request.ranks, request.microbatches
+    if is_fixed(request):
+        shifted = ranks % 3 == 0 and microbatches > 1
+        return bubble_of(request, 2, 4 * ranks - 5 + 2 * shifted if ranks > 1 else 0)
+    if ranks <= _SMALL or 2 * microbatches <= min_peak(ranks):
+        return bubble_of(request, 2, v_idle(ranks, microbatches))
+    if microbatches <= ranks:
+        return None
+    if min_peak(ranks) == half_peak(ranks):
+        return bubble_of(request, 2, 3 * ranks - 4)
+    return bubble_of(request, 2, 4 * ranks - (5 if ranks % 3 else 7))
+
+
+V_HALF = v_offer(
+    "v-half",
+    summary="Two chunks per rank in a V that hold half of 1F1B's activations, with half of its bubble.",
+    build=_build_half,
+    bubble=_bubble_half,
+    peak_activations=_peak_activations_half,
+    source="https://arxiv.org/abs/2405.15362",
+)
+V_MIN = v_offer(
+    "v-min",
+    summary="Two chunks per rank in a V that hold a third of 1F1B's activations, with two thirds of its bubble.",
+    build=_build_min,
+    bubble=_bubble_min,
+    source="https://arxiv.org/abs/2405.15362",
+)
