@@ -8,7 +8,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,6 +104,14 @@ class Shell:
         return result.stdout
 
 
+def _modules() -> Iterator[str]:
+    """Yield the modules of the core and of installed plugins, but none that imports a library with threads."""
+    for package in ("pptrace", *(f"pptrace_{name}" for name in sorted(IN_HOUSE))):
+        if spec := find_spec(package):
+            names = [each.name for each in walk_packages(spec.submodule_search_locations, f"{package}.")]
+            yield from (name for name in names if not name.startswith("pptrace.testing"))  # needs pytest
+
+
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """Yield a shell with the programs of ``PPTRACE_BIN``, of this environment, or of this source tree."""
@@ -115,7 +125,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
     command = tmp_path_factory.mktemp("command")
-    with ForkedPython("pptrace.cli.main", "pptrace.api", python=str(programs / "python")) as python:
+    with ForkedPython(*_modules(), python=str(programs / "python")) as python:
         python.command(command / "pptrace")
         yield Shell(programs=programs, command=command)
 
