@@ -62,7 +62,7 @@ def set_placement(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"microbatch_route": [0] * 3_000_000}, "12 slices cannot fill 2 stages x 3,000,000 microbatches"),
+        ({"microbatch_route": [0] * 1_000_000}, "12 slices cannot fill 2 stages x 1,000,000 microbatches"),
         ({"stage_rank": [[0, 1] * 200_000]}, "12 slices cannot fill 400,000 stages x 2 microbatches"),
         ({"edges": [[0, 1]] * 100_000}, "its edge from stage 0 to stage 1 is there twice"),
         (
@@ -95,19 +95,19 @@ def test_a_part_of_a_step_of_many_microbatches_stays_within_the_limit_on_memory(
     pptrace: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     replaced(folder, '"provenance": {', '"provenance": {"trimmed": {"ranks": [0, 1]}, ')
-    set_placement(folder, microbatch_route=[0] * 2_000_000)
+    set_placement(folder, microbatch_route=[0] * 1_000_000)
     pptrace("convert", "own.json", "own.pftrace")
-    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "256MiB")
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "160MiB")
     tracemalloc.start()
 
     assert pptrace("explain", name).code == 0
 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 256 << 20
-    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "228MiB")
+    assert peak < 160 << 20
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "113MiB")
     assert pptrace("explain", name).complaint == (
-        f"{name}: needs 228 MiB of memory for 2 stages x 2,000,000 microbatches: "
+        f"{name}: needs 114 MiB of memory for 2 stages x 1,000,000 microbatches: "
         "set PPTRACE_MOST_MEMORY to allow more"
     )
 

@@ -188,7 +188,7 @@ RUNTIME_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 WITH_EACH_OPTION = [("interleaved-1f1b", 2), ("interleaved-zb", 2), ("zb-v", 2)]
-WITH_SOME = [("interleaved-1f1b", 5), ("looped-bfs", 4), ("zb-h1", 1), ("v-half", 2)]
+WITH_SOME = [("interleaved-1f1b", 3), ("looped-bfs", 3), ("zb-h1", 1), ("v-half", 2)]
 """Other orders of the same actions and placements, with the fewest and most options, and the narrowest limit."""
 
 
