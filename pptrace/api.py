@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from functools import wraps
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from pptrace.config.flags import ARGUMENTS
+from pptrace.config.flags import ARGUMENTS, names_arguments
 from pptrace.config.quantities import parse_share
 from pptrace.config.resolution import Config, check_arguments, document_of, load
-from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.run import Run
 from pptrace.run.run import simulate as simulate_resolved
@@ -32,40 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "crossover", "diff", "simulate", "sweep"]
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 
-_HINT = re.compile(r"(?P<before>such as |write |or )--(?P<flag>[a-z][\w-]*) (?P<value>\S+?)(?=[,;)]?(?:\s|$))")
-"""A flag with a value in a suggestion."""
-_LISTS = ("set", "over")
-"""Flags whose arguments are lists."""
-_FLAG = re.compile(r"(?<![\w-])--(?P<flag>[a-z][\w-]*)")
-
-
-def _names_arguments(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Return a function whose errors name its arguments in place of flags of the command line."""
-    arguments = {name: name for name in (*ARGUMENTS, *signature(function).parameters)} | {"set": "sets"}
-
-    def hint(flag: re.Match[str]) -> str:
-        if flag["flag"] not in arguments:
-            return flag[0]
-        value = flag["value"] if flag["value"].isdecimal() else f'"{flag["value"]}"'
-        value = f"[{value}]" if flag["flag"] in _LISTS else value
-        return f"{flag['before']}{arguments[flag['flag']]}={value}"
-
-    @wraps(function)
-    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        try:
-            return function(*args, **kwargs)
-        except PptraceError as error:
-            text = _HINT.sub(hint, str(error))
-            error.args = (_FLAG.sub(lambda flag: arguments.get(flag["flag"], flag[0]), text),)
-            raise
-
-    return wrapped
-
-
-@_names_arguments
+@names_arguments
 def simulate(
     config: Config | None = None,
     *,
@@ -118,7 +82,7 @@ def compare(
 ) -> EqualComparison: ...
 
 
-@_names_arguments
+@names_arguments
 def compare(
     config: Config | None = None,
     *,
@@ -159,7 +123,7 @@ def compare(
     return compare_entries(basis, entries, policies=policies)
 
 
-@_names_arguments
+@names_arguments
 def crossover(
     config: Config | None = None,
     *,
@@ -203,7 +167,7 @@ def crossover(
     return cross(basis, pair, over, points=points, tolerance=parse_share(tolerance, "tolerance"), chosen=chosen)
 
 
-@_names_arguments
+@names_arguments
 def sweep(
     config: Config | None = None,
     *,
@@ -259,7 +223,7 @@ def sweep(
     return swept
 
 
-@_names_arguments
+@names_arguments
 def diff(
     first: str | Path | Run | Measurement,
     second: str | Path | Run | Measurement,

@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import ImportRequest
 
 _EXAMPLES = """\b
-pptrace diff step.yaml run/                     a simulation against a folder of measured traces
-pptrace diff yesterday/ today/ --fail-over 3%   two measurements, as a gate
-pptrace diff run/ run/ --step 1,3               two steps of one recording
-pptrace diff step.yaml run/ -o report.html -o both.pftrace
-
-Exit code: 0 where the steps are the same, 1 where they differ, 2 for trouble."""
+pptrace diff step.yaml run/
+pptrace diff yesterday/ today/ --fail-over 3%
+pptrace diff run/ run/ --step 1,3
+pptrace diff step.yaml run/ -o report.html -o both.pftrace"""
 
 _SAME, _DIFFERENT = 0, 1
 
@@ -55,7 +53,10 @@ def command(
     *,
     as_json: bool,
 ) -> None:
-    """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
+    """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces.
+
+    Exits with 0 if the steps are the same, 1 if they differ, and 2 for an error.
+    """
     from pptrace.files import check_targets
     from pptrace.measured.diff_document import DIFF_SUFFIXES, compare_steps
     from pptrace.plugins.registry import Registry

@@ -109,10 +109,8 @@ def _save(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
 
     all_failed = len(swept.failed) == len(swept.rows)
     drawable = [path for path in paths if path.suffix.lower() in TABLES or not all_failed]
-    lines = [
-        f"wrote {printable_line(str(path))}\n"
-        for path in swept.save(*drawable, plot=picture.plot, x=picture.x, y=picture.y)
-    ]
+    swept.write(drawable, picture)
+    lines = [f"wrote {printable_line(str(path))}\n" for path in drawable]
     end_journals(paths)
     return "".join([*lines, *(f"nothing to draw in {path}\n" for path in paths if path not in drawable)])
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from pptrace.config.choices import PolicyName, Sharing
+from pptrace.errors import PptraceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pptrace.config.choices import Choice
 
 
@@ -139,3 +145,36 @@ class Settings(SettingsBesideSchedule, total=False):
     """Every flag, and the sections without a flag."""
 
     schedule: Named
+
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+_HINT = re.compile(r"(?P<before>such as |write |or )--(?P<flag>[a-z][\w-]*) (?P<value>\S+?)(?=[,;)]?(?:\s|$))")
+"""A flag with a value in a suggestion."""
+_LISTS = ("set", "over")
+"""Flags whose arguments are lists."""
+_FLAG = re.compile(r"(?<![\w-])--(?P<flag>[a-z][\w-]*)")
+
+
+def names_arguments(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Return a function whose errors name its arguments in place of flags of the command line."""
+    arguments = {name: name for name in (*ARGUMENTS, *signature(function).parameters)} | {"set": "sets"}
+
+    def hint(flag: re.Match[str]) -> str:
+        if flag["flag"] not in arguments:
+            return flag[0]
+        value = flag["value"] if flag["value"].isdecimal() else f'"{flag["value"]}"'
+        value = f"[{value}]" if flag["flag"] in _LISTS else value
+        return f"{flag['before']}{arguments[flag['flag']]}={value}"
+
+    @wraps(function)
+    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except PptraceError as error:
+            text = _HINT.sub(hint, str(error))
+            error.args = (_FLAG.sub(lambda flag: arguments.get(flag["flag"], flag[0]), text),)
+            raise
+
+    return wrapped

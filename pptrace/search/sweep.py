@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pptrace.config.flags import names_arguments
 from pptrace.config.places import key_text
 from pptrace.config.quantities import DURATION, SIZE
 from pptrace.errors import OutputError, PptraceError
@@ -63,6 +64,7 @@ class Sweep(Printed):
         """Return the swept keys and all rows as plain JSON values."""
         return {"over": list(self.over), "rows": [dict(row) for row in self.rows]}
 
+    @names_arguments
     def save(
         self, *targets: str | Path, plot: str = "lines", x: str | None = None, y: str | Sequence[str] = "step_ns"
     ) -> list[Path]:
@@ -80,7 +82,11 @@ class Sweep(Printed):
         """
         paths = [Path(target) for target in targets]
         check_outputs(paths)
-        picture = Picture(plot=plot, x=x, y=(y,) if isinstance(y, str) else tuple(y))
+        self.write(paths, Picture(plot=plot, x=x, y=(y,) if isinstance(y, str) else tuple(y)))
+        return paths
+
+    def write(self, paths: Sequence[Path], picture: Picture) -> None:
+        """Write tables (.csv, .parquet), then pictures (.png, .svg, .pdf), as :meth:`save`."""
         with ExitStack() as pending:
             for path in paths:
                 if path.suffix.lower() in TABLES:
@@ -90,7 +96,6 @@ class Sweep(Printed):
         for path in paths:
             if path.suffix.lower() not in TABLES:
                 save_picture(self.over, self.rows, picture, path)
-        return paths
 
 
 _KNOWN = ".csv or .parquet for tables, .png, .svg or .pdf for pictures"

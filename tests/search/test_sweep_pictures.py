@@ -188,14 +188,14 @@ def test_failed_points_are_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("picture", "complaint"),
     [
-        ({"plot": "pie"}, "--plot pie: no such picture"),
-        ({"y": "step"}, r"--y: step: no such figure \(did you mean 'step_ns'\?"),
-        ({"y": "error"}, "--y: error: no such figure"),
-        ({"y": []}, "--y: missing"),
-        ({"y": ["idle", "step_ns"]}, "--y: figures of one picture have one unit, not idle in %, step_ns in s"),
-        ({"y": ["idle", "mfu"], "plot": "difference"}, "--y: 2 figures; difference show 1 at most"),
-        ({"x": "pp"}, "--x: pp is no axis of this sweep"),
-        ({"x": "schedule"}, "--x: the values of schedule are no numbers"),
+        ({"plot": "pie"}, "plot pie: no such picture"),
+        ({"y": "step"}, r"^y: step: no such figure \(did you mean 'step_ns'\?"),
+        ({"y": "error"}, "^y: error: no such figure"),
+        ({"y": []}, "^y: missing"),
+        ({"y": ["idle", "step_ns"]}, "^y: figures of one picture have one unit, not idle in %, step_ns in s"),
+        ({"y": ["idle", "mfu"], "plot": "difference"}, "^y: 2 figures; difference show 1 at most"),
+        ({"x": "pp"}, "^x: pp is no axis of this sweep"),
+        ({"x": "schedule"}, "^x: the values of schedule are no numbers"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(
