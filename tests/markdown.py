@@ -25,6 +25,6 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """Return a page's lines that run pptrace."""
-    shell = [text for language, text in blocks(page) if language in {"", "bash"}]
+    """Return a page's lines that run pptrace, continued lines joined."""
+    shell = [re.sub(r"\\\n\s*", "", text) for language, text in blocks(page) if language in {"", "bash"}]
     return [line for text in shell for line in text.splitlines() if line.startswith("pptrace ")]
