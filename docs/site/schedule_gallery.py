@@ -99,7 +99,8 @@ def section(offer: ScheduleOffer, use: str) -> str:
         sizes += f" --vp {chunks(run)}" if run.prepared.resolved.experiment.parallel.vp > 1 else ""
         figures = f"At this size the bubble is {float(run.metrics.bubble):.2%}, and the fullest rank keeps the "
         figures += f"activations of {activations(run):.3g} microbatches."
-        parts += [f"![Table of {offer.name}](images/schedules/{offer.name}.svg)", figures]
+        picture = f"images/schedules/{offer.name}.svg"
+        parts += [f"[![Table of {offer.name}]({picture})]({picture})", figures]
     parts += [
         use,
         f"**Sizes.** {offer.constraints}",

@@ -30,7 +30,7 @@ class Choice(Enum):
     @classmethod
     def explanations(cls) -> str:
         """Return all words with their explanations as one line."""
-        return "; ".join(f"{member.value}: {member.means}" for member in cls)
+        return ". ".join(f"`{member.value}`: {member.means}" for member in cls)
 
 
 class PolicyName(Choice):
@@ -40,7 +40,7 @@ class PolicyName(Choice):
     SENDER_BLOCKING = "sender-blocking", "on the sender's compute stream, right after its producer"
     BLOCKING = "blocking", "a SEND and a RECV, each on its rank's compute stream"
     ORDERED = "ordered", "one rendezvous on both ranks' communication streams, in the order of their rows"
-    BATCHED = "batched", "as ordered, neighbouring messages of a row launched together and waited for together"
+    BATCHED = "batched", "as ordered, with one launch and one wait for neighbouring messages of a row"
 
 
 class StreamPer(Choice):
@@ -62,17 +62,17 @@ class Sharing(Choice):
     """What messages that meet on a link do."""
 
     NONE = "none", "no contention, each message has the full rate"
-    FIFO = "fifo", "a message occupies all its links, later ones queue in the order in which they were ready"
-    MAX_MIN = "max-min", "they share links fairly at every instant"
+    FIFO = "fifo", "a message occupies all its links, and later ones queue in the order in which they are ready"
+    MAX_MIN = "max-min", "messages share links fairly at every instant"
 
 
 class Reshard(Choice):
     """When a rank frees weights that it gathered."""
 
     NEVER = "never", "after the stage's last pass, as torchtitan does with a pipeline"
-    BACKWARD = "backward", "after each backward; a forward keeps them for it (reshard_after_forward: never)"
-    FORWARD = "forward", "after each forward; a backward keeps them for the next (reshard_after_forward: always)"
-    ALWAYS = "always", "after each forward and backward, as Megatron-FSDP does; one layer is gathered at a time"
+    BACKWARD = "backward", "after each backward, for which the forward keeps them (reshard_after_forward: never)"
+    FORWARD = "forward", "after each forward, for which the backward keeps them (reshard_after_forward: always)"
+    ALWAYS = "always", "after each forward and backward, one layer at a time, as Megatron-FSDP does"
 
 
 class Balance(Choice):
@@ -87,8 +87,8 @@ class Validation(Choice):
     """When a step learns the norm of all gradients."""
 
     BEFORE = "before", "all ranks meet before they update their weights"
-    AFTER = "after", "each rank updates its weights at once and goes on, as zero bubble's post-validation does"
-    FAILED = "failed", "as after, where the update is undone and done again once all ranks have met"
+    AFTER = "after", "each rank updates its weights at once and continues, as zero bubble's post-validation does"
+    FAILED = "failed", "as after, with an update that is undone and repeated once all ranks have met"
 
 
 class CopyStream(Choice):

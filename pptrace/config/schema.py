@@ -148,13 +148,14 @@ class DataParallel(_Section):
 
     reduce_each: bool | None = Field(
         default=None,
-        description="Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does where "
-        "they are sharded; by default only where the stage has units, else once, after the last. Needs overlap.",
+        description="Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does with "
+        "sharded "
+        "gradients. By default only if the stage has units, else once, after the last backward. Needs overlap.",
     )
     reshard: Reshard | None = Field(
         default=None,
-        description="When a rank frees a stage's weights that it gathered, where costs shard them "
-        f"(costs.zero: 3); always by default where the stage has units, else never. {Reshard.explanations()}",
+        description="When a rank frees the gathered weights of a stage, if costs shard them (costs.zero: 3). By "
+        f"default always if the stage has units, else never. {Reshard.explanations()}",
     )
     units: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
         default=None,
@@ -173,23 +174,24 @@ class DataParallel(_Section):
     )
     active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
-        description="Under reshard: never, stages of a rank whose sharded weights are gathered at once: those "
-        "that compute next; 3 by default, as in PyTorch's pipeline runtime.",
+        description="Under reshard: never, number of stages of a rank whose sharded weights are gathered at "
+        "the same "
+        "time. They are the stages that compute next. 3 by default, as in PyTorch's pipeline runtime.",
     )
 
     speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
         default=None,
         min_length=1,
-        description="Speeds of slower devices (stragglers) in forwards and backwards, as a share: by replica, "
-        "range of replicas, or rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1; a rank is as "
+        description="Relative speeds of slower devices (stragglers) in forwards and backwards. Keys are a "
+        "replica, a "
+        "range of replicas, or a rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1. A rank is as "
         "fast as its slowest GPU, and reductions wait for the slowest replica.",
         examples=[{"3": 0.5, "8-11": 0.9, "0/2": 0.7}],
     )
     spread: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
         default=None,
-        description="Relative standard deviation of the times of forwards and backwards between GPUs: each GPU of "
-        "the job has a factor that is drawn around 1. It replaces what a cost model may add to all times for the "
-        "slowest GPU, such as costs.spread: give one of them.",
+        description="Relative standard deviation of the times of forwards and backwards between GPUs. Each GPU of "
+        "the job has a random factor around 1. It cannot be combined with costs.spread.",
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="Seed of the random numbers of spread, 1 by default."
@@ -228,23 +230,26 @@ class Offload(_Modifier):
     )
     ahead: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="Computations, or overlapped pairs, by which a copy back is ahead of its backward; by default "
-        "as few as leave it time in the step without copies.",
+        description="Computations, or overlapped pairs, by which a copy back is ahead of its backward. By default "
+        "the smallest number that hides the copy in the step without copies.",
     )
     behind: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="Computations after a forward before which its rank waits for the copy out, so that memory is "
-        "free in time; by default it does not wait.",
+        description="The rank waits for a copy out before the computation that follows its forward by this "
+        "number. "
+        "This frees memory in time. By default it does not wait.",
     )
     gap: Annotated[float, Field(ge=0)] = Field(
         default=3,
-        description="Activations stay where the time between forward and backward, in the step without copies, is "
-        "at most this multiple of the time of their copies out and back; with 0 all are copied.",
+        description="Activations are copied only if the time between forward and backward, in the step without "
+        "copies, exceeds this multiple of the time of both copies. With 0 all are copied.",
     )
     alone: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1,
-        description="Share of its time that a copy takes while none crosses it: of its rank, or with `pair` of "
-        "both, going by a step in which all take their whole time. PipeOffload's program counts with 0.7.",
+        description="Share of its time that a copy takes if no copy in the other direction overlaps with it "
+        "on its "
+        "rank, or with `pair` on both ranks. The overlap is that of a step in which all copies take their whole "
+        "time. PipeOffload's program has 0.7.",
     )
     stream: CopyStream = Field(
         default=CopyStream.DIRECTION,
@@ -380,10 +385,11 @@ class Documents(_Section):
     )
     dynamic_cp: bool = Field(
         default=False,
-        description="Compute each document on the smallest power of two of context-parallel ranks that holds it "
-        "at batch.sequence / parallel.cp tokens a rank, as Megatron's default_dynamic_cp; parallel.cp is the "
-        "most. A microbatch fills parallel.cp ranks with such groups; the group with the most work determines its "
-        "time.",
+        description="Compute each document on as few context-parallel ranks as it needs, as Megatron's "
+        "default_dynamic_cp. Their number is a power of two, at most parallel.cp, with batch.sequence / "
+        "parallel.cp "
+        "tokens per rank. A microbatch fills parallel.cp ranks with such groups, and the group with the most work "
+        "determines its time.",
     )
 
     @property
@@ -407,9 +413,10 @@ class Batch(_Section):
     sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
     lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
         default=None,
-        description="Tokens in each microbatch's sequences: one number per microbatch, for all replicas or for "
-        "each in turn, or a file of them, separated by commas, spaces or lines. None exceeds sequence, by default "
-        "the longest of them. With parallel.sequence_parallel they are padded to multiples of tp.",
+        description="Tokens in each microbatch's sequences. One number per microbatch, for all replicas or "
+        "for each "
+        "replica in turn, or a file with numbers between commas, spaces or lines. None exceeds sequence, by "
+        "default the longest of them. With parallel.sequence_parallel they are padded to multiples of tp.",
         examples=[[8192, 3072, 5120, 8192]],
     )
     documents: Documents | None = Field(
@@ -487,7 +494,7 @@ class PointToPoint(_Section):
     policy: str = Field(
         default=PolicyName.ASYNC.value,
         min_length=1,
-        description=f"{PolicyName.explanations()}; or a framework's, which a plugin offers by name.",
+        description=f"{PolicyName.explanations()}. Plugins offer the policies of frameworks by name.",
         examples=["megatron"],
     )
     options: dict[str, Any] = Field(default={}, description="The options of a policy that a plugin offers.")
@@ -502,8 +509,8 @@ class PointToPoint(_Section):
     )
     receive: Receive | None = Field(
         default=None,
-        description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none; "
-        f"by default deferred under batched, else asap. {Receive.explanations()}",
+        description="Under blocking, ordered and batched, the position of receives in a schedule without them. By "
+        f"default deferred under batched, else asap. {Receive.explanations()}",
     )
 
     @property

@@ -386,7 +386,7 @@ class TableOptions(BaseModel):
     )
     alone: Literal["in-order", "overlapped"] = Field(
         default="in-order",
-        description="How segments of an action outside pairs run. in-order: one after another; overlapped: "
+        description="How segments of an action outside pairs run. `in-order`: one after another. `overlapped`: "
         "computation overlaps the action's communication that it does not depend on (in Megatron-LM, that of "
         "tensor parallelism).",
     )

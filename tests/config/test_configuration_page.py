@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import BaseModel, TypeAdapter
 
 from pptrace.api import simulate
-from pptrace.config.choices import Choice, StreamPer
+from pptrace.config.choices import StreamPer
 from pptrace.config.schema import Experiment
 from pptrace.plugins.builtin_models import HockneyOptions, SegmentOptions, TableOptions, UnitOptions
 
@@ -93,12 +93,7 @@ def table_of(title: str) -> Callable[[re.Match[str]], str]:
 
 def line(key: str, field: FieldInfo, default: Any) -> str:
     """Return a key's line of a table, as its field says it."""
-    choices = (
-        field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, Choice) else None
-    )
     meaning = re.sub(r"^[A-Z](?![A-Z])", lambda first: first[0].lower(), str(field.description)).removesuffix(".")
-    for word in choices.words() if choices else ():
-        meaning = re.sub(rf"(^|\. |; ){word}: ", rf"\1`{word}`: ", meaning)
     return f"| `{key}` | {shown(field, default)} | {meaning.replace(' x ', TIMES)} |\n"
 
 
