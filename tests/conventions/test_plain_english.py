@@ -52,12 +52,27 @@ BETTER = {
 PATTERN = re.compile(rf"\b(?:{'|'.join(BETTER)})\b", re.IGNORECASE)
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`]*`|https?://\S+")
+LONGEST_SENTENCE = 30
+"""Words of the longest sentence on a page; a link or a piece of code is one word."""
+SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z`*(\[\"0-9]|pptrace |torchtitan |nanotron )")
+PARAGRAPH_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|#>] ?|\d+\. ))")
 STUDIES = "examples/paper-"
 """Reports on papers, whose phrases their own tests hold."""
 
 
 def test_pages_are_plain() -> None:
     assert [remark for page in pages() for remark in remarks(str(page.relative_to(ROOT)), prose(page))] == []
+
+
+def test_sentences_are_short() -> None:
+    found = [
+        f"{page.relative_to(ROOT)}: {words} words: {sentence}"
+        for page in pages()
+        for sentence in sentences(page)
+        if (words := len(re.findall(r"\S*\w\S*", sentence))) > LONGEST_SENTENCE
+    ]
+
+    assert found == []
 
 
 def test_help_is_plain() -> None:
@@ -99,6 +114,16 @@ def prose(page: Path) -> str:
     """Return a page without its code, line by line."""
     text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
     return CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """Yield the sentences of a page's paragraphs, list items and cells; a semicolon ends a clause of a cell."""
+    text = CODE.sub("Code", FENCE.sub("\n", page.read_text(encoding="utf-8")))
+    for paragraph in PARAGRAPH_END.split(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)):
+        if not paragraph.startswith("    "):
+            parts = re.split(r"[|;]", paragraph) if paragraph.lstrip().startswith("|") else [paragraph]
+            for part in parts:
+                yield from SENTENCE_END.split(" ".join(part.split()))
 
 
 def pages() -> list[Path]:

@@ -36,9 +36,9 @@ def command(
 ) -> None:
     """Print the configuration that simulates the recipe NAME in FILE.
 
-    FILE has recipes of Megatron-Bridge (.py, .yaml), a configuration of NeMo or of a test case of Megatron-LM
-    (.yaml), or a script or line with Megatron-LM's arguments (other suffixes; - for standard input). Without
-    NAME, the names of several recipes are printed. No code of a recipe runs.
+    FILE has recipes of Megatron-Bridge (.py, .yaml), or a configuration of NeMo or of a test case of Megatron-LM
+    (.yaml). With another suffix, or - for standard input, it is a script or line with Megatron-LM's arguments.
+    Without NAME, the names of several recipes are printed. No code of a recipe runs.
     """
     if str(file) == "-":
         recipe = recipe_of_text(sys.stdin.read(), "standard input")
