@@ -319,10 +319,10 @@ class ExpertLoad(Parameters):
     """Tokens of each expert, from a file or a distribution."""
 
     name: Annotated[str, Field(min_length=1)]
-    """``uniform``, ``zipf``, ``lognormal``, a workload ``W0`` to ``W7``, or a file: a ``.csv`` or ``.parquet``
-    with the columns ``expert`` and ``tokens``, and optionally ``layer``, ``microbatch``, ``step`` and ``source``
-    (a device of the group), all from 0; or a folder of Megatron-LM's token-imbalance traces. Without a column,
-    rows apply to all layers, microbatches or steps. Microbatches beyond the file's repeat them."""
+    """``uniform``, ``zipf``, ``lognormal``, a workload ``W0`` to ``W7``, a ``.csv`` or ``.parquet`` file, or a
+    folder of Megatron-LM's token-imbalance traces. A file has the columns ``expert`` and ``tokens``. Optional are
+    ``layer``, ``microbatch``, ``step`` and ``source`` (a device of the group). All count from 0. Without a column,
+    rows apply to all layers, microbatches or steps. Microbatches beyond those of the file repeat them."""
     exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Exponent of ``zipf``: the n-th fullest expert has ``n ** -exponent`` times the tokens of the fullest."""
     sigma: Annotated[float, Field(ge=0, le=5)] = 0.5
