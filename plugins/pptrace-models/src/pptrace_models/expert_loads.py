@@ -87,7 +87,7 @@ def loads_of(model: Transformer, shard: Shard, request: CostRequest) -> Loads | 
     placement, planned = _placement(load, model, shard, tokens)
     received = _of_devices(kept, placement, request.ep).max(axis=-1)
     sent = tokens.sources[used].max(axis=-1) * kept.mean(axis=-1)
-    note = _note(kept, received, planned)
+    note = _note(kept, received, kind_of, planned)
     most = MOST_IN_PAIRS if request.has_pairs else MOST_CLASSES
     received, sent, kind_of = _grouped(_rounded(received), _rounded(sent), kind_of, most)
     if (received == 1).all() and (sent == 1).all():
@@ -119,8 +119,9 @@ def _grouped(received: Floats, sent: Floats, kind_of: Int64s, most: int) -> tupl
     return rows[:, :layers], rows[:, layers:], kind_of
 
 
-def _note(kept: Floats, received: Floats, planned: str) -> str:
-    microbatch, layer = np.unravel_index(received.argmax(), received.shape)
+def _note(kept: Floats, received: Floats, kind_of: Int64s, planned: str) -> str:
+    kind, layer = np.unravel_index(received.argmax(), received.shape)
+    microbatch = np.argmax(kind_of == kind)
     return (
         f"Experts: the fullest device of a group has {received.mean():.2f} times the mean of tokens, at most "
         f"{received.max():.2f} (layer {layer}, microbatch {microbatch}); the fullest expert {kept.max():.2f} times"
