@@ -37,6 +37,9 @@ LINES = 25
 _SHOWN = 3
 """Limit of named rank pairs per link."""
 
+_LOADS = "Experts: "
+"""Start of a cost model's note on uneven loads of experts."""
+
 _PATH = "critical path"
 """The longest title of a row."""
 
@@ -138,13 +141,16 @@ def _headline(run: SimulatedStep) -> list[str]:
 def _notes(run: SimulatedStep, advised: Tried | None) -> list[str]:
     reduction = run.prepared.resolved.experiment.data_parallel
     slow = bool(reduction.speeds or reduction.spread)
-    of_replicas = [note for note in run.prepared.workload.notes if slow and note.startswith("Of ")]
+    of_workload = [
+        note for note in run.prepared.workload.notes
+        if (slow and note.startswith("Of ")) or note.startswith(_LOADS)
+    ]  # fmt: skip
     metrics = run.metrics
     steps = [("this step", metrics.mfu, metrics.plausible_mfu)]
     if advised is not None and advised.step_ns and metrics.mfu:
         steps.append(("the advised step", metrics.mfu * metrics.step_ns / advised.step_ns, metrics.plausible_mfu))
     plausibility = plausibility_notes(steps)
-    return [f"note: {note}" for note in (*run.prepared.notes, *of_replicas, *plausibility)]
+    return [f"note: {note}" for note in (*run.prepared.notes, *of_workload, *plausibility)]
 
 
 def _network(run: SimulatedStep) -> str:

@@ -458,9 +458,14 @@ def _sequence(preset: str) -> int:
 
 def _experts(settings: _Settings, model: dict[str, Any]) -> dict[str, Any]:
     """Add what a recipe says of the execution of experts."""
-    capacity = settings.read("moe_expert_capacity_factor")
+    capacity, pads = (
+        settings.read("moe_expert_capacity_factor"),
+        settings.read("moe_pad_expert_input_to_capacity"),
+    )
     if isinstance(capacity, int | float) and capacity > 0:
         model["capacity"] = float(capacity)
+        if pads is not None:
+            model["capacity_padding"] = bool(pads)
     fuser, interleave = (
         settings.read("use_transformer_engine_op_fuser"),
         settings.read("moe_mlp_glu_interleave_size"),

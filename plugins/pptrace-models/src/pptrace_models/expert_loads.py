@@ -123,9 +123,9 @@ def _note(kept: Floats, received: Floats, kind_of: Int64s, planned: str) -> str:
     kind, layer = np.unravel_index(received.argmax(), received.shape)
     microbatch = np.argmax(kind_of == kind)
     return (
-        f"Experts: the fullest device of a group has {received.mean():.2f} times the mean of tokens, at most "
-        f"{received.max():.2f} (layer {layer}, microbatch {microbatch}); the fullest expert {kept.max():.2f} times"
-        f"{planned}."
+        f"Experts: the fullest device has {received.mean():.2f} times the mean tokens, "
+        f"at most {received.max():.2f} (layer {layer}, microbatch {microbatch}); "
+        f"the fullest expert {kept.max():.2f} times{planned}."
     )
 
 
@@ -508,5 +508,9 @@ class _TensorReader(pickle.Unpickler):
         return self.storage(str(key), _DTYPES[storage])
 
 
-def _tensor(storage: NDArray[Any], offset: int, size: tuple[int, ...], *_: Any) -> NDArray[Any]:
+def _tensor(
+    storage: NDArray[Any], offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any
+) -> NDArray[Any]:
+    if any(step != int(np.prod(size[place + 1 :])) for place, step in enumerate(stride)):
+        raise ValueError("the tensor is not contiguous")
     return storage[offset : offset + int(np.prod(size))].reshape(size)
