@@ -45,6 +45,7 @@ _MIXTURE = {**PRESETS["qwen3-30b-a3b"], "layers": 8}
         ("glm-4.5", 352.8, 33.6),
         ("glm-4.5-air", 106.9, 13.4),
         ("glm-5", 743.9, 41.8),
+        ("minimax-m1", 456.1, 48.4),
         ("minimax-m2", 228.7, 11.0),
         ("deepseek-v3.2", 671.9, 38.4),
         ("deepseek-v4-flash", 284.3, 13.8),

@@ -250,6 +250,17 @@ MODELS = (
         num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
     ),
     _model(
+        "minimax-m1", "MiniMax, MiniMax-M1 (arXiv:2506.13585); the published config.json",
+        "lightning attention in 7 of 8 layers, 32 experts of which 2 are chosen",
+        title="MiniMax-M1",
+        layers=80, hidden=6144, heads=64, kv_heads=8, head_dim=128, ffn=9216, vocabulary=200064,
+        # Linear attention with a decay per head: a state-space layer whose heads have their own input and output
+        # maps, which are keys and queries, and no convolution beyond the token itself.
+        mixers=[*["mamba"] * 7, "attention"],
+        mamba={"heads": 64, "head_dim": 128, "state": 128, "groups": 64, "conv": 1},
+        num_experts=32, top_k=2, expert_ffn=9216,
+    ),
+    _model(
         "minimax-m2", "the published config.json of MiniMax-M2", "256 experts of which 8 are chosen",
         title="MiniMax-M2",
         layers=62, hidden=3072, heads=48, kv_heads=8, head_dim=128, ffn=1536, vocabulary=200064,
