@@ -651,8 +651,8 @@ _SPLIT_COLUMNS = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
 def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
     """Return the layers per stage with the shortest slowest stage; None if that is the even split.
 
-    Every layer is assumed to cost as much as a layer in the middle of the model. The first and the last stage
-    have further costs. Each layer goes to the fastest stage so far, which is optimal for such costs.
+    The first and the last stage have further costs. Equal layers go one by one to the fastest stage so far, which
+    is optimal. Unequal layers are partitioned in their order.
 
     Args:
         costs: costs of the configuration.
@@ -660,6 +660,14 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         layers: layers of the model.
     """
     if stages < _MIN_STAGES or layers < stages:
+        return None
+    try:
+        layer_times = _stage_times(_with_split(costs, [1] * layers).workload(layers))
+        if len({*layer_times[1:-1]}) > 1:
+            split = balanced_partition(layer_times, stages)
+            longest = max(_stage_times(_with_split(costs, split).workload(stages)))
+            return None if longest >= max(_stage_times(costs.workload(stages))) else split
+    except PptraceError:
         return None
     base, remainder = divmod(layers, stages)
     even = [base + (0 < stage <= remainder) for stage in range(stages)]
@@ -671,7 +679,7 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         workload = _with_split(costs, even).workload(stages)
     except PptraceError:
         return None
-    stage_ns = (workload.f_ns + workload.b_ns).tolist()
+    stage_ns = _stage_times(workload)
     layer_ns = stage_ns[1] / even[1]
     totals = [max(time_ns - layer_ns * count, 0.0) for time_ns, count in zip(stage_ns, even, strict=True)]
     split = [0] * stages
@@ -680,6 +688,43 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         totals[fastest] += layer_ns
         split[fastest] += 1
     return None if max(totals) >= max(stage_ns) else split
+
+
+def _stage_times(workload: Workload) -> list[int]:
+    """Return the time of a microbatch's forward and backward on each stage, in ns."""
+    times: list[int] = (workload.f_ns + workload.b_ns).tolist()
+    return times
+
+
+def balanced_partition(times: Sequence[int], parts: int) -> list[int]:
+    """Return the sizes of consecutive parts with the smallest largest sum of times.
+
+    Later parts are as full as this sum allows, as earlier stages keep more activations.
+
+    Args:
+        times: the times, in order.
+        parts: number of parts, at most as many as times; each has one or more.
+
+    >>> balanced_partition([1, 1, 1, 5, 1, 1], 3)
+    [3, 1, 2]
+    """
+    low, high = max(times), sum(times)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _sizes_within(times, parts, middle) else (middle + 1, high)
+    return _sizes_within(times, parts, low) or [len(times)]
+
+
+def _sizes_within(times: Sequence[int], parts: int, limit: int) -> list[int] | None:
+    """Return the sizes of parts whose sums are within a limit, the last parts first filled; None if impossible."""
+    sizes, end = [0] * parts, len(times)
+    for part in range(parts - 1, -1, -1):
+        total = 0
+        while end > part and total + times[end - 1] <= limit:
+            end -= 1
+            total += times[end]
+            sizes[part] += 1
+    return None if end else sizes
 
 
 def default_split(costs: Costs, stages: int, layers: int) -> list[int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from pptrace.config.resolution import load
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
+from pptrace.run.preparation import build_costs
 from pptrace.search import plan_search
 from pptrace.search.bounds import Outline, bound_of
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.pricing import Pricing, _digest
+from pptrace.search.pricing import Pricing, _digest, balanced_partition, balanced_split
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.segments import Segment
@@ -504,3 +505,34 @@ def test_configurations_that_differ_in_any_cost_are_no_duplicates(name: str) -> 
 
     assert _digest(workload) != _digest(changed)
     assert _digest(classes[0]) != _digest(classes[1])
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 7))
+@settings(max_examples=50)
+def test_a_balanced_partition_has_the_smallest_largest_sum(times: list[int], parts: int) -> None:
+    parts = min(parts, len(times))
+    sizes = balanced_partition(times, parts)
+
+    def longest(ends: tuple[int, ...]) -> int:
+        return max(sum(times[low:high]) for low, high in pairwise((0, *ends, len(times))))
+
+    ends = [sum(sizes[: part + 1]) for part in range(parts - 1)]
+    assert len(sizes) == parts
+    assert min(sizes) > 0
+    assert sum(sizes) == len(times)
+    assert longest(tuple(ends)) == min(map(longest, combinations(range(1, len(times)), parts - 1)))
+
+
+def test_a_balanced_split_weighs_unequal_layers() -> None:
+    experts = {"num_experts": 16, "top_k": 4, "expert_ffn": 4096, "dense_layers": 4}
+    registry = Registry.load()
+    resolved = load({
+        "model": {**MODEL, **experts, "layers": 12, "ffn": 1024}, "device": {"preset": "h100-sxm"},
+        "parallel": {"pp": 4}, "batch": {"microbatches": 4, "sequence": 1024}, "schedule": "1f1b",
+        "stack": "ideal",
+    })  # fmt: skip
+    split = balanced_split(build_costs(resolved, registry), 4, 12)
+
+    assert split is not None
+    assert split[0] > 4  # the first stage has the layers without experts
+    assert sum(split) == 12
