@@ -280,3 +280,4 @@ def test_ranks_that_send_each_other_nothing_are_no_pipeline(tmp_path: Path) -> N
 
     assert result.steps == ()
     assert any("these ranks exchange no messages" in note for note in result.notes)
+    assert not any("ProfilerActivity.CPU" in note for note in result.notes)
