@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -306,7 +307,7 @@ _MANIFEST = ".manifest.json"
 
 
 def _choose_iteration(sources: Sequence[Path], iteration: int | None) -> tuple[Sequence[Path], str]:
-    """Return the folders of one iteration, by default the last with the most files, and a note on that choice.
+    """Return the folders of one iteration, by default the last with the most files of a type, and a note on it.
 
     torchtitan writes the traces of each profiled iteration to a folder ``iteration_N``.
 
@@ -324,7 +325,11 @@ def _choose_iteration(sources: Sequence[Path], iteration: int | None) -> tuple[S
     known = ", ".join(map(str, sorted(folders))) or "no folders iteration_N"
     note = ""
     if iteration is None:
-        files = {number: sum(path.is_file() for path in folder.rglob("*")) for number, folder in folders.items()}
+        types = {
+            number: Counter(path.suffix for path in folder.rglob("*") if path.is_file())
+            for number, folder in folders.items()
+        }
+        files = {number: max(counts.values(), default=0) for number, counts in types.items()}
         iteration = max(files, key=lambda number: (files[number], number))
         note = f"reading iteration {iteration} of {known}; --iteration selects another"
     if iteration not in folders:

@@ -18,13 +18,15 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Return a folder of three iterations: GPipe, 1F1B, and half of the files of a third."""
+    """Return a folder of three iterations: GPipe, 1F1B, and half of the traces of a third, with other files."""
     for number, (name, ranks) in {5: ("sleep-gpipe", 4), 10: ("sleep-1f1b", 4), 15: ("sleep-gpipe", 2)}.items():
         folder = tmp_path / f"iteration_{number}"
         folder.mkdir()
         for rank in range(ranks):
             content = (FIXTURES / name / f"rank{rank}.json.gz").read_bytes()
             (folder / f"rank{rank}_trace.json.gz").write_bytes(content)
+    for number in range(3):
+        (tmp_path / "iteration_15" / f"notes{number}.txt").write_text("")
     return tmp_path
 
 
