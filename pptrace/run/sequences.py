@@ -7,6 +7,7 @@ equal documents with the same tokens and the same sum of squared lengths. All ot
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, cycle, pairwise
@@ -32,8 +33,10 @@ _NUMBER = re.compile(r"[^\s,;]+")
 _LONGEST = 2**31 - 1
 _DRAWN = 4096
 """Documents that are drawn at once."""
-MOST_PACKS = 32
-"""Limit of packs of different cost. Lengths are rounded to this part of a full sequence, or to coarser parts."""
+_MOST_MISFITS = 100
+"""Documents that can wait for the next step, because only groups for shorter documents have room."""
+MOST_PACKS, FEWEST_PACKS, _MOST_STAGES = 64, 20, 2560
+"""Limits of the number of packs of different cost, and of the number of their stages."""
 _LINEAR = 6
 """Work of a token outside attention per hidden width, in units of a squared length: a layer has 24 h² and 4 h l
 FLOPs per token, as in verl's ``calculate_workload``."""
@@ -347,7 +350,7 @@ class Packing:
         most = self.replicas * self.microbatches * self.cp or _LONGEST
         bins: dict[int, list[list[int]]] = {}
         rooms: dict[int, int] = {}
-        used = 0
+        used = misfits = 0
         for each in chain.from_iterable(part.tolist() for part in lengths):
             length = min(each, self.limit)
             cp = self.group(length)
@@ -356,7 +359,10 @@ class Packing:
                     if known:
                         text = "the documents need more ranks than the microbatches of the step have"
                         raise ValueError(f"{text}: write more microbatches, or none")
-                    break
+                    misfits += 1
+                    if misfits == _MOST_MISFITS:
+                        break
+                    continue
                 bins.setdefault(cp, []).append([])
                 rooms[cp], used = self.limit * cp // self.cp, used + cp
             bins[cp][-1].append(length)
@@ -443,7 +449,9 @@ def _packed(resolved: Resolved, documents: Documents, hidden: int) -> tuple[Reso
         values = {"microbatches": most, "global_batch": most * parallel.dp * batch.micro}
         resolved = resolved.with_values("batch", values, "as many as the documents fill")
     unit = parallel.tp if parallel.sequence_parallel else 1
-    return resolved, _rounded(packing, replicas, unit, drawn.mean)
+    most = min(max(_MOST_STAGES // ((parallel.pp or 1) * parallel.vp), FEWEST_PACKS), MOST_PACKS)
+    packs = _packs_of_bins(packing, replicas, unit, most)
+    return resolved, _sequences(packing, replicas, packs, drawn.mean)
 
 
 def _check_groups(resolved: Resolved) -> None:
@@ -536,53 +544,68 @@ def _edge(resolved: Resolved, text: str) -> int:
     return int(text)
 
 
-def _rounded(packing: Packing, replicas: Replicas, unit: int, mean: int) -> Sequences:
-    """Return the packs of microbatches, with lengths rounded until there are few enough.
+def _packs_of_bins(packing: Packing, replicas: Replicas, unit: int, most: int) -> dict[Bin, Pack]:
+    """Return the pack of each bin; with more than ``most`` packs, bins of similar work share one.
 
-    Tokens are rounded up, also to a multiple of ``unit`` and of the group; mean lengths to the nearest.
+    A pack has the mean tokens and squares of its bins, so sums over the step do not change. Its tokens are then
+    rounded up to a multiple of ``unit`` and of the group.
     """
-    longest = max(map(len, replicas))
-    microbatches = [microbatch for row in replicas for microbatch in row]
-    levels = 2 * MOST_PACKS
-    while True:
-        levels //= 2
-        packs_of = [[_pack(packing, each, levels, unit) for each in microbatch] for microbatch in microbatches]
-        packs = sorted({pack for packs in packs_of for pack in packs})
-        if len(packs) <= MOST_PACKS or levels == 1:
+    numbers = Counter(each for row in replicas for microbatch in row for each in microbatch)
+    weigh = packing if packing.linear else replace(packing, linear=packing.limit)
+    work_of = {each: weigh.load((each,)) for each in numbers}
+    largest = max(work_of.values())
+    group_of: dict[Bin, Any] = {each: each for each in numbers}
+    for levels in range(most, 0, -1):
+        if len({*group_of.values()}) <= most:
             break
-    index = {pack: number for number, pack in enumerate(packs)}
-    pack_of = np.full((len(replicas), longest), -1, dtype=np.int32)
-    counts = [0] * len(packs)
-    places = [(replica, place) for replica, row in enumerate(replicas) for place in range(len(row))]
-    for place, microbatch, own in zip(places, microbatches, packs_of, strict=True):
-        slowest = max(range(len(own)), key=lambda at: packing.load((microbatch[at],)))
-        pack_of[place] = index[own[slowest]]
-        for pack in own:
-            counts[index[pack]] += 1
-    loads = [[packing.load(microbatch) for microbatch in row] for row in replicas]
-    sums = list(map(sum, loads))
+        group_of = {each: (each.cp, round(levels * work / largest)) for each, work in work_of.items()}
+    members: dict[Any, list[Bin]] = {}
+    for each, group in group_of.items():
+        members.setdefault(group, []).append(each)
+    pack_of: dict[Bin, Pack] = {}
+    for bins in members.values():
+        pack = _mean_pack(packing, [(each, numbers[each]) for each in bins], unit)
+        pack_of |= dict.fromkeys(bins, pack)
+    return pack_of
+
+
+def _mean_pack(packing: Packing, bins: Sequence[tuple[Bin, int]], unit: int) -> Pack:
+    """Return the pack of bins of one group size that occur so many times."""
+    cp, total = bins[0][0].cp, sum(number for _, number in bins) * packing.micro
+    tokens = sum(each.tokens * number for each, number in bins)
+    squares = sum(each.squares * number for each, number in bins)
+    full = packing.limit * cp // packing.cp
+    mean = min(-(-tokens // (total * unit * cp)) * unit * cp, full)
+    document = min(max(-(-squares // tokens), cp), mean)
+    return Pack(mean, document, 0 if cp == packing.cp else cp)
+
+
+def _sequences(packing: Packing, replicas: Replicas, pack_of_bin: dict[Bin, Pack], mean: int) -> Sequences:
+    """Return the packs of microbatches; the slowest group determines the pack of a microbatch.
+
+    Args:
+        packing: sizes of the step.
+        replicas: microbatches.
+        pack_of_bin: as of :func:`_packs_of_bins`.
+        mean: mean length of documents in tokens.
+    """
+    distinct = sorted({*pack_of_bin.values()})
+    index = {pack: number for number, pack in enumerate(distinct)}
+    pack_of = np.full((len(replicas), max(map(len, replicas))), -1, dtype=np.int32)
+    counts = [0] * len(distinct)
+    for replica, row in enumerate(replicas):
+        for place, microbatch in enumerate(row):
+            slowest = max(microbatch, key=lambda each: packing.load((each,)))
+            pack_of[replica, place] = index[pack_of_bin[slowest]]
+            for each in microbatch:
+                counts[index[pack_of_bin[each]]] += 1
+    sums = [sum(packing.load(microbatch) for microbatch in row) for row in replicas]
+    counted = "work" if packing.linear else "attention"
     note = (
-        f"Documents have {mean:,} tokens on average; the replica with the most attention has "
+        f"Documents have {mean:,} tokens on average; the replica with the most {counted} has "
         f"{max(sums) * len(sums) / max(sum(sums), 1):.2f} times the mean."
     )
     return Sequences(
-        packs=tuple(packs), pack_of=pack_of, counts=tuple(counts), note=note,
-        tokens=sum(each.tokens for microbatch in microbatches for each in microbatch),
+        packs=tuple(distinct), pack_of=pack_of, counts=tuple(counts), note=note,
+        tokens=sum(each.tokens for row in replicas for microbatch in row for each in microbatch),
     )  # fmt: skip
-
-
-def _pack(packing: Packing, documents: Bin, levels: int, unit: int) -> Pack:
-    """Return a bin's pack, with tokens and mean length in so many parts of a full sequence."""
-    cp = documents.cp
-    full = packing.limit * cp // packing.cp
-    tokens = _up(documents.tokens, packing.micro)
-    tokens = _up(_up(tokens * levels, full) * full, levels)
-    tokens = min(_up(tokens, unit * cp) * unit * cp, full)
-    mean = documents.squares / documents.tokens
-    part = max(round(mean * levels / full), 1)
-    return Pack(tokens, max(min(_up(part * full, levels), tokens), cp), 0 if cp == packing.cp else cp)
-
-
-def _up(number: int, parts: int) -> int:
-    """Return a quotient, rounded up."""
-    return -(-number // parts)

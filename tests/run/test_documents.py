@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import ConfigError
-from pptrace.run.sequences import MOST_PACKS, Packing
+from pptrace.run.sequences import MOST_PACKS, Packing, sequences_of
 from pptrace.sim.simulation import simulate
 
 if TYPE_CHECKING:
@@ -117,6 +117,10 @@ def test_unlike_microbatches_have_few_classes_whose_work_is_close() -> None:
     costs = run.prepared.workload
 
     assert 8 < len(costs.classes) <= MOST_PACKS
+    _, sequences = sequences_of(run.prepared.resolved)
+    assert sequences is not None
+    in_packs = sum(pack.tokens * times for pack, times in zip(sequences.packs, sequences.counts, strict=True))
+    assert in_packs == costs.tokens
     assert costs.tokens == 4 * 64 * 8192
     # Two samples of the same distribution have nearly the same FLOPs, and those of one document have more.
     other = step({**documents, "seed": 2}, dp=4, microbatches=64).prepared.workload
