@@ -21,6 +21,8 @@ from pptrace_accuracy.records import Rule, build_cases, read_rows, read_rules, r
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+KINDS = ("dense", "moe", "no pipeline")
+"""Dense models and mixtures with a pipeline, and rows without one."""
 GRID = [round(0.50 + 0.04 * step, 2) for step in range(10)]
 
 Rows: TypeAlias = list[tuple[int, dict[str, str]]]
@@ -41,7 +43,7 @@ class Left:
     """Precisions that have one share then, where other sources measure in others."""
 
 
-def _device(gpu: str, **values: float) -> dict[str, Any]:
+def _device(gpu: str, **values: float | str) -> dict[str, Any]:
     return {"where": {"gpu": gpu}, "set": {f"device.{name}": value for name, value in values.items()}}
 
 
@@ -80,6 +82,8 @@ LEFT = (
                 "B300", attainable_bf16=0.47, attainable_fp8=0.49, attainable_mxfp8=0.49, attainable_nvfp4=0.4,
                 attention_attainable=0.48, attention_backward=0.85,
             ),
+            # What other sources measure on Hopper.
+            *(_device(gpu, recurrence_flops="1.2 TFLOP/s") for gpu in ("B?00", "GB?00")),
             # What fits the mixtures of other sources best.
             *(_host(gpu, "17 us") for gpu in ("H100*", "B200", "B300")),
             _host("GB?00", "27 us"),
@@ -97,7 +101,10 @@ def _of(rows: Rows, pattern: str) -> Rows:
 def _errors(rows: Rows, rules: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
     own = [*read_rules(), *(Rule.model_validate(rule) for rule in rules)]
     found = run_cases(build_cases(rows, own), executor="serial")
-    return [(str(row["kind"]), float(row["error_pct"])) for row in found if row["error_pct"] is not None]
+    return [
+        ("no pipeline" if row["pp"] == "1" else str(row["kind"]), float(row["error_pct"]))
+        for row in found if row["error_pct"] is not None
+    ]  # fmt: skip
 
 
 def _size(errors: Sequence[tuple[str, float]]) -> float:
@@ -122,16 +129,16 @@ def left_out(rows: Rows, left: Left) -> list[tuple[str, float]]:
 
 
 def main() -> None:
-    """Print each source left out, all rows, dense ones and mixtures, and how errors of all are spread."""
+    """Print each source left out, all rows and those of each kind, and how errors of all are spread."""
     rows = read_rows(Path(sys.argv[1]))
     found: list[tuple[str, float]] = []
     for left in LEFT:
         errors = left_out(rows, left)
         found += errors
-        by_kind = [[one for one in errors if one[0] == kind] for kind in ("dense", "moe")]
+        by_kind = [[one for one in errors if one[0] == kind] for kind in KINDS]
         sizes = " ".join(f"{_size(own):6.1f}" if own else "     -" for own in (errors, *by_kind))
         print(f"{left.sources:24}{len(errors):4} rows {sizes} %", flush=True)
-    for kind in ("dense", "moe"):
+    for kind in KINDS:
         errors = sorted(abs(error) for own, error in found if own == kind)
         half, most, nearly = (quantiles(errors, n=20)[at] for at in (9, 15, 17))
         print(
