@@ -21,7 +21,6 @@ from pptrace.files import check_distinct, compress, make_folders, replace_file
 from pptrace.plugins.registry import installation
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.steps.kinds import COMMUNICATION, TABLE
-from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
+    from pptrace.timeline.measurement import ImportRequest, Measurement, Step
     from pptrace.timeline.timeline import Timeline
 
 _HEAD = 4096
@@ -58,6 +58,8 @@ def read_measurement(
         TraceError: no file, no file with an importer, or files of several formats.
         ConfigError: no folder of the requested iteration.
     """
+    from pptrace.timeline.measurement import ImportRequest
+
     request = request or ImportRequest()
     folders, iteration_note = _choose_iteration(sources, request.iteration)
     files = [file for source in folders for file in _files(source)]
@@ -115,6 +117,8 @@ def _with_provenance(step: Step, measured: Measurement) -> Step:
 
 def _of_timeline(timeline: Timeline) -> Measurement:
     """Return the measurement of a step that pptrace wrote, recorded or simulated."""
+    from pptrace.timeline.measurement import Measurement, Step
+
     recorded = timeline.provenance.get(_RECORDED, {})
     slices = recorded.get("slices") if recorded else _slices_of(timeline)
     label = str(recorded.get("step", "recorded")) if recorded else "simulated"
@@ -453,9 +457,8 @@ def table_exporters(schedule: Schedule) -> dict[str, ExporterOffer]:
     from pptrace.plugins.offers import ExporterOffer
     from pptrace.steps.text_forms import FORMS, Dialect, in_dialect, table_text
 
-    table = in_dialect(schedule, Dialect.COMPUTE)
-
     def write(form: Form, _timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
+        table = in_dialect(schedule, Dialect.COMPUTE)
         path.write_text(table_text(table, form), encoding="utf-8", newline="\n")
 
     return {
