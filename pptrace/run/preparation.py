@@ -26,7 +26,14 @@ from pptrace.run.post_training import with_forward_flops
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
 from pptrace.run.speeds import Issued, ReplicaCosts
 from pptrace.run.stacks import fill_stack
-from pptrace.run.table_changes import change_table, count_units, overlap_notes, with_interleave, with_validation
+from pptrace.run.table_changes import (
+    change_table,
+    count_units,
+    overlap_notes,
+    unit_notes,
+    with_interleave,
+    with_validation,
+)
 from pptrace.sim.engines import Contention
 from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.action_insertion import with_units
@@ -213,7 +220,7 @@ def _with_table(
         undivided, table = table, with_units(table, units)
         placement, policy = table.placement, Policy()
     workload = costs.workload_of(table, units=units > 1)
-    notes = overlap_notes(costs, table, workload)
+    notes = (*overlap_notes(costs, table, workload), *unit_notes(table, costs, workload))
     workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(inputs, workload, network))
     if table.microbatches > request.microbatches:

@@ -366,6 +366,14 @@ def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
     return configured
 
 
+def unit_notes(table: Schedule, costs: Costs, workload: Workload) -> tuple[str, ...]:
+    """Return a note on sharded state that is gathered and reduced as a whole without a pipeline, else nothing."""
+    is_sharded = workload.gathered_bytes.any() or workload.unshard_ns.any()
+    if costs.are_replicas_alike or table.stages > 1 or workload.units == 1 or not is_sharded:
+        return ()
+    return ("replicas differ, so the whole model is gathered and reduced at once, and not each layer",)
+
+
 _SHARDS = "write costs.zero: 3, or remove the key"
 _KEYS = ("reshard", "active_stages", "prefetch")
 _USUAL = (None, Reshard.NEVER)

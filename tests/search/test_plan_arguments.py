@@ -323,6 +323,15 @@ def test_sharding_and_recomputation_are_told() -> None:
     assert value(megatron, "--data-parallel-sharding-strategy") == "optim_grads_params"
     assert value(megatron, "--ckpt-format") == "fsdp_dtensor"
     assert value(titan, "--parallelism.fsdp_reshard_after_forward") == "always"
+    alone = {"pp": 1, "dp": 8, "vp": 1}
+    groups, shards = flag_words(
+        costs={"zero": 3}, parallel=alone, data_parallel={"shard": 4}, batch={"global": 32}
+    )
+    assert value(groups, "--num-distributed-optimizer-instances") == "2"
+    assert "--use-megatron-fsdp" in groups.words
+    assert value(shards, "--parallelism.data_parallel_replicate_degree") == "2"
+    assert value(shards, "--parallelism.data_parallel_shard_degree") == "4"
+    assert value(shards, "--parallelism.fsdp_reshard_after_forward") == "default"
     whole, again = flag_words(**CASES["whole"])
     assert value(whole, "--recompute-method") == "block"
     assert "--parallelism.no-enable_sequence_parallel" in again.words
