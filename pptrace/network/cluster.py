@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,7 @@ def _check_order(order: tuple[str, ...]) -> None:
             raise ConfigError(message, key="parallel.order")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A network over all GPUs, node after node: the node's network within a node, else NIC, fabric, NIC.
 
@@ -191,18 +192,17 @@ class Cluster:
     """GPUs of a node."""
     nics: int
     """NICs of a node."""
-    links: Links = field(init=False)
-    """The links of every node, then the fabric's."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def links(self) -> Links:
+        """The links of every node, then the fabric's."""
         inner, outer = self.node.links, self.fabric.links if self.fabric is not None else None
         names = [f"node{node}/{name}" for node in range(self.nodes) for name in inner.name]
         columns = {}
         for column in ("rate_kbps", "latency_ns", "overhead_ns", "flow_rate_kbps"):
             repeated = np.tile(getattr(inner, column), self.nodes)
             columns[column] = np.concatenate([repeated, getattr(outer, column)]) if outer else repeated
-        links = Links(name=(*names, *(outer.name if outer else ())), **columns)
-        object.__setattr__(self, "links", links)
+        return Links(name=(*names, *(outer.name if outer else ())), **columns)
 
     @property
     def endpoints(self) -> int:

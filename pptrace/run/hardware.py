@@ -172,8 +172,12 @@ _MOST_NODES = 2**31 - 1
 _PARTS = ("node", "fabric")
 
 
-def job_network(inputs: Inputs) -> RankNetwork:
+def job_network(inputs: Inputs, known: dict[Any, Network] | None = None) -> RankNetwork:
     """Build the cluster of a configuration, place the job's GPUs on it, and fill in the section.
+
+    Args:
+        inputs: the configuration.
+        known: networks inside nodes and between NICs by their options; new ones are added. None builds all.
 
     Raises:
         ConfigError: a missing key, or sizes that do not fit the job.
@@ -192,10 +196,11 @@ def job_network(inputs: Inputs) -> RankNetwork:
     values["nodes"], origin = _nodes(resolved, section, values, count, layout)
     values.setdefault("nics", 0)
     nodes, gpus, nics = values["nodes"], values["gpus"], values["nics"]
-    node = _part(inputs, values, "node", NetworkRequest(endpoints=gpus + nics, nics=nics))
+    known = {} if known is None else known
+    node = _part(inputs, values, "node", NetworkRequest(endpoints=gpus + nics, nics=nics), known)
     fabric = None
     if nodes > 1 and "fabric" in values:
-        fabric = _part(inputs, values, "fabric", NetworkRequest(endpoints=nodes * nics, per_node=nics))
+        fabric = _part(inputs, values, "fabric", NetworkRequest(endpoints=nodes * nics, per_node=nics), known)
     elif "fabric" in values:
         _options(inputs, values, "fabric")
     cluster = Cluster(node=node, fabric=fabric, nodes=nodes, gpus=gpus, nics=nics)
@@ -258,17 +263,22 @@ def _nodes(
     return given, f"preset {section.preset}"
 
 
-def _part(inputs: Inputs, values: dict[str, Any], part: str, request: NetworkRequest) -> Network:
-    """Build the network in a node, or the fabric, and fill its options into ``values``."""
+def _part(
+    inputs: Inputs, values: dict[str, Any], part: str, request: NetworkRequest, known: dict[Any, Network]
+) -> Network:
+    """Return the network in a node, or the fabric, built if unknown, and fill its options into ``values``."""
     key = f"cluster.{part}"
     provided, checked, plain = _options(inputs, values, part)
     values[part] = {"name": provided.offer.name, **plain}
     inputs.use(provided)
-    with at_location(inputs.resolved, key, options=True):
-        try:
-            return build_network(provided, replace(request, options=checked))
-        except PluginError as error:
-            raise error if error.plugin else PluginError(f"{key}: {error}") from error
+    name = repr((values[part], request))
+    if name not in known:
+        with at_location(inputs.resolved, key, options=True):
+            try:
+                known[name] = build_network(provided, replace(request, options=checked))
+            except PluginError as error:
+                raise error if error.plugin else PluginError(f"{key}: {error}") from error
+    return known[name]
 
 
 def _options(

@@ -49,7 +49,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """It cannot run."""
     MEMORY = "memory"
-    """Its lower bound on memory is above the capacity."""
+    """Its lower bound on memory is above the capacity, or its schedule needs more memory."""
     EQUAL = "equal"
     """Another candidate has the same table and costs."""
     COVERED = "covered"

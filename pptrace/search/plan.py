@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pptrace.config.flags import ARGUMENTS
+from pptrace.config.places import key_text
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.config.resolution import Config, check_arguments, document_of
 from pptrace.config.schema import is_yaml_file
@@ -34,6 +35,7 @@ from pptrace.search.result_table import TABLES, write_table
 from pptrace.search.runner import choose
 from pptrace.search.space import (
     ALIASES,
+    CLUSTER,
     LAYERS,
     OBJECTIVES,
     OPTIONS,
@@ -610,6 +612,9 @@ def _request_lines(plan: Plan) -> list[str]:
     device = devices_text(choice) if choice is not None and choice.preset else "a custom device"
     memory = plan.memory_text
     network = ", a free network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
+    usual_cluster = next((each.value for each in plan.problem.derived if key_text(each.path) == CLUSTER), None)
+    if usual_cluster is not None:
+        network = f", cluster {usual_cluster} by default"
     stack = f", stack {experiment.stack}" if experiment.stack else ""
     up_to = "up to " if plan.request.objective == "gpus" else ""
     machine = f"{up_to}{gpus_text(plan.request.gpus)} ({device}{memory}{network}{stack})"
@@ -640,7 +645,7 @@ def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
     return {
         "#": str(place), "schedule": candidate.schedule, "pp": str(layout.pp), "vp": str(candidate.chunks),
         "tp": str(layout.tp), "cp": str(layout.cp), "ep": str(layout.ep), "dp": str(layout.dp),
-        "mbs": str(layout.micro), "gbs": str(layout.sequences), "settings": _settings(candidate),
+        "mbs": str(layout.micro), "gbs": str(layout.sequences), "settings": _settings(plan, candidate),
         "step": DURATION.rounded(step),
         "expected": DURATION.rounded(expected),
         "tok/s/GPU": f"{float(tokens_per_s) * share:,.0f}" if tokens_per_s else "-",
@@ -651,11 +656,17 @@ def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _settings(candidate: Candidate) -> str:
-    """Return the settings of a configuration other than its sizes, without those that have no effect."""
+def _settings(plan: Plan, candidate: Candidate) -> str:
+    """Return the settings of a configuration that no other column or heading has, and that have an effect."""
+    derived = {key_text(each.path) for each in plan.problem.derived}
     texts = []
     for key, value in candidate.settings.items():
-        if key in _SIZES or key.startswith("schedule.options.") or value in (None, "none", 0, []):
+        if (
+            key in _SIZES
+            or key in derived
+            or key.startswith("schedule.options.")
+            or value in (None, "none", 0, [])
+        ):
             continue
         texts.append(_setting_text(key, value))
     return ", ".join(texts)

@@ -35,7 +35,7 @@ from pptrace.search.space import LAYERS, PlanProblem, Space, setting
 from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
     from pptrace.run.figures import Row
@@ -58,6 +58,8 @@ class CandidateGroup:
     """Its configurations."""
     bounds: GroupBounds
     """Lower bounds of all members."""
+    sizes: Mapping[bool, int]
+    """The number of members that can run, without and with overlapped pairs; empty if the group cannot run."""
     candidates: list[Candidate] = field(default_factory=list)
     """A candidate per member; empty until the group is expanded."""
     expanded: set[bool] = field(default_factory=set)
@@ -233,12 +235,14 @@ class Search:
         group = self.space.group(number)
         if bounds.concerns_all and self.request.objective != "gpus":
             self.pricing.check(group)
+        sizes: Mapping[bool, int] = {}
         if bounds.plain is None:
             entries = range(len(self.space.entries))
             members = tuple(Member(entry=entry, reason=bounds.reason) for entry in entries)
         else:
             members = self.pricing.members(group.layout, overlaps=bounds.overlaps)
-        self.groups[number] = CandidateGroup(group=group, members=members, bounds=bounds)
+            sizes = self.pricing.member_counts(group.layout, overlaps=bounds.overlaps)
+        self.groups[number] = CandidateGroup(group=group, members=members, bounds=bounds, sizes=sizes)
         self.considered += len(members)
         for part in self._parts_of(self.groups[number]):
             if part.bound.fits or self.request.exhaustive:
@@ -248,10 +252,7 @@ class Search:
 
     def _parts_of(self, group: CandidateGroup) -> list[Part]:
         """Return the parts of a group that have members and can run."""
-        if group.bounds.plain is None:
-            return []
-        kinds = {self._has_pairs(member) for member in group.members}
-        return [Part(group, has_pairs) for has_pairs in sorted(kinds)]
+        return [Part(group, has_pairs) for has_pairs in sorted(group.sizes)]
 
     def _score(self, bound: Bound, layout: Layout) -> Score:
         return self.request.score(self.bias.bound_ns(bound.step_ns), layout)
@@ -280,8 +281,9 @@ class Search:
             entry, outcome = entries[member.entry], self._outcome(group, member)
             candidate = Candidate(
                 number=key.number * _MEMBERS + index, layout=key.layout, schedule=entry.label,
-                chunks=member.chunks or 1, varied=(*key.varied, *entry.varied, *member.settings), outcome=outcome,
-                reason=member.reason, bound=group.bounds.of(has_pairs=self._has_pairs(member)),
+                chunks=member.chunks or 1, outcome=outcome, reason=member.reason,
+                varied=(*self.space.problem.derived, *key.varied, *entry.varied, *member.settings),
+                bound=group.bounds.of(has_pairs=self._has_pairs(member)),
             )  # fmt: skip
             if outcome in {Outcome.REFUSED, Outcome.COVERED}:
                 candidate.bound = None
@@ -320,7 +322,7 @@ class Search:
         price = self.pricing.price(*candidate.origin)
         self._apply(candidate, price)
         candidate.origin = None
-        if price.step_key is None or candidate.outcome in {Outcome.REFUSED, Outcome.EQUAL}:
+        if price.step_key is None or price.reason or candidate.outcome is Outcome.EQUAL:
             return
         first = self._seen.setdefault(price.step_key, candidate)
         if first is not candidate:
@@ -335,13 +337,14 @@ class Search:
         if price.is_even:
             candidate.outcome, candidate.reason = Outcome.EQUAL, "an even split"
         elif price.reason:
-            candidate.outcome, candidate.reason, candidate.bound = Outcome.REFUSED, price.reason, None
+            candidate.outcome = Outcome.MEMORY if price.needs_memory else Outcome.REFUSED
+            candidate.reason, candidate.bound, candidate.origin = price.reason, None, None
         elif price.bound is not None:
             candidate.bound = price.bound
             candidate.score = max(candidate.score, self._score(price.bound, candidate.layout))
             if not price.bound.fits and not self.request.exhaustive:
                 candidate.outcome = Outcome.MEMORY
-        if candidate.outcome in {Outcome.EQUAL, Outcome.REFUSED}:
+        if candidate.outcome is Outcome.EQUAL:
             candidate.origin = None
 
     def _push(self, candidate: Candidate) -> None:
@@ -436,7 +439,7 @@ class Search:
         for _, _, part in self._parts:
             score = self._part_score(part)
             if not (self._is_excluded(score) or part.group.candidates):
-                yield score, len(self._members(part))
+                yield score, part.group.sizes[part.has_pairs]
         for group in self.groups.values():
             for candidate in group.candidates:
                 if candidate.is_bounded and not self._is_excluded(candidate.score):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
+    from pptrace.network.contract import Network
     from pptrace.plugins.requests import CostRequest
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
@@ -129,6 +130,8 @@ class Price:
     """Whether the balanced split equals the even one."""
     reason: str = ""
     """The reason why it cannot run."""
+    needs_memory: bool = False
+    """Whether it runs with more memory than there is."""
     foreign: str = ""
     """The reason why the framework of the plan does not run it."""
     step_key: Any = None
@@ -164,8 +167,10 @@ class Pricing:
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
         self._segmented: _Recent[Any, bool] = _Recent(_KEPT_FAMILIES)
         self._checked: dict[tuple[str, str], Any] = {}
+        self._networks: dict[Any, Network] = {}
         self._collectives: _Recent[str, LinkCollectives] = _Recent(_KEPT_GROUPS)
         self._members: dict[Any, tuple[Member, ...]] = {}
+        self._member_counts: dict[Any, Counter[bool]] = {}
         self._bounds: dict[Any, Bound] = {}
 
     def members(self, layout: Layout, *, overlaps: bool) -> tuple[Member, ...]:
@@ -178,6 +183,16 @@ class Pricing:
                 for member in self._of_entry(layout, index, entry, overlaps=overlaps)
             )
         return self._members[key]
+
+    def member_counts(self, layout: Layout, *, overlaps: bool) -> Mapping[bool, int]:
+        """Return the number of :meth:`members` that can run, without and with overlapped pairs."""
+        key = layout.pp, layout.microbatches, overlaps
+        if key not in self._member_counts:
+            counts: Counter[bool] = Counter()
+            for member in self.members(layout, overlaps=overlaps):
+                counts[self.has_pairs(self.entries[member.entry])] += not (member.reason or member.is_covered)
+            self._member_counts[key] = counts
+        return self._member_counts[key]
 
     def bounds_of(self, number: int) -> GroupBounds:
         """Return lower bounds of all members of the group with a number, for any table."""
@@ -230,6 +245,7 @@ class Pricing:
             compute(price, group, member)
         except PptraceError as error:
             price.reason = short_reason(error)
+            price.needs_memory = isinstance(error, ConstraintError) and error.needs_memory
         return price
 
     def _outline_price(self, price: Price, group: Group, member: Member) -> None:
@@ -365,7 +381,7 @@ class Pricing:
 
     def _resolved_costs(self, group: Group) -> Costs:
         """Return the costs of a group's configuration; layouts on the same cluster share plans of collectives."""
-        costs = build_costs(self.problem.resolved(group.varied), self.problem.registry)
+        costs = build_costs(self.problem.resolved(group.varied), self.problem.registry, self._networks)
         own = costs.request.collectives
         if not isinstance(own, LinkCollectives):
             return costs

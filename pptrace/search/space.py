@@ -19,7 +19,7 @@ from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
 from pptrace.config.places import Document, Place, key_text, place_of
 from pptrace.config.quantities import DURATION
-from pptrace.config.resolution import document_of, load
+from pptrace.config.resolution import document_of, leaves_by_key, load
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.hardware import ranks_named
 from pptrace.run.inputs import Inputs
@@ -196,6 +196,7 @@ PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.globa
 """Keys that a plan chooses, unless the command line sets them."""
 SCHEDULE_OPTION = "schedule.options."
 """The beginning of keys of options that only some schedules have."""
+CLUSTER = "cluster.preset"
 LAYERS = "model.layers_per_stage"
 """The key of the split of layers over stages."""
 _PLACE = Place(source="plan")
@@ -221,6 +222,8 @@ class PlanProblem:
     """GPUs of a node: those of the cluster, or of the device's scale-up network."""
     on_cluster: bool
     """Whether the configuration has a cluster."""
+    derived: tuple[Assignment, ...]
+    """Settings that the plan adds to the configuration: the stack of the framework, the device's usual cluster."""
     sequences: int
     """The configured global batch; 0 without one."""
     sequence: int
@@ -287,9 +290,15 @@ def plan_problem(
         tree["schedule"] = {"name": "1f1b"}
     document = Document(value=tree, places=places, source=source.source)
     costs = _trial(document, registry, request)
+    derived = []
     if _has_other_stack(request, costs.resolved, registry) and not flags.get("stack"):
-        given.append(assignment("stack", request.framework, "--for"))
-        tree, places = overlaid(tree, places, given[-1:])
+        derived.append(assignment("stack", request.framework, "--for"))
+    cluster_name = _usual_cluster(tree, costs.resolved, registry)
+    if cluster_name is not None:
+        derived.append(setting(CLUSTER, cluster_name))
+    if derived:
+        given += derived
+        tree, places = overlaid(tree, places, derived)
         document = Document(value=tree, places=places, source=source.source)
         costs = _trial(document, registry, request)
     if request.memory is not None:
@@ -302,6 +311,7 @@ def plan_problem(
         document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
         model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
         node_gpus=(cluster.gpus or 1) if cluster else scale_up, on_cluster=cluster is not None,
+        derived=tuple(derived),
         sequences=sequences, schedule=schedule, sequence=costs.resolved.experiment.batch.sequence or 0,
         framework=_framework(request, costs.resolved, registry),
         configured={key: value_of(costs.resolved, key) for key in _SWITCHES},
@@ -317,6 +327,21 @@ def _has_other_stack(request: PlanRequest, resolved: Resolved, registry: Registr
     framework = framework_of(Inputs(resolved=resolved, registry=registry))
     is_offered = any(name.rpartition("-")[0] == request.framework for name in registry.stacks)
     return request.framework in FRAMEWORKS and framework != request.framework and is_offered
+
+
+def _usual_cluster(tree: Mapping[str, Any], resolved: Resolved, registry: Registry) -> str | None:
+    """Return the first preset of a cluster of the device.
+
+    Returns:
+        None without such a preset, or if the configuration describes a network.
+    """
+    device, clusters = resolved.experiment.device, registry.clusters
+    if device is None or device.ranks or tree.get("cluster") or tree.get("network"):
+        return None
+    keys = leaves_by_key({name: tree.get(name) for name in ("device", "data_parallel")})
+    if any(key.startswith(("device.scale_up", "data_parallel.bandwidth")) for key in keys):
+        return None
+    return next((name for name in clusters if clusters[name].offer.device == device.preset), None)
 
 
 def _framework(request: PlanRequest, resolved: Resolved, registry: Registry) -> str:

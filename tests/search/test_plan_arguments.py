@@ -526,7 +526,7 @@ def costs_of(layers: int, beside: dict[str, Any]) -> Costs:
 
 CONFIG: dict[str, Any] = {
     "model": {"layers": 16, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
-    "device": "h100-sxm", "batch": {"global": 8, "sequence": 256, "micro": 1},
+    "device": "h100-sxm", "network": "ideal", "batch": {"global": 8, "sequence": 256, "micro": 1},
 }  # fmt: skip
 
 

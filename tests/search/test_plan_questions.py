@@ -33,7 +33,9 @@ NAME = re.compile(r"`([a-z0-9_-]+)`")
 pytestmark = pytest.mark.needs_plugins
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
-STEP = {"model": MODEL, "device": "a100-sxm", "batch": {"global": 8, "sequence": 1024}}
+STEP = {
+    "model": MODEL, "device": "a100-sxm", "network": "ideal", "batch": {"global": 8, "sequence": 1024}
+}  # fmt: skip
 FEW = {
     "schedule": ["1f1b", "interleaved-1f1b"],
     "recompute": ["none"],
@@ -317,6 +319,39 @@ def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Regist
     assert told["tied"] == {"margin": 0.02, "places": near}
     assert [entry["tied"] for entry in told["places"]] == [at < near for at in range(len(scores))]
     assert f"#{near} are within 2 %, less than the error of a simulation: measure them" in str(plan_result)
+
+
+def test_a_schedule_that_needs_more_memory_counts_as_such(registry: Registry) -> None:
+    vary = {**FEW, "schedule": ["1f1b", "v-half"], "schedule.options.memory": ["1 KiB"], "pp": [2], "tp": [1]}
+    plan_result = planned(registry, vary=vary)
+
+    (refused,) = [each for each in plan_result.candidates if each.schedule.startswith("v-half")]
+    assert refused.outcome == "memory"
+    assert "has 1 KiB for activations and one microbatch takes" in refused.reason
+    assert plan_result.refusals() == {}
+    assert plan_result.best.schedule == "1f1b"
+
+
+@pytest.mark.parametrize(
+    ("changed", "network"),
+    [
+        ({}, ", cluster dgx-a100 by default, stack"),
+        ({"network": "ideal"}, ", a free network, stack"),
+        ({"device": "vr200"}, ", a free network, stack"),
+        ({"cluster": "dgx-a100"}, " reserved, stack"),
+        ({"sets": ["device.scale_up_size=4"]}, ", a free network, stack"),
+        ({"sets": ["data_parallel.bandwidth=25 GB/s"]}, ", a free network, stack"),
+    ],
+)
+def test_a_plan_without_a_network_is_on_the_usual_cluster_of_its_device(
+    registry: Registry, changed: dict[str, Any], network: str
+) -> None:
+    config = {name: value for name, value in STEP.items() if name != "network"}
+    vary = {**FEW, "schedule": ["1f1b"], "tp": [1]}
+    plan_result = planned(registry, config=config, gpus=2, vary=vary, top=1, **changed)
+
+    assert network in str(plan_result).splitlines()[0]
+    assert ("dgx-a100" in plan_result.command) == ("cluster" in network or "cluster" in changed)
 
 
 def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(

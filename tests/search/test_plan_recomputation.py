@@ -36,7 +36,7 @@ def test_what_is_computed_again_varies_within_its_kind(
     model = {"layers": 8, "hidden": 512, "heads": 8, "ffn": 2048, "vocabulary": 1000, **own}
     config = {
         "model": model, "device": "h100-sxm", "batch": {"global": 8, "sequence": 1024, "micro": 1},
-        "parallel": {"pp": 2},
+        "parallel": {"pp": 2}, "network": "ideal",
     }  # fmt: skip
     beside = {"pp": [2], "tp": [1], "schedule": ["1f1b"], "layers": ["even"], "zero": [0], "micro": [1]}
     asked: dict[str, Any] = {"gpus": 2, "robust": False, "executor": "serial", "registry": Registry.load()}

@@ -145,7 +145,7 @@ def test_a_plan_has_every_row_that_simulating_each_combination_has(
     registry: Registry, vary: dict[str, Any]
 ) -> None:
     """A schedule that takes none of the chunks has its default; one without the option runs once."""
-    config = {"model": MODEL, "device": "a100-sxm", "stack": "ideal"}
+    config = {"model": MODEL, "device": "a100-sxm", "network": "ideal", "stack": "ideal"}
     expected: dict[tuple[Any, ...], int] = {}
     for name, pp in product(vary["schedule"], vary["pp"]):
         words = vary.get("schedule.options.shorten", [None]) if name.startswith("zb") else [None]

@@ -68,6 +68,7 @@ def test_a_plan_is_the_serial_run_s(scheduler: LocalCluster) -> None:
     def places(executor: Any) -> Any:
         plan_result = pptrace.plan(
             {"model": "llama3-8b", "device": "h100-sxm", "batch": {"global": 16, "sequence": 2048, "micro": 1}},
+            network="ideal",
             vary={"pp": [2, 4], "micro": [1], "schedule": ["1f1b"], "recompute": ["full"]},
             gpus=8, executor=executor, robust=False, top=3,
         )  # fmt: skip
