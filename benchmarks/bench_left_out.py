@@ -4,7 +4,7 @@
 
 What was fitted to a source is replaced by what other sources give, or by a default; the share that products attain
 on A100, H100 and B200 is fitted anew to the other sources' rows. The last lines say what a row of an unseen source
-may be off by. ``docs/accuracy.md`` has the figures. It takes some 40 s of one core.
+may be off by. ``docs/accuracy.md`` has the figures. It takes some 5 minutes of one core.
 """
 
 from __future__ import annotations
