@@ -370,7 +370,12 @@ class Documents(_Section):
     count: _Count | None = Field(
         default=None,
         description="Documents of a step, each in one sequence; by default as many as fill its microbatches. "
-        "Without batch.microbatches and batch.global, a replica has as many microbatches as its documents fill.",
+        "A replica has as many microbatches as its documents fill.",
+    )
+    equal: bool = Field(
+        default=False,
+        description="With count, give all replicas as many microbatches, as Megatron-LM and verl do: the last "
+        "documents of full sequences move to sequences of their own.",
     )
     whole: bool = Field(
         default=False,

@@ -431,27 +431,44 @@ def _packed(resolved: Resolved, documents: Documents, hidden: int) -> tuple[Reso
         raise resolved.error(f"{_DOCUMENTS}.balance", message)
     if documents.dynamic_cp:
         _check_groups(resolved)
+    is_fixed = documents.count is None or documents.equal
     packing = Packing(
         limit=limit, replicas=parallel.dp, cp=parallel.cp, micro=batch.micro,
-        microbatches=batch.known_microbatches,
+        microbatches=batch.known_microbatches if is_fixed else 0,
         linear=_LINEAR * hidden if documents.balance is Balance.WORK else 0, dynamic=documents.dynamic_cp,
     )  # fmt: skip
     drawn = _Drawn(_source(resolved, documents), documents.count)
     try:
-        replicas = packing.arrange(
-            drawn, known=documents.count is not None, whole=documents.is_whole,
-            balanced=documents.balance is not Balance.NONE,
-        )  # fmt: skip
+        replicas = _arranged(packing, drawn, documents)
     except ValueError as error:
         raise resolved.error(_DOCUMENTS, str(error)) from None
+    most = max(map(len, replicas))
     if not batch.known_microbatches:
-        most = max(map(len, replicas))
         values = {"microbatches": most, "global_batch": most * parallel.dp * batch.micro}
         resolved = resolved.with_values("batch", values, "as many as the documents fill")
+    elif most != batch.known_microbatches:
+        message = f"the documents of a replica fill {most}, not {batch.known_microbatches}: remove the key"
+        raise resolved.error("batch.microbatches", f"{message}, or write batch.documents.equal: true")
     unit = parallel.tp if parallel.sequence_parallel else 1
     most = min(max(_MOST_STAGES // ((parallel.pp or 1) * parallel.vp), FEWEST_PACKS), MOST_PACKS)
     packs = _packs_of_bins(packing, replicas, unit, most)
     return resolved, _sequences(packing, replicas, packs, drawn.mean)
+
+
+def _arranged(packing: Packing, drawn: _Drawn, documents: Documents) -> Replicas:
+    """Return the microbatches of replicas, of each as many if configured."""
+    parts = [*drawn] if documents.count else drawn
+
+    def arranged(packing: Packing) -> Replicas:
+        return packing.arrange(
+            parts, known=documents.count is not None, whole=documents.is_whole,
+            balanced=documents.balance is not Balance.NONE,
+        )  # fmt: skip
+
+    replicas = arranged(packing)
+    if documents.equal and not packing.microbatches:
+        replicas = arranged(replace(packing, microbatches=max(map(len, replicas))))
+    return replicas
 
 
 def _check_groups(resolved: Resolved) -> None:

@@ -137,7 +137,9 @@ def test_replicas_can_have_numbers_of_microbatches_of_their_own() -> None:
     assert (first.prepared.schedule.microbatches, second.prepared.schedule.microbatches) == (3, 2)
     assert second.prepared.schedule == step(None, microbatches=2).prepared.schedule
     assert first.metrics.step_ns == second.metrics.step_ns
-    equal = step(None, dp=2, batch={**batch, "microbatches": 3, "replica": 1})
+    again = pptrace.simulate(dict(second.provenance["configuration"]))
+    assert again.prepared.schedule.microbatches == 2
+    equal = step(None, dp=2, batch={"sequence": 8192, "documents": {**documents, "equal": True}, "replica": 1})
     assert equal.prepared.schedule.microbatches == 3
 
 
@@ -185,8 +187,9 @@ def test_attention_of_a_table_follows_the_squares() -> None:
     ({"histogram": {"8": 0}}, {}, "all shares are 0"),
     ({"lengths": "no-such.csv"}, {}, "batch.documents.lengths: no-such.csv cannot be read"),
     ({"fixed": 8, "dynamic_cp": True}, {}, "groups are powers of two up to parallel.cp (1)"),
-    ({"fixed": 8000, "count": 40}, {"dp": 2}, "fill 20 sequences in order of arrival, and the step has 4"),
-    ({"fixed": 8000, "count": 3}, {"dp": 2}, "3 documents are fewer than the sequences of the step"),
+    ({"fixed": 8000, "count": 40}, {"dp": 2}, "the documents of a replica fill 20, not 4: remove the key"),
+    ({"fixed": 8000, "count": 40, "equal": True}, {"dp": 2}, "fill 20 sequences in order of arrival"),
+    ({"fixed": 8000, "count": 1}, {"dp": 2}, "1 documents are fewer than the sequences of the step"),
     ({"fixed": 8192, "count": 9}, {"dp": 2, "microbatches": None, "schedule": "dualpipe-v"}, "have 4 to 5"),
     ({"fixed": 8, "balance": "work"}, {"model": None, "device": None, "costs": {"name": "unit"}}, "work weighs"),
 ])  # fmt: skip
