@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from pptrace.api import simulate
 from pptrace.plugin import ConfigError, Registry, load, megatron_arguments, prepare
-from pptrace_frameworks.recipe_command import command
 from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
 from pptrace_frameworks.recipe_programs import evaluate_expression
-from pptrace_frameworks.recipes import Given, configuration
+from pptrace_frameworks.recipes import Given, command, configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

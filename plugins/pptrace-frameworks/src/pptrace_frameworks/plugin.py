@@ -61,7 +61,7 @@ def pptrace_commands() -> Iterable[CommandOffer]:
 
 
 def _recipe() -> Command:
-    from pptrace_frameworks.recipe_command import command
+    from pptrace_frameworks.recipes import command
 
     return command
 
