@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pptrace_torch.megatron import megatron_schedule
-    from pptrace_torch.recording import capture
-    from pptrace_torch.runtime import load
+    from pptrace_torch.runtime import capture, load
 
 __all__ = ["capture", "load", "megatron_schedule"]
 
@@ -19,7 +18,7 @@ def __getattr__(name: str) -> Any:
     from pptrace_torch.manifest import require_torch
 
     modules = {
-        "capture": "pptrace_torch.recording", "load": "pptrace_torch.runtime",
+        "capture": "pptrace_torch.runtime", "load": "pptrace_torch.runtime",
         "megatron_schedule": "pptrace_torch.megatron",
     }  # fmt: skip
     if name not in modules:

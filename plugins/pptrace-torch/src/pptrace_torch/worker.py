@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional
 
-from pptrace_torch.recording import record_steps
-from pptrace_torch.runtime import load
+from pptrace_torch.runtime import load, record_steps
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
