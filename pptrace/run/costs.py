@@ -77,6 +77,10 @@ class Costs:
         """Cost class of each microbatch, as in :class:`~pptrace.run.speeds.ReplicaCosts`."""
         return None if self.sequences is None else self.sequences.pack_of + 1
 
+    def classes_of(self, workload: Workload) -> Int32s | None:
+        """Return the class of each microbatch in these costs, as in ``ReplicaCosts``."""
+        return None if self.sequences is None else self.sequences.classes_of(workload)
+
     def workload_of(self, table: Schedule, *, units: bool = False) -> Workload:
         """Return the costs of the stages, or units, of a table; raises as :meth:`workload`."""
         placement = table.placement
@@ -127,9 +131,8 @@ class Costs:
             base = build_workload(self.offer, request)
             if self.sequences is None:
                 return base
-            if base.classes:
-                message = "microbatches already differ, by costs.lengths or model.expert_load: remove one of them"
-                raise self.resolved.error("batch", message)
+            if base.classes and self.offer.offer.model is None:
+                raise self.resolved.error("batch", "costs already have lengths: remove one of them")
             return self.sequences.costs(base, lambda pack: self._of_pack(request, pack, base))
 
     def _of_pack(self, request: CostRequest, pack: Pack, base: Workload) -> Workload:

@@ -225,6 +225,7 @@ def _with_table(
         undivided, table = table, with_units(table, units)
         placement, policy = table.placement, Policy()
     workload = costs.workload_of(table, units=units > 1)
+    classes = costs.classes_of(workload)
     notes = (*overlap_notes(costs, table, workload), *unit_notes(table, costs, workload))
     workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(inputs, workload, network))
@@ -240,7 +241,7 @@ def _with_table(
     differing = None
     if costs.sequences is not None or costs.speeds is not None:
         differing = ReplicaCosts(
-            costs=workload, classes=costs.classes, speeds=costs.speeds, tables=_tables(inputs, costs, table)
+            costs=workload, classes=classes, speeds=costs.speeds, tables=_tables(inputs, costs, table)
         )
     configured = inputs.experiment.contention
     contention = Contention(

@@ -78,17 +78,35 @@ class Sequences:
     def costs(self, base: Workload, build: Callable[[Pack], Workload]) -> Workload:
         """Return costs with a class for each pack; microbatches are those of the replica with the most.
 
+        If microbatches of a pack differ by loads of experts, each pack has a class for each kind of loads.
+
         Args:
             base: costs of whole sequences of one document.
-            build: returns the costs of one microbatch of a pack.
+            build: returns the costs of the microbatches of a pack.
         """
-        classes = tuple(build(pack) for pack in self.packs)
+        by_pack = [build(pack) for pack in self.packs]
+        place = np.arange(self.pack_of.shape[1])
+        class_of = np.stack([
+            costs.microbatch_class[place % costs.microbatch_class.size] if costs.classes else 0 * place
+            for costs in by_pack
+        ])  # fmt: skip
+        _, first, kind_of = np.unique(class_of, axis=1, return_index=True, return_inverse=True)
+        classes = tuple(costs.of_microbatch(microbatch) for costs in by_pack for microbatch in first.tolist())
         longest = int(np.argmax(self.microbatches))
-        flops = sum(costs.model_flops * times for costs, times in zip(classes, self.counts, strict=True))
+        flops = sum(costs.model_flops * times for costs, times in zip(by_pack, self.counts, strict=True))
         return replace(
-            base, classes=classes, microbatch_class=(self.pack_of[longest] + 1).astype(np.int32),
-            tokens=self.tokens, model_flops=flops,
+            base, classes=classes, tokens=self.tokens, model_flops=flops,
+            microbatch_class=(self.pack_of[longest] * first.size + kind_of.ravel() + 1).astype(np.int32),
         )  # fmt: skip
+
+    def classes_of(self, costs: Workload) -> Int32s:
+        """Return the class of each microbatch in costs of :meth:`costs`; 0 where a replica does not have it.
+
+        The shape is (replicas, microbatches).
+        """
+        kinds = len(costs.classes) // len(self.packs)
+        classes = self.pack_of * kinds + (costs.microbatch_class - 1) % kinds + 1
+        return np.where(self.pack_of < 0, 0, classes).astype(np.int32)
 
 
 def sequences_of(resolved: Resolved, hidden: int = 0) -> tuple[Resolved, Sequences | None]:

@@ -306,3 +306,18 @@ def test_balanced_experts_are_between_their_blocks_and_even_numbers_of_tokens() 
     assert "an upper bound" in own["balanced experts, 1 replica per device"].note
     with pytest.raises(ConfigError, match="expert_load: missing"):
         whatif(simulated(), balance="experts")
+
+
+def test_lengths_and_loads_of_microbatches_combine(tmp_path: Path) -> None:
+    model = {**MOE, "layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
+    sizes: dict[str, Any] = {"device": "h100-sxm", "schedule": "1f1b", "stack": "ideal", "pp": 2, **SIZES}
+    file = table(tmp_path / "loads.csv", "microbatch,expert,tokens", by_microbatch(EVEN, EVEN, DOUBLE))
+    lengths = [1024, 2048, 2048, 1024, 1024, 2048]
+    batch = {"microbatches": 3, "lengths": [*lengths, *lengths], "replica": 1}
+    run = pptrace.simulate(model={**model, "expert_load": file}, batch=batch, **sizes)
+    for microbatch, imbalance in enumerate((1.0, 1.0, 2.0)):
+        alone = pptrace.simulate(
+            model={**model, "imbalance": imbalance}, sequence=lengths[3 + microbatch], microbatches=3, **sizes
+        )
+        assert same(run.prepared.workload.of_microbatch(microbatch), alone.prepared.workload)
+
