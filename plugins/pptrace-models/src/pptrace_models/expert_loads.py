@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
 
 
-MOST_CLASSES, MOST_IN_PAIRS = 32, 8
+MOST_CLASSES, MOST_IN_PAIRS = 32, 6
 """The most kinds of microbatches with different costs, without and with overlapped pairs, which have an order for
 each pair of kinds. Other microbatches have the costs of a similar one."""
 _GRAIN = 100
