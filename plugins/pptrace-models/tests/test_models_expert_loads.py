@@ -320,4 +320,3 @@ def test_lengths_and_loads_of_microbatches_combine(tmp_path: Path) -> None:
             model={**model, "imbalance": imbalance}, sequence=lengths[3 + microbatch], microbatches=3, **sizes
         )
         assert same(run.prepared.workload.of_microbatch(microbatch), alone.prepared.workload)
-
