@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule
 
-NOT_RUN = {"chimera", "dualpipe"}
+NOT_RUN = {"bitpipe", "chimera", "dualpipe"}
 """Schedules with replicated stages."""
 
 
