@@ -104,7 +104,7 @@ def test_kernels_are_recorded_where_stages_run_on_a_gpu(tmp_path: Path, monkeypa
     import torch
     from torch.profiler import ProfilerActivity
 
-    from pptrace_torch import recording
+    from pptrace_torch import runtime
 
     seen: list[Any] = []
 
@@ -113,9 +113,9 @@ def test_kernels_are_recorded_where_stages_run_on_a_gpu(tmp_path: Path, monkeypa
         seen.append(activities)
         yield
 
-    monkeypatch.setattr(recording, "profile", profile)
+    monkeypatch.setattr(runtime, "profile", profile)
     for name in ("cpu", "cuda"):
-        with recording.record_steps(tmp_path / "rank0.json", warmup=1, steps=1, device=torch.device(name)):
+        with runtime.record_steps(tmp_path / "rank0.json", warmup=1, steps=1, device=torch.device(name)):
             pass
 
     assert seen == [[ProfilerActivity.CPU], [ProfilerActivity.CPU, ProfilerActivity.CUDA]]
