@@ -243,6 +243,8 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     groups = parallel.dp // (experiment.data_parallel.shard or parallel.dp)
     words += flag_words({"num-distributed-optimizer-instances": groups}) if groups > 1 else []
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
+    # Without this argument, gathers of sharded weights are not overlapped.
+    words += ["--overlap-param-gather"] if experiment.data_parallel.overlap and zero > 1 else []
     words += ["--grad-reduce-in-bf16"] if costs.get("gradients") == "bf16" else []
     words += ["--tp-comm-overlap"] if costs.get("overlap_tp") and parallel.tp > 1 else []
     words += _recompute(model)

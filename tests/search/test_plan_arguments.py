@@ -48,7 +48,7 @@ MEGATRON = {
     "--seq-length", "--pipeline-model-parallel-layout", "--num-virtual-stages-per-pipeline-rank",
     "--sequence-parallel", "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--main-params-dtype",
     "--exp-avg-dtype", "--exp-avg-sq-dtype", "--use-megatron-fsdp", "--data-parallel-sharding-strategy",
-    "--ckpt-format", "--overlap-grad-reduce", "--no-overlap-p2p-communication",
+    "--ckpt-format", "--overlap-grad-reduce", "--overlap-param-gather", "--no-overlap-p2p-communication",
     "--overlap-p2p-communication-warmup-flush", "--recompute-granularity", "--recompute-method",
     "--recompute-num-layers", "--recompute-modules", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
     "--microbatch-group-size-per-virtual-pipeline-stage", "--account-for-embedding-in-pipeline-split",
