@@ -97,7 +97,7 @@ class Placement:
         number = np.sort(self.edges[:, 0].astype(np.int64) * self.stages + self.edges[:, 1])
         twice = number[1:][number[1:] == number[:-1]]
         if twice.size:
-            return f"edge from stage {twice[0] // self.stages} to stage {twice[0] % self.stages} is there twice"
+            return f"edge from stage {twice[0] // self.stages} to stage {twice[0] % self.stages} occurs twice"
         for side, verb in enumerate(("feeds", "is fed by")):
             count = np.bincount(self.edges[:, side])
             if count.max(initial=0) > _MOST_NEIGHBOURS:

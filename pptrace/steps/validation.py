@@ -220,7 +220,7 @@ def _check_stage_ends(schedule: Schedule) -> None:
         kind, held_stage = int(schedule.kind[row]), int(cell[row])
         reduces = kind == Kind.REDUCE_GRAD
         if (kind, held_stage) in seen and (not reduces or seen[kind, held_stage] == backwards):
-            raise _error_at(schedule, row, " is there twice: remove one")
+            raise _error_at(schedule, row, " occurs twice: remove one")
         if last[held_stage] > row and (not reduces or final[kind, held_stage] == row or not backwards):
             other = str(schedule.action(int(last[held_stage])))
             raise _error_at(schedule, row, f" comes before {other}: swap them", missing=other)

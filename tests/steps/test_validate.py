@@ -178,8 +178,8 @@ def test_a_message_without_its_other_end_is_refused(rows: list[list[str]], text:
 @pytest.mark.parametrize(("rows", "text"), [
     ([["0F0", "0OFFLOAD0", "0B0"]], "0OFFLOAD0 without 0RELOAD0"),
     ([["0F0", "0RELOAD0", "0B0"]], "0RELOAD0 without 0OFFLOAD0"),
-    ([["0F0", "0B0", "0OPTIMIZER", "0OPTIMIZER"]], "0OPTIMIZER is there twice: remove one"),
-    ([["0F0", "0B0", "0REDUCE_GRAD", "0REDUCE_GRAD"]], "0REDUCE_GRAD is there twice: remove one"),
+    ([["0F0", "0B0", "0OPTIMIZER", "0OPTIMIZER"]], "0OPTIMIZER occurs twice: remove one"),
+    ([["0F0", "0B0", "0REDUCE_GRAD", "0REDUCE_GRAD"]], "0REDUCE_GRAD occurs twice: remove one"),
     ([["0F0", "0B0", "0OPTIMIZER", "0REDUCE_GRAD"]], "0REDUCE_GRAD comes after 0OPTIMIZER: swap them"),
 ])  # fmt: skip
 def test_copies_without_return_and_ends_of_a_stage_twice_are_refused(rows: list[list[str]], text: str) -> None:

@@ -249,7 +249,7 @@ def test_a_trace_of_another_sort_in_the_folder_is_named_and_left_out(tmp_path: P
     assert any(
         "other.json is a trace of chrome, the others of pytorch: skipped" in note for note in difference["notes"]
     )
-    assert "leave one sort" in failed("explain", str(folder / "other.json"), str(folder / "rank0.json.gz"))
+    assert "keep one format" in failed("explain", str(folder / "other.json"), str(folder / "rank0.json.gz"))
 
 
 def test_a_rank_whose_times_count_from_elsewhere_is_set_by_its_messages(tmp_path: Path) -> None:
