@@ -302,8 +302,6 @@ def test_balanced_experts_are_between_their_blocks_and_even_numbers_of_tokens() 
     assert len(gains) == 4
     assert all(0 < gain <= rows["even experts"].saved_ns for gain in gains)
     assert rows["balanced experts"].note.startswith("planned for the loads of step 0; peak")
-    own = {row.name: row for row in whatif(simulated(expert_load=load), balance="experts").rows}
-    assert "an upper bound" in own["balanced experts, 1 replica per device"].note
     with pytest.raises(ConfigError, match="expert_load: missing"):
         whatif(simulated(), balance="experts")
 
