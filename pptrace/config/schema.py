@@ -149,8 +149,8 @@ class DataParallel(_Section):
     reduce_each: bool | None = Field(
         default=None,
         description="Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does with "
-        "sharded "
-        "gradients. By default only if the stage has units, else once, after the last backward. Needs overlap.",
+        "sharded gradients. By default only if the stage has units, else once, after the last backward. Needs "
+        "overlap.",
     )
     reshard: Reshard | None = Field(
         default=None,
@@ -174,18 +174,16 @@ class DataParallel(_Section):
     )
     active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
-        description="Under reshard: never, number of stages of a rank whose sharded weights are gathered at "
-        "the same "
-        "time. They are the stages that compute next. 3 by default, as in PyTorch's pipeline runtime.",
+        description="Under reshard: never, number of stages of a rank whose sharded weights are gathered at the "
+        "same time. They are the stages that compute next. 3 by default, as in PyTorch's pipeline runtime.",
     )
 
     speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
         default=None,
         min_length=1,
         description="Relative speeds of slower devices (stragglers) in forwards and backwards. Keys are a "
-        "replica, a "
-        "range of replicas, or a rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1. A rank is as "
-        "fast as its slowest GPU, and reductions wait for the slowest replica.",
+        "replica, a range of replicas, or a rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1. "
+        "A rank is as fast as its slowest GPU, and reductions wait for the slowest replica.",
         examples=[{"3": 0.5, "8-11": 0.9, "0/2": 0.7}],
     )
     spread: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
@@ -236,8 +234,7 @@ class Offload(_Modifier):
     behind: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="The rank waits for a copy out before the computation that follows its forward by this "
-        "number. "
-        "This frees memory in time. By default it does not wait.",
+        "number. This frees memory in time. By default it does not wait.",
     )
     gap: Annotated[float, Field(ge=0)] = Field(
         default=3,
@@ -246,10 +243,9 @@ class Offload(_Modifier):
     )
     alone: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1,
-        description="Share of its time that a copy takes if no copy in the other direction overlaps with it "
-        "on its "
-        "rank, or with `pair` on both ranks. The overlap is that of a step in which all copies take their whole "
-        "time. PipeOffload's program has 0.7.",
+        description="Share of its time that a copy takes if no copy in the other direction overlaps with it on "
+        "its rank, or with `pair` on both ranks. The overlap is that of a step in which all copies take their "
+        "whole time. PipeOffload's program has 0.7.",
     )
     stream: CopyStream = Field(
         default=CopyStream.DIRECTION,
@@ -392,9 +388,8 @@ class Documents(_Section):
         default=False,
         description="Compute each document on as few context-parallel ranks as it needs, as Megatron's "
         "default_dynamic_cp. Their number is a power of two, at most parallel.cp, with batch.sequence / "
-        "parallel.cp "
-        "tokens per rank. A microbatch fills parallel.cp ranks with such groups, and the group with the most work "
-        "determines its time.",
+        "parallel.cp tokens per rank. A microbatch fills parallel.cp ranks with such groups, and the group with "
+        "the most work determines its time.",
     )
 
     @property
@@ -418,10 +413,9 @@ class Batch(_Section):
     sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
     lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
         default=None,
-        description="Tokens in each microbatch's sequences. One number per microbatch, for all replicas or "
-        "for each "
-        "replica in turn, or a file with numbers between commas, spaces or lines. None exceeds sequence, by "
-        "default the longest of them. With parallel.sequence_parallel they are padded to multiples of tp.",
+        description="Tokens in each microbatch's sequences. One number per microbatch, for all replicas or for "
+        "each replica in turn, or a file with numbers between commas, spaces or lines. None exceeds sequence, "
+        "by default the longest of them. With parallel.sequence_parallel they are padded to multiples of tp.",
         examples=[[8192, 3072, 5120, 8192]],
     )
     documents: Documents | None = Field(

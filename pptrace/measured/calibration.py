@@ -747,9 +747,8 @@ def _warnings(
     actions = sum(len(step) for step in steps)
     if any(step.partial for step in steps):
         yield (
-            f"ranks or actions are missing: the fit assumes {fit.stages} stages on {fit.ranks} ranks (change "
-            "this with "
-            "--layout pp=N), and the mean of the recorded stages for each unrecorded one"
+            f"ranks or actions are missing: the fit assumes {fit.stages} stages on {fit.ranks} ranks (change this "
+            "with --layout pp=N), and the mean of the recorded stages for each unrecorded one"
         )
     if error > _LARGEST_ERROR:
         yield f"a simulation of the measured step with this fit is off by {error:.1%}: predictions are uncertain"

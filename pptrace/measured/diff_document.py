@@ -132,15 +132,13 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     yield Section(
         title="effect of each difference, one after another",
         about="The first step is replayed with the durations of the second, then also with its order, its "
-        "transfers "
-        "and so on. The rows sum to the whole difference.",
+        "transfers and so on. The rows sum to the whole difference.",
         blocks=(drawn if findings.ladder else f"no ladder: {findings.no_ladder}",),
     )
     yield Section(
         title="effects of order and of times",
         about="The first order runs with the times and the network of the second step. Its difference from "
-            "the second "
-        "step is the effect of order, and the remainder is the effect of times.",
+        "the second step is the effect of order, and the remainder is the effect of times.",
         blocks=order_share(findings), priority=3,
     )  # fmt: skip
     bars, keys = part_bars(findings)

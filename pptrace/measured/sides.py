@@ -447,10 +447,9 @@ def ignored_options(step: str, request: ImportRequest) -> str:
 
 
 _UNIT_COSTS = (
-    "{table} has unit costs (a forward is 1 ms, messages take no time), so only its order can be compared "
-    "with {run}. "
-    "To compare times, run pptrace calibrate {run} -o costs.yaml, add the line `schedule: {table}` to costs.yaml, "
-    "and name costs.yaml here"
+    "{table} has unit costs (a forward is 1 ms, messages take no time), so only its order can be compared with "
+    "{run}. To compare times, run pptrace calibrate {run} -o costs.yaml, add the line `schedule: {table}` to "
+    "costs.yaml, and name costs.yaml here"
 )
 """The note for a table that is compared with a measurement."""
 
