@@ -64,7 +64,8 @@ class MetricsOracle:
         if running is not None and running.action.kind in COMPUTE:
             return BUSY
         if not work or now < work[0].start_ns:
-            return IdleCause.FILL
+            gathers = running is None and self._gathers_first(rank, now)
+            return IdleCause.REDUCTION if gathers else IdleCause.FILL
         if now >= work[-1].end_ns:
             return IdleCause.REDUCTION if running is None and self._reduces(rank, now) else IdleCause.DRAIN
         if running is not None:
@@ -129,6 +130,13 @@ class MetricsOracle:
 
     def _reduces(self, rank: int, now: int) -> bool:
         return any(item.start_ns <= now < item.end_ns for item in self._on(rank, Stream.DATA_PARALLEL))
+
+    def _gathers_first(self, rank: int, now: int) -> bool:
+        """Return whether the next action of a single rank waits for its weights."""
+        row = next((item for item in self.compute[rank] if item.start_ns > now), None)
+        released = self.slices[row.cause] if row is not None and row.cause >= 0 else None
+        alone = self.timeline.ranks == 1 and released is not None
+        return alone and released.stream is Stream.DATA_PARALLEL and now >= released.start_ns
 
     def _waits_for(self, row: Slice, now: int) -> int:
         """Walk back what released a slice: its time on the wire, its stream, its producer."""

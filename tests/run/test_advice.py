@@ -54,7 +54,7 @@ NOBODYS = ("network", "cluster", "contention", "device", "data_parallel.bandwidt
 
 def printed(arguments: list[str]) -> Any:
     result = CliRunner().invoke(cli, ["simulate", *arguments, "--json"], catch_exceptions=False)
-    return json.loads(result.output)
+    return json.loads(result.stdout)
 
 
 def job(message: Any) -> tuple[int, int]:

@@ -127,7 +127,7 @@ def test_the_own_form_is_what_simulate_says_of_the_configuration() -> None:
             refused.append(row["schedule"])
             assert isinstance(result.exception, PptraceError)
             continue
-        simulated = json.loads(result.output)
+        simulated = json.loads(result.stdout)
         assert simulated["step_ns"] == own["step_ns"]
         assert (simulated["over_memory"] is None) == own["fits"]
     assert refused == ["interleaved-1f1b", "zb-h1", "v-half"]

@@ -109,7 +109,7 @@ def test_blocking_starts_a_receive_with_its_send_as_the_page_on_messages_says(re
     }
 
     assert (spans["0SEND_F0"], spans["1RECV_F0"]) == ((10_000, 13_100), (10_000, 13_600))
-    assert "holds its sender until 13,100 ns and its receiver until 13,600 ns" in page
+    assert "occupies its sender until 13,100 ns and its receiver until 13,600 ns" in page
     # The receiver computes 1F0 until 33,600 ns: its sender goes on, and the receive takes the whole transfer.
     assert (spans["0SEND_F1"], spans["1RECV_F1"]) == ((23_100, 26_200), (33_600, 37_200))
 
