@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace.run.inputs import Inputs
 
-_SECTIONS = ("parallel", "p2p", "data_parallel", "model", "costs")
+_SECTIONS = ("parallel", "p2p", "data_parallel", "contention", "model", "costs")
 """Sections whose keys a stack can set."""
 _RELEASE = re.compile(r"(?P<family>.+)-(?P<version>\d+(?:\.\d+)*)")
 

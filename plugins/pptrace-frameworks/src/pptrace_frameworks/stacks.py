@@ -52,6 +52,12 @@ _DEVICES = (
     ),
     _rule("fitted to the slowdown of dgxc-benchmarking 25.04 by scale", {"costs.spread": 0.015}),
     _rule("NCCL 2: rings between nodes use every NIC of a group", {"costs.every_nic": True}),
+    _rule(
+        "fitted to 8 steps of Llama 3 70B with FSDP in FP8 (Megatron-Bridge 26.02 to 26.04): speed of computation "
+        "beside NCCL's kernels; mixtures without a pipeline do not need it",
+        {"contention.compute": 0.7},
+        when={"parallel.pp": 1, "costs.zero": {"min": 2}, "model.num_experts": 0},
+    ),
 )
 """Rules of all stacks on GPUs with NCCL."""
 
