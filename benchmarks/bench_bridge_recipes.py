@@ -95,11 +95,11 @@ def unknown_names(recipe: str, source: Source) -> list[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("megatron."):
             unknown += [each.name for each in node.names if each.name not in source.names]
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            words = ast.unparse(node.targets[0]).split(".")
-            classes = SECTIONS.get(words[1], "").split()
-            settings = len(words) > 2  # noqa: PLR2004 - cfg, section and field
-            if settings and not any(words[2] in source.fields_of(name) for name in classes):
-                unknown.append(".".join(words))
+            setting = ast.unparse(node.targets[0])
+            _, section, *fields = setting.split(".")
+            classes = SECTIONS.get(section, "").split()
+            if fields and not any(fields[0] in source.fields_of(name) for name in classes):
+                unknown.append(setting)
     return unknown
 
 

@@ -260,8 +260,13 @@ def _upper_half(experts: int, top_k: int, tokens: int, _step: int) -> _Pools:
     return [(tokens, range(experts // 2 if experts - experts // 2 >= top_k else 0, experts))]
 
 
+_BURST_STEPS = 4
+"""Steps of W7 from one burst to the next."""
+
+
 def _burst(experts: int, top_k: int, tokens: int, step: int) -> _Pools:
-    return _hot(0, (1, 2) if step % 4 == 3 else (0, 1))(experts, top_k, tokens, step)  # noqa: PLR2004 - its burst
+    is_burst = step % _BURST_STEPS == _BURST_STEPS - 1
+    return _hot(0, (1, 2) if is_burst else (0, 1))(experts, top_k, tokens, step)
 
 
 _MOVING = -1
@@ -484,9 +489,9 @@ def read_tensor(path: Path) -> Int64s:
         reader = _TensorReader(io.BytesIO(archive.read(pickled)))
         reader.storage = lambda key, dtype: np.frombuffer(archive.read(f"{root}data/{key}"), dtype=dtype)
         tensor = reader.load()
-    if not isinstance(tensor, np.ndarray):
-        raise ValueError(f"{path.name} is no plain tensor")  # noqa: TRY004 - a file's content, not an argument's type
-    return tensor
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    raise ValueError(f"{path.name} is no plain tensor")
 
 
 class _TensorReader(pickle.Unpickler):
