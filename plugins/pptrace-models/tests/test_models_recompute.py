@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.plugin import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,4 +70,24 @@ def test_segments_take_as_long(recomputed: Callable[..., Workload], method: str)
     plain, parts = (recomputed(method, 2, options={"segments": segments}) for segments in (False, True))
 
     assert (parts.b_ns == plain.b_ns).all()
+    assert (parts.i_ns == plain.i_ns).all()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tp": 2}, {"tp": 4, "cp": 2, "sequence_parallel": True}])
+def test_all_modules_leave_inputs_of_halves_and_residual_sums(
+    costs: Callable[..., Workload], sizes: dict[str, Any]
+) -> None:
+    model = {"layers": 20, "dropout": False, "flash_attention": True}
+    modules = {"recompute": "selective", "recompute_modules": ["full_attn", "core_attn", "layernorm", "mlp"]}
+    full = costs(model | {"recompute": "full"}, **sizes)
+    plain, parts = (costs(model | modules, options={"segments": segments}, **sizes) for segments in (False, True))
+    norms_ns = next(
+        row.duration_ns // row.times
+        for row in plain.kernels()
+        if (row.stage, row.kind, row.name) == (STAGE, Kind.F, "norms and residuals")
+    )
+
+    assert plain.activation_bytes[STAGE] == 2 * full.activation_bytes[STAGE]
+    assert full.i_ns[STAGE] - plain.i_ns[STAGE] == 5 * (norms_ns - norms_ns * 4 // 10)
+    assert full.b_collective_ns[STAGE] == plain.b_collective_ns[STAGE]
     assert (parts.i_ns == plain.i_ns).all()

@@ -25,7 +25,7 @@ from pptrace_models.accelerator import Exchange
 from pptrace_models.casts import Casting
 from pptrace_models.host_times import action_host_ns, layer_host_ns
 from pptrace_models.kernel_times import Shaped, shaped_ns
-from pptrace_models.layer import Work
+from pptrace_models.layer import FIRST_HALF, Work
 from pptrace_models.options import gradient_bytes
 from pptrace_models.transformer import kept_precision
 
@@ -138,7 +138,9 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     """Return the total times of a layer's collectives."""
     times, recomputed_modules = layer_collectives(costing, kind), costing.model.again
     others = 2 * times.exchange_ns + times.keys_ns
-    recomputed = times.keys_ns * ("core_attn" in recomputed_modules)
+    is_whole = kind.mixer == "attention" and "full_attn" in recomputed_modules
+    recomputed = times.keys_ns * (is_whole or "core_attn" in recomputed_modules)
+    recomputed += times.first.forward_ns * is_whole
     if kind.experts and "moe" in recomputed_modules:
         recomputed += times.second.forward_ns + 2 * times.exchange_ns
     if kind.feed_forward == "mlp" and "mlp" in recomputed_modules:
@@ -231,6 +233,7 @@ _NORMS_OF_TEN = 4
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
     "core_attn": ("attention core",),
+    "full_attn": tuple(FIRST_HALF),
     "mla_up_proj": ("expansion", "rotary embedding"),
     "layernorm": ("norms and residuals",),
     "mlp": ("mlp", "activation function"),
@@ -450,9 +453,11 @@ def again_share(operation: str) -> float:
 def again_of(operation: str, kind: Layer) -> frozenset[str]:
     """Return the modules that contain an operation of a layer."""
     modules = {name for name, operations in _MODULES.items() if operation in operations}
+    if kind.mixer != "attention":
+        modules -= {"full_attn"}
     if kind.experts:
         return frozenset(modules - {"mlp", "mlp_act"})
-    return frozenset(modules & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
+    return frozenset(modules - {"moe", "moe_act", "shared_experts"})
 
 
 _HALVES = (("attention projections", "expansion"), ("mlp",))

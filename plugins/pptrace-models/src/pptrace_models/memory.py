@@ -217,6 +217,7 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     is_latent = attends and model.kv_rank > 0
     freed = {
         "core_attn": _scores(model, shard) if attends else 0,
+        "full_attn": _mixing(model, shard, kind) + _scores(model, shard) if attends else 0,
         "mla_up_proj": shard.tokens * _mixed_width(model, shard) * model.element_bytes if is_latent else 0,
         "layernorm": _normed_bytes(model, shard, kind),
         "mlp": 0 if experts else mlp,
@@ -229,6 +230,7 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     }
     contained = {"moe_act", "shared_experts"} if "moe" in model.again else set()
     contained |= {"mlp_act"} if "mlp" in model.again else set()
+    contained |= {"core_attn", "mla_up_proj"} if "full_attn" in model.again else set()
     return sum(freed[name] for name in model.again - contained)
 
 

@@ -236,9 +236,10 @@ def _recomputed_parts(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward
         )
-    keys: tuple[Part, ...] = ()
-    if "core_attn" in model.again:
-        keys = tuple(part for part in forward if part.name == "key-value-gather")
+    first_exchanges = [part for part in forward[: -len(second)] if part.stream is not Stream.COMPUTE]
+    if not (kind.mixer == "attention" and "full_attn" in model.again):
+        has_core = "core_attn" in model.again
+        first_exchanges = [part for part in first_exchanges if has_core and part.name == "key-value-gather"]
     exchanged: tuple[Part, ...] = ()
     if ("moe" if kind.experts else "mlp") in model.again:
         exchanged = tuple(part for part in second if part.stream is not Stream.COMPUTE)
@@ -251,7 +252,7 @@ def _recomputed_parts(
     first, second_half = (
         Part(f"recompute-{name}", again_ns(costing, half, kind)) for half in (of_first, of_second)
     )
-    return (*keys, first), (*exchanged, second_half)
+    return (*first_exchanges, first), (*exchanged, second_half)
 
 
 def _encoder(costing: Costing, tower: Tower) -> Unit:

@@ -152,7 +152,9 @@ class Encoder(Parameters):
 
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
-Again = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"]
+Again = Literal[
+    "core_attn", "full_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"
+]
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
 """Bytes of a weight or an activation; for narrow formats of products, the two bytes of the kept tensors."""
 
@@ -444,7 +446,8 @@ class Transformer(Parameters):
     """What the backward recomputes: nothing, the attention core, or each layer from its input."""
     recompute_modules: list[Again] = Field(default=[])
     """With ``recompute: selective``, the recomputed modules in place of the attention core, with the names of
-    Megatron-LM's ``--recompute-modules``, or ``mlp_act``, the activation function of an MLP (Kwai's
+    Megatron-LM's ``--recompute-modules``, or one of two others. ``full_attn`` is attention from its projections to
+    its output (PaddleFleet). ``mlp_act`` is the activation function of an MLP (Kwai's
     ``--kaimm-recompute-mlp-activation-func``)."""
     recompute_method: Literal["uniform", "block"] | None = None
     """With ``recompute: full``, Megatron-LM's ``--recompute-method``. ``uniform`` recomputes
