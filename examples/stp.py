@@ -1,7 +1,8 @@
 """Synergistic tensor and pipeline parallelism beside interleaved 1F1B and ZB-V, in the cases of its paper.
 
 The step is stp.yaml; plugins/pptrace-stp/README.md explains what this prints. Published figures are those of
-arXiv:2510.27257: tables 4 and 8 (H20), 5 (memory), 6 (throughput) and 7 (MFU). Arguments name the parts to print.
+arXiv:2510.27257: tables 4 and 8 (H20), 5 (memory), 6 (throughput) and 7 (MFU), that of activation checkpointing,
+and the gains that its text states for multimodal models. Arguments name the parts to print.
 """
 
 import sys
@@ -50,6 +51,34 @@ H20 = {  # samples/s of 1F1B-I, ZB-V and STP (with offloading at 2, 8, 8192), pe
     Case("12.1b", 4, 4, 8192, 1): ((2.47, 2.41, 2.52), "53 38 71"),
     Case("12.1b", 8, 2, 8192, 1): ((2.06, 2.07, 2.12), "40 31 57"),
 }
+NOT_RECOMPUTED = (4.79, 56.0)  # samples/s and GB of STP on A800, 12.1b, tp 4, pp 4, 6144, 128
+RECOMPUTED = {
+    ("mlp",): (4.19, 44.7), ("mlp", "full_attn"): (3.94, 41.5), ("mlp", "full_attn", "layernorm"): (3.75, 36.3),
+}  # fmt: skip
+LAST = {"mlp": "mlp", "full_attn": "attention projections"}  # operations with their last products
+
+
+class Multimodal(NamedTuple):
+    """A language model behind a vision encoder, which is on the first chunk."""
+
+    name: str
+    language: Case
+    layers: list[int]
+    """Layers of the language model in each chunk, without another even division of their number."""
+    encoder: dict[str, int]
+    images: tuple[int, ...]
+    """Numbers of images in a sequence."""
+    gain: str
+
+
+VIT_2048, VIT_4096 = {"layers": 32, "hidden": 2048, "heads": 16}, {"layers": 26, "hidden": 4096, "heads": 16}
+EIGHT_TWO, FOUR_FOUR = Case("12.1b", 8, 2, 6144, 1), Case("12.1b", 4, 4, 6144, 1)
+MULTIMODAL = (
+    Multimodal("14.9b", EIGHT_TWO, [5, 10, 10, 8], VIT_2048, (3, 4, 6), "16.7%"),
+    Multimodal("14.9b", FOUR_FOUR, [0, *[5] * 6, 3], VIT_2048, (3, 4, 6), "2 to 4.3%"),
+    Multimodal("28.8b", Case("26.3b", 8, 4, 4096, 1), [0, *[6] * 6, 4], VIT_4096, (1, 2, 3), "11.7%"),
+)
+IMAGE = {"tokens": 1024, "merge": 4}  # assumed: patches, of which a token of the language model has four
 THROUGHPUTS = (
     "paper's            simulated          above                STP/1F1B-I     STP/ZB-V       ZB-V/1F1B-I"
 )
@@ -194,6 +223,59 @@ def print_variants() -> None:
         print(f"{name:39}", *groups, everything, f"{mean(off):7.1f}")
 
 
+def print_recomputation() -> None:
+    case = Case("12.1b", 4, 4, 6144, 1)
+    print("\nA800, 12.1b, tp 4, pp 4, 6144, 128: STP's throughput and peak with recomputed modules, against none")
+    print("                          paper's        simulated      activation unfused  up to the last product")
+    for modules, published in RECOMPUTED.items():
+        print(f"{' '.join(modules):24}", *changes(published, NOT_RECOMPUTED), sep="  ", end="")
+        for unfused in ({}, {"fused_activation": False}):
+            again = {"recompute": "selective", "recompute_modules": [*modules]}
+            figures = [recomputation(case, model | unfused) for model in (again, {})]
+            print("  ", *changes(*figures), sep="  ", end="")
+        print(f"    {up_to_the_last_product(case, modules):.1f}%")
+
+
+def recomputation(case: Case, model: dict[str, Any]) -> tuple[float, float]:
+    step = run(case, 128, "stp", model=model)
+    return samples_per_s(step, case, 128), float(step.metrics.memory.peak_bytes.max())
+
+
+def changes(figures: tuple[float, float], plain: tuple[float, float]) -> Iterator[str]:
+    return (f"{excess(*pair):5.1f}%" for pair in zip(figures, plain, strict=True))
+
+
+def up_to_the_last_product(case: Case, modules: tuple[str, ...]) -> float:
+    """Return the change of throughput in per cent if recomputed modules end before their last product."""
+    kernels = list(run(case, 16, "stp").prepared.workload.kernels())
+    plain_ns = sum(row.duration_ns for row in kernels if row.name != "exposed collectives")
+    again = run(case, 16, "stp", model={"recompute": "selective", "recompute_modules": [*modules]})
+    added_ns = sum(row.duration_ns for row in again.prepared.workload.kernels() if row.part == "computed again")
+    for operation in (LAST[module] for module in modules if module in LAST):
+        products = [row for row in kernels if (row.kind, row.name) == (Kind.F, operation)]
+        added_ns -= sum(row.duration_ns for row in products[1::2])  # the second of two on each stage
+    return excess(plain_ns, plain_ns + added_ns)
+
+
+def print_multimodal() -> None:
+    print("\nA800, 192 microbatches, images of 256 tokens in each sequence: samples/s of 1F1B-I, ZB-V and STP")
+    print("       tp pp  sequence  images  first/second chunk  simulated          STP/1F1B-I  paper's    GiB")
+    for case in MULTIMODAL:
+        for images in case.images:
+            steps = [multimodal(case, images, schedule) for schedule in SCHEDULES]
+            simulated = [samples_per_s(step, case.language, 192) for step in steps]
+            first, second, *_ = steps[0].prepared.workload.f_ns
+            print(f"{sizes(case.language._replace(model=case.name))}  {images:6}", end="")
+            print(f"  {first / second:18.2f}  {three(simulated)}", end="")
+            print(f"  {gain(steps[0], steps[2]):>10}  {case.gain:9}  {gibs(*steps)}")
+
+
+def multimodal(case: Multimodal, images: int, schedule: Any) -> pptrace.Run:
+    encoder = {**case.encoder, **IMAGE, "ffn": 4 * case.encoder["hidden"], "items": images}
+    layers = {"layers": sum(case.layers), "layers_per_stage": case.layers}
+    return run(case.language, 192, schedule, model={**layers, "encoder": encoder})
+
+
 def print_h20() -> None:
     print("\nH20: as for A800, 192 microbatches")
     print(f"       tp pp  sequence  share  {THROUGHPUTS}         GiB  paper's GB")
@@ -222,7 +304,8 @@ def print_offload() -> None:
 
 PARTS = {
     "throughputs": print_throughputs, "memory": print_memory, "loss": print_loss, "variants": print_variants,
-    "h20": print_h20, "offload": print_offload,
+    "recomputation": print_recomputation, "multimodal": print_multimodal, "h20": print_h20,
+    "offload": print_offload,
 }  # fmt: skip
 for part in sys.argv[1:] or PARTS:
     PARTS[part]()

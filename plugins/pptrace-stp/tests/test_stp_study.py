@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 PRINTED = (ROOT / "examples" / "stp.out").read_text(encoding="utf-8")
 PAGE = " ".join((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split())
 ACCURACY = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-_, THROUGHPUT, ABOVE, MEMORY, LOSS, VARIANTS, H20, OFFLOAD = (
+_, THROUGHPUT, ABOVE, MEMORY, LOSS, VARIANTS, RECOMPUTATION, MULTIMODAL, H20, OFFLOAD = (
     table.splitlines() for table in PRINTED.split("\n\n")
 )
 
@@ -38,6 +38,7 @@ def rows(table: list[str], headings: int) -> list[tuple[list[str], list[float]]]
 CELLS = rows(THROUGHPUT, 1)
 MEMORY_ROWS = rows(MEMORY[:-1], 2)
 H20_ROWS = rows(H20, 2)
+MULTIMODAL_ROWS = rows([line.replace(" to ", " ") for line in MULTIMODAL], 2)
 
 
 def of_tp(tp: int) -> list[list[float]]:
@@ -249,6 +250,30 @@ def test_the_page_states_what_steps_of_a100_tell_of_the_rates() -> None:
     held(f"{min(widths)} to {max(widths)}, for {' and '.join(str(width) for _, width, _ in SHAPES.values())} here")
     four = [figures[3] for words, figures in MEMORY_ROWS if words[1] == "4"]
     held(f"attains {max(map(utilization, steps)):.1f} % of the peak, and STP with tp 4 here {span(four)}")
+
+
+def test_recomputation_up_to_the_last_product_explains_the_paper_s_loss() -> None:
+    mlp, attention, norms = (numbers(line[24:]) for line in RECOMPUTATION[2:])
+
+    for figures in (mlp, attention):
+        assert figures[6] == pytest.approx(figures[0], abs=0.4)
+    held(f"by {-mlp[2]} to {-norms[2]} % and not by {-mlp[0]} to {-norms[0]} %")
+    held(f"costs {-mlp[6]} %, and with attention {-attention[6]} %: within 0.4 points")
+    held(f"{attention[0] - norms[0]:.1f} points, and {attention[2] - norms[2]:.1f} here")
+    held(f"by {-mlp[3]} to {-norms[3]} % and not by {-mlp[1]} to {-norms[1]} %")
+    held(f"it falls by {-mlp[5]} to {-norms[5]} %")
+
+
+def test_gains_with_an_encoder_are_near_the_paper_s_where_its_chunk_is_even() -> None:
+    gains = {(tuple(words[1:]), figures[0]): figures[5] for words, figures in MULTIMODAL_ROWS}
+    eight_two, four_four, eight_four = (
+        gains[cell] for cell in ((("8", "2", "6144"), 4), (("4", "4", "6144"), 4), (("8", "4", "4096"), 2))
+    )
+
+    held(f"STP gains {eight_two} %, {four_four} % and {eight_four} %")
+    for simulated, published in ((eight_two, 16.7), (four_four, 4.3), (eight_four, 11.7)):
+        assert simulated == pytest.approx(published, abs=0.61)
+    held(f"the gain with pp 2 is {gains[('8', '2', '6144'), 3]} to {gains[('8', '2', '6144'), 6]} %")
 
 
 @pytest.mark.parametrize("row", H20_ROWS, ids=lambda row: " ".join(row[0]))
