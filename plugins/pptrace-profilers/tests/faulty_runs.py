@@ -80,7 +80,9 @@ def write_run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = step.placement.ranks
-    timeline = run_order(step.order, step.times())
+    # PyTorch runs the members of an overlapped pair one after another, each after its own message.
+    in_turn = replace(step.order, pair=np.full_like(step.order.pair, -1))
+    timeline = run_order(in_turn, step.times())
     ran = extract_computations(timeline)
     ends = {str(ran.action(row)): int(ran.end_ns[row]) for row in range(len(ran))}
     starts = {
@@ -102,7 +104,12 @@ def write_run(
 
     for row in range(len(ran)):
         name = str(ran.action(row))
-        add(int(ran.rank[row]), f"PP:{name}", starts[name], ends[name])
+        if step.pair[row] < 0:
+            add(int(ran.rank[row]), f"PP:{name}", starts[name], ends[name])
+        elif row and step.pair[row] == step.pair[row - 1]:
+            # PyTorch writes one range for both actions of an overlapped pair. The wait for its first message is inside.
+            first = str(ran.action(row - 1))
+            add(int(ran.rank[row]), f"PP:({first};{name})OVERLAP_F_B", free[first] + 4 * US, ends[name])
     sent = step.transfers
     for row in range(len(sent)):
         computed, onward, needing = _SENT[Kind(int(sent.kind[row]))]

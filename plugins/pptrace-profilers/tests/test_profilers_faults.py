@@ -68,7 +68,7 @@ def test_a_fault_is_the_first_cause_and_the_only_one(schedule: str, fault: str, 
     assert abs(rest) <= 0.02 * abs(found.step_ns.change.value)
 
 
-RECORDED = ("1f1b", "gpipe", "looped_bfs", "interleaved_zb", "zb_h1_csv", "zbv")
+RECORDED = ("1f1b", "dualpipev", "gpipe", "looped_bfs", "interleaved_zb", "zb_h1_csv", "zbv")
 
 
 @pytest.mark.parametrize("fault", ["rank", "link-forward", "link-backward"])
@@ -146,3 +146,16 @@ def test_a_rank_that_is_the_slowest_of_most_steps_is_named_under_heavy_load(tmp_
     assert found.causes[0].kind == "slow rank"
     assert found.causes[0].what.startswith("rank 2 (its one stage, 2), the slowest in ")
     assert all(abs(other.effect_ns.value) <= 0.1 * found.causes[0].effect_ns.value for other in found.causes[1:])
+
+
+def test_a_wait_inside_an_overlapped_pair_is_idle_time_and_no_longer_action(tmp_path: Path) -> None:
+    paths = sorted((Path(__file__).parent / "fixtures" / "sleep-dualpipev").glob("rank*.json.gz"))
+    step = extract_computations(measure_kineto(paths, ImportRequest()).steps[0].timeline)
+    late = slow_link(step, 30 * MS)
+    kineto = sorted(write_run(tmp_path / "late", late).iterdir())
+    read = extract_computations(measure_kineto(kineto, ImportRequest()).steps[0].timeline)
+
+    assert read.order == step.order
+    assert read.span_ns > step.span_ns + 100 * MS
+    medians = [np.median(side.duration_ns[(side.pair >= 0) & (side.kind == Kind.B)]) for side in (step, read)]
+    assert medians[1] == pytest.approx(medians[0], rel=0.02)

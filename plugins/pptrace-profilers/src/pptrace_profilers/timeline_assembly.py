@@ -341,9 +341,12 @@ def _actions(rank: int, executions: Executions, arrivals: Arrivals, times: Times
     count = np.array([len(of_action) for of_action in members], dtype=np.int64)
     row = np.repeat(np.arange(count.size), count)
     number = np.arange(row.size) - (np.cumsum(count) - count)[row]
-    bounds = list(map(times.boundaries, members, (end_ns - begin_ns).tolist()))
-    first_ns = begin_ns[row] + np.array([ns for of_action in bounds for ns in of_action[:-1]], dtype=np.int64)
-    last_ns = begin_ns[row] + np.array([ns for of_action in bounds for ns in of_action[1:]], dtype=np.int64)
+    spans = [
+        span_ns
+        for of_action, begins_ns, ends_ns in zip(members, begin_ns.tolist(), end_ns.tolist(), strict=True)
+        for span_ns in times.spans(of_action, begins_ns, ends_ns, {} if is_gpu else arrivals)
+    ]
+    first_ns, last_ns = np.array(spans, dtype=np.int64).reshape(-1, 2).T
     gap_ns, short_gap_ns, collective_ns = (
         (total_ns * (number + 1) // count[row] - total_ns * number // count[row])
         for total_ns in (executions.gap_ns[row], executions.short_gap_ns[row], executions.collective_ns[row])
@@ -523,14 +526,26 @@ class TimesAlone:
             times[kind, -1] += lengths
         self._by_kind = {kind: median(lengths) for (kind, stage), lengths in times.items() if stage < 0}
 
-    def boundaries(self, members: Sequence[Action], length_ns: int) -> list[int]:
-        """Return the start of each member and the end of the last; equal parts if a member never ran alone."""
+    def spans(
+        self, members: Sequence[Action], begin_ns: int, end_ns: int, arrivals: Arrivals
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the start and the end of each member; equal parts if a member never ran alone.
+
+        A member whose input arrives later than its part begins starts with the arrival. The member before it has then
+        ended after its time alone.
+        """
         times = [self._of(member.kind, member.stage) for member in members]
-        known = [time for time in times if time]
-        weights = known if len(known) == len(times) else [1.0] * len(members)
-        total = sum(weights)
-        inner = [min(round(length_ns * weight / total), length_ns) for weight in accumulate(weights[:-1])]
-        return [0, *inner, length_ns]
+        weights = [time for time in times if time] if all(times) else [1.0] * len(members)
+        length_ns, total, start_ns = end_ns - begin_ns, sum(weights), begin_ns
+        for number, weight in enumerate(accumulate(weights), 1):
+            stop_ns = min(begin_ns + round(length_ns * weight / total), end_ns) if number < len(members) else end_ns
+            arrival_ns = _arrival_ns(members[number], arrivals, stop_ns) if number < len(members) else stop_ns
+            next_ns = min(max(stop_ns, arrival_ns), end_ns)
+            alone_ns = times[number - 1]
+            if next_ns > stop_ns and alone_ns:
+                stop_ns = min(start_ns + round(alone_ns), next_ns)
+            yield start_ns, stop_ns
+            start_ns = next_ns
 
     def _of(self, kind: Kind, stage: int) -> float | None:
         time = self._by_stage.get((kind, stage), self._by_kind.get(kind))
@@ -546,11 +561,16 @@ def _arrivals_at(executions: Executions, arrivals: Arrivals) -> Int64s:
     The members of a pair run one after another, so only the input of the first member delays the start.
     """
     first = [members_of(action)[0] for action in executions.action]
-    arrived_ns = [
-        arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), start_ns)
-        for action, start_ns in zip(first, executions.start_ns.tolist(), strict=True)
-    ]
-    return np.array(arrived_ns, dtype=np.int64)
+    starts_ns = executions.start_ns.tolist()
+    return np.array(
+        [_arrival_ns(action, arrivals, start_ns) for action, start_ns in zip(first, starts_ns, strict=True)],
+        dtype=np.int64,
+    )
+
+
+def _arrival_ns(action: Action, arrivals: Arrivals, default_ns: int) -> int:
+    """Return when the input of an action arrived."""
+    return arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), default_ns)
 
 
 def work_ns(executions: Executions, arrivals: Arrivals) -> Int64s:
