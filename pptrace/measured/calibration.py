@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import combinations, product
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ from pptrace.sanitize import shell_word
 from pptrace.steps.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -182,6 +183,11 @@ class Calibration:
     def of(self, kind: Kind, stage: int) -> ActionFit | None:
         """Return the fit of one kind on one stage; None where it was not measured."""
         return next((fit for fit in self.fitted if (fit.kind, fit.stage) == (kind.name, stage)), None)
+
+    def median_ns(self, stage: int, kind: Kind) -> int | None:
+        """Return the median duration of one kind on one stage; None where it was not measured."""
+        fitted = self.of(kind, stage)
+        return None if fitted is None else fitted.median_ns
 
     def backward_ns(self, stage: int) -> int | None:
         """Return the time of a whole backward, or of its two gradients, without their fixed parts.
@@ -363,13 +369,7 @@ def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibra
     counts = sorted({run.stages for run in alike})
     if len(counts) == 1:
         return fit
-    ran = {Kind[action.kind] for run in alike for action in run.fitted}
-    parts_ns = {kind: float(fit.host(kind).fixed_ns) for kind in ran}
-    for kind in ran:
-        known_ns = [part for a, b in combinations(alike, 2) for part in _fixed_parts_ns(kind, a, b)]
-        if known_ns:
-            parts_ns[kind] = max(float(np.mean(known_ns)), 0.0)
-    fixed_ns = _complete_fixed_parts(parts_ns, ran)
+    fixed_ns = _fixed_parts_ns(fit, alike)
     hosts = []
     for host in fit.hosts:
         kind = Kind[host.kind]
@@ -380,22 +380,51 @@ def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibra
     return replace(fit, hosts=tuple(hosts), stage_counts=tuple(counts))
 
 
-def _fixed_parts_ns(kind: Kind, first: Calibration, second: Calibration) -> Iterator[float]:
-    """Yield the fixed part of a kind on each stage that the other fit has in several parts.
+def _fixed_parts_ns(fit: Calibration, alike: Sequence[Calibration]) -> dict[Kind, int]:
+    """Return the fixed part of each kind from runs with several numbers of stages, by default that of the fit.
 
-    Together, the actions of the parts contain the fixed part once more for each further part. Medians are
-    compared, because stalls of one run are no fixed part.
+    Medians are compared, because stalls of one run are no fixed part. Runs with whole and with split backwards are
+    compared, too: both gradients together have more of the host's time than a whole backward, by as much as in the
+    fit. If no two runs have a gradient, their fixed parts are in proportion to their times.
     """
+    parts_ns = {kind: float(fit.host(kind).fixed_ns) for kind in PASSES}
+    extra_ns = max(parts_ns[Kind.I] + parts_ns[Kind.W] - parts_ns[Kind.B], 0.0)
+
+    def whole_ns(run: Calibration, stage: int) -> float | None:
+        whole, first, second = (run.median_ns(stage, kind) for kind in (Kind.B, Kind.I, Kind.W))
+        return whole if whole is not None or first is None or second is None else first + second - extra_ns
+
+    def fixed_part_ns(time_ns: Callable[[Calibration, int], float | None]) -> float | None:
+        known_ns = [part for pair in combinations(alike, 2) for part in _excess_ns(*pair, time_ns)]
+        return max(float(np.mean(known_ns)), 0.0) if known_ns else None
+
+    backward_ns = fixed_part_ns(whole_ns)
+    gradients_ns = {
+        kind: sum(action.median_ns for run in alike for action in run.fitted if action.kind == kind.name)
+        for kind in (Kind.I, Kind.W)
+    }
+    for kind in PASSES:
+        part_ns = backward_ns if kind is Kind.B else fixed_part_ns(partial(Calibration.median_ns, kind=kind))
+        if part_ns is None and kind in gradients_ns and backward_ns is not None:
+            total_ns = sum(gradients_ns.values())
+            part_ns = (backward_ns + extra_ns) * (gradients_ns[kind] / total_ns if total_ns else 0.5)
+        parts_ns[kind] = parts_ns[kind] if part_ns is None else part_ns
+    return {kind: round(part_ns) for kind, part_ns in parts_ns.items()}
+
+
+def _excess_ns(
+    first: Calibration, second: Calibration, time_ns: Callable[[Calibration, int], float | None]
+) -> Iterator[float]:
+    """Yield the excess of the parts of each stage over the whole stage, per further part."""
     coarse, fine = sorted((first, second), key=lambda fit: fit.stages)
     parts = fine.stages // coarse.stages
     if parts == 1 or fine.stages % coarse.stages:
         return
     for stage in range(coarse.stages):
-        whole = coarse.of(kind, stage)
-        split = [fine.of(kind, stage * parts + part) for part in range(parts)]
-        known = [action.median_ns for action in split if action is not None]
-        if whole is not None and len(known) == parts:
-            yield (sum(known) - whole.median_ns) / (parts - 1)
+        whole_ns = time_ns(coarse, stage)
+        known_ns = [ns for part in range(parts) if (ns := time_ns(fine, stage * parts + part)) is not None]
+        if whole_ns is not None and len(known_ns) == parts:
+            yield (sum(known_ns) - whole_ns) / (parts - 1)
 
 
 def _observed_messages(steps: Sequence[Computations]) -> Transfers:
@@ -601,7 +630,7 @@ class CalibrationCheck:
     - the error of the simulation per action of its critical path, for that many actions;
     - per action, once more the host's time between actions, or, if larger, the mean delay of messages beyond the
       fit, for the share of actions with unknown times;
-    - per action, once more the mean fixed part of the kinds;
+    - per action, once more the mean fixed part of the kinds, unless runs with several numbers of stages gave it;
     - per action, the host's time a second time where each rank has one stage, as the host was not measured with
       more messages;
     - the deviation from step to step: the larger of measurement and bootstrap, with that of the fit;
@@ -676,7 +705,7 @@ def _interval(
         return None
     host_ns = max(fit.overhead_ns, _late_ns(fit, steps))
     cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
-    fixed_ns = float(np.mean([host.fixed_ns for host in fit.hosts]))
+    fixed_ns = 0.0 if fit.stage_counts else float(np.mean([host.fixed_ns for host in fit.hosts]))
     most = [int(np.bincount(step.rank).max()) for step in steps]
     actions = max(_MOST_PARTS * fit.microbatches * fit.slices, path, *most)
     return (

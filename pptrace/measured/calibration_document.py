@@ -244,7 +244,9 @@ def _times(fit: Calibration) -> list[str]:
     if len(measured) == fit.stages:
         lines.append(f"  input_gradient: {_format_times(times_ns(fit.input_gradient_ns))}{_spreads(measured)}")
     elif shares:
-        ratio = [round(time * share) if time else None for time, share in zip(backwards, shares, strict=True)]
+        ratio = [
+            None if time is None else round(time * share) for time, share in zip(backwards, shares, strict=True)
+        ]
         source = (
             f"measured in {printable_line(fit.split_run)}" if fit.split_run else "the median where not measured"
         )

@@ -31,8 +31,8 @@ COSTS: dict[str, Any] = {
 
 def step_of(schedule: str, **changes: Any) -> Computations:
     """Return a simulated step of the model of 8 slices on 4 ranks."""
-    size = {"pp": 4, "microbatches": 8} | changes
-    return extract_computations(simulate(schedule=schedule, costs=COSTS, **size).timeline)
+    size = {"pp": 4, "microbatches": 8, "costs": COSTS} | changes
+    return extract_computations(simulate(schedule=schedule, **size).timeline)
 
 
 def test_two_numbers_of_stages_give_the_part_that_does_not_depend_on_layers() -> None:
@@ -45,6 +45,20 @@ def test_two_numbers_of_stages_give_the_part_that_does_not_depend_on_layers() ->
     assert (parts["F"], parts["I"], parts["W"]) == (300_000, 400_000, 200_000)
     assert [together.proportional_ns(Kind.F, stage) for stage in range(4)] == [8_000_000] * 4
     assert {host.fixed_ns for host in one.hosts} == {0}
+
+
+@pytest.mark.parametrize(("name", "second"), [("zb-h1", "interleaved-1f1b"), ("1f1b", "interleaved-zb")])
+def test_whole_and_split_backwards_give_the_fixed_part_of_the_backward(name: str, second: str) -> None:
+    overhead = COSTS["overhead"] | {"backward": "600 us"}
+    one = calibrate([step_of(name, costs=COSTS | {"overhead": overhead})])
+    two = calibrate([step_of(second, costs=COSTS | {"overhead": overhead}, vp=2)])
+
+    parts = {host.kind: host.fixed_ns for host in fit_stage_counts(one, [two]).hosts}
+    assert (parts["F"], parts["B"]) == (300_000, 600_000)
+    assert parts["I"] + parts["W"] == pytest.approx(600_000, abs=1)
+    # The times of both gradients in the run that has them: 2 slices or 1 of 5 and 4 ms, and their fixed parts.
+    slices = 2 if name == "zb-h1" else 1
+    assert parts["I"] / parts["W"] == pytest.approx((5 * slices + 0.4) / (4 * slices + 0.2), rel=1e-4)
 
 
 def test_two_numbers_of_stages_predict_a_third(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def write_run(
         if step.pair[row] < 0:
             add(int(ran.rank[row]), f"PP:{name}", starts[name], ends[name])
         elif row and step.pair[row] == step.pair[row - 1]:
-            # PyTorch writes one range for both actions of an overlapped pair. The wait for its first message is inside.
+            # PyTorch writes one range for both actions of an overlapped pair, with the wait for its first message.
             first = str(ran.action(row - 1))
             add(int(ran.rank[row]), f"PP:({first};{name})OVERLAP_F_B", free[first] + 4 * US, ends[name])
     sent = step.transfers

@@ -531,14 +531,16 @@ class TimesAlone:
     ) -> Iterator[tuple[int, int]]:
         """Yield the start and the end of each member; equal parts if a member never ran alone.
 
-        A member whose input arrives later than its part begins starts with the arrival. The member before it has then
-        ended after its time alone.
+        A member whose input arrives later than its part begins starts with the arrival. The member before it has
+        then ended after its time alone.
         """
         times = [self._of(member.kind, member.stage) for member in members]
         weights = [time for time in times if time] if all(times) else [1.0] * len(members)
         length_ns, total, start_ns = end_ns - begin_ns, sum(weights), begin_ns
         for number, weight in enumerate(accumulate(weights), 1):
-            stop_ns = min(begin_ns + round(length_ns * weight / total), end_ns) if number < len(members) else end_ns
+            stop_ns = (
+                min(begin_ns + round(length_ns * weight / total), end_ns) if number < len(members) else end_ns
+            )
             arrival_ns = _arrival_ns(members[number], arrivals, stop_ns) if number < len(members) else stop_ns
             next_ns = min(max(stop_ns, arrival_ns), end_ns)
             alone_ns = times[number - 1]
