@@ -46,6 +46,7 @@ from pptrace.plugins.offers import StackRule as StackRule
 from pptrace.plugins.providers import CommandOffer as CommandOffer
 from pptrace.plugins.registry import Registry as Registry
 from pptrace.plugins.requests import CostRequest as CostRequest
+from pptrace.plugins.requests import EncoderGrid as EncoderGrid
 from pptrace.plugins.requests import ExecutorRequest as ExecutorRequest
 from pptrace.plugins.requests import NetworkRequest as NetworkRequest
 from pptrace.plugins.requests import ScheduleRequest as ScheduleRequest

@@ -297,16 +297,15 @@ def _read(file: Path) -> Timeline:
 
 def _layout(timeline: Timeline) -> Layout | None:
     """Return the layout in the trace's configuration; None if it has no valid layout."""
-    from pptrace.network.cluster import Layout
+    from pptrace.config.schema import Parallel
+    from pptrace.run.inputs import parallel_layout
 
     configuration = timeline.provenance.get("configuration")
     parallel = configuration.get("parallel") if isinstance(configuration, dict) else None
     if not isinstance(parallel, dict) or parallel.get("pp") != timeline.placement.ranks:
         return None
-    order = tuple(str(parallel.get("order", "tp-cp-ep-dp-pp")).split("-"))
     with suppress(TypeError, ValueError):  # a trace may have invalid values
-        sizes = {axis: int(parallel.get(axis) or 1) for axis in ("pp", "dp", "cp", "ep", "tp")}
-        return Layout(**sizes, etp=int(parallel.get("etp") or 0), order=order)
+        return parallel_layout(Parallel.model_validate(parallel))
     return None
 
 
@@ -317,7 +316,8 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None)
     if not 0 <= gpu < layout.gpus:
         raise PptraceError(f"--gpu {gpu}: the job has the GPUs 0 to {layout.gpus - 1}")
     process = layout.place(gpu)
-    rank, replicas = process["pp"], layout.gpus // layout.pp
+    rank = process["pp"]
+    replicas = layout.rank_grid(rank).size
     if job is not None:
         replicas = replicas // layout.dp * job.count_equal(process["dp"])
     position = ", ".join(f"{axis} {index}" for axis, index in process.items())
@@ -341,8 +341,11 @@ def _rank_descriptions(timeline: Timeline) -> Mapping[int, str]:
         stages = sorted({stage for row in hosts.tolist() for stage, host in enumerate(row) if host == rank})
         descriptions[rank] = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
         if layout is not None:
-            members = sorted(layout.members()[rank].tolist())
-            descriptions[rank] += f"; {len(members):,} GPUs: {_format_numbers(members)}"
+            members, module = (
+                sorted(layout.rank_grid(rank).ravel().tolist()),
+                " of the encoder" * (rank < layout.first_rank),
+            )
+            descriptions[rank] += f"{module}; {len(members):,} GPUs: {_format_numbers(members)}"
     return descriptions
 
 

@@ -295,10 +295,13 @@ def _check_counts(resolved: Resolved) -> None:
     experiment, error = resolved.experiment, resolved.error
     parallel = experiment.parallel
     pp = parallel.pp or 1
-    processes = pp * parallel.tp * parallel.dp * parallel.cp
-    if processes > _MOST:
+    if parallel.encoder is not None and parallel.encoder.pp >= pp:
+        ranks = f"parallel.pp has {pp} ranks with those of the encoder, and {parallel.encoder.pp} leave none"
+        raise error("parallel.encoder.pp", f"{ranks} for the decoder")
+    if parallel.processes > _MOST:
         sizes = f"pp {pp} x tp {parallel.tp} x dp {parallel.dp} x cp {parallel.cp}"
-        raise error("parallel", f"{sizes} make {processes:,} processes; the most is {_MOST:,}")
+        sizes += " and parallel.encoder" if parallel.encoder is not None else ""
+        raise error("parallel", f"{sizes} make {parallel.processes:,} processes; the most is {_MOST:,}")
     microbatches = experiment.batch.known_microbatches
     actions = 2 * pp * parallel.vp * microbatches
     if actions > _MOST:

@@ -307,6 +307,27 @@ class TableFileOptions(_Section):
     )
 
 
+class EncoderParallel(_Section):
+    """How the encoder's processes are divided, where it has sizes other than the decoder's."""
+
+    pp: Annotated[int, Field(ge=0, le=_LARGEST)] = Field(
+        default=0,
+        description="Pipeline ranks with only the encoder: the first of parallel.pp, with one stage each, on "
+        "separate GPUs before those of the decoder. With 0, the encoder is on the GPUs of the first stage.",
+    )
+    tp: _Count | None = Field(
+        default=None, description="Tensor-parallel size of the encoder; parallel.tp by default."
+    )
+    dp: _Count | None = Field(
+        default=None,
+        description="Replicas of the encoder; parallel.dp by default. They divide the items of a microbatch, of "
+        "all replicas of the decoder together.",
+    )
+    cp: _Count | None = Field(
+        default=None, description="Context-parallel size of the encoder; parallel.cp by default."
+    )
+
+
 class Parallel(_Section):
     """How the job's processes are divided."""
 
@@ -328,6 +349,22 @@ class Parallel(_Section):
         default="tp-cp-ep-dp-pp",
         description="Which neighbours along the axes are neighbouring GPUs of a cluster, the nearest first.",
     )
+    encoder: EncoderParallel | None = Field(
+        default=None, description="Sizes of the encoder's grid of processes; by default those of the decoder."
+    )
+
+    @property
+    def encoder_sizes(self) -> tuple[int, int, int]:
+        """Replicas, context-parallel and tensor-parallel size of the encoder."""
+        grid = self.encoder or EncoderParallel()
+        return grid.dp or self.dp, grid.cp or self.cp, grid.tp or self.tp
+
+    @property
+    def processes(self) -> int:
+        """Processes of the job."""
+        dp, cp, tp = self.encoder_sizes
+        encoder_ranks = self.encoder.pp if self.encoder else 0
+        return encoder_ranks * dp * cp * tp + ((self.pp or 1) - encoder_ranks) * self.dp * self.cp * self.tp
 
 
 class Lognormal(_Section):

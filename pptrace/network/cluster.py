@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
-from math import gcd
+from math import gcd, lcm, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,9 @@ class Layout:
     """The axes; neighbours along the first are neighbouring GPUs."""
     shard: int = 0
     """Consecutive replicas that shard state, a divisor of ``dp``; 0 for all."""
+    encoder: Layout | None = None
+    """The encoder's pipeline ranks, which precede ``pp`` ranks of the decoder, on GPUs before theirs; None if all
+    ranks have the same sizes, or if the encoder is on the decoder's GPUs (:class:`SharedLayout`)."""
 
     def __post_init__(self) -> None:
         _check_order(self.order)
@@ -78,9 +82,30 @@ class Layout:
         return self.etp not in {0, self.tp}
 
     @property
+    def first_gpu(self) -> int:
+        """The first GPU of the decoder."""
+        return 0 if self.encoder is None else self.encoder.gpus
+
+    @property
+    def first_rank(self) -> int:
+        """The first pipeline rank of the decoder."""
+        return 0 if self.encoder is None else self.encoder.pp
+
+    @property
+    def ranks(self) -> int:
+        """All pipeline ranks."""
+        return self.first_rank + self.pp
+
+    @property
     def gpus(self) -> int:
         """GPUs of the whole job."""
-        return self.pp * self.dp * self.cp * self.tp
+        return self.first_gpu + self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def sizes_text(self) -> str:
+        """The sizes as text, such as ``pp 2 x dp 1 x cp 1 x tp 8``."""
+        sizes = " x ".join(f"{axis} {getattr(self, axis)}" for axis in ("pp", "dp", "cp", "tp"))
+        return sizes if self.encoder is None else f"{self.encoder.sizes_text} of the encoder and {sizes}"
 
     def gpu(self, *, pp: int, dp: int, cp: int, tp: int) -> int:
         """Return the GPU (global rank) of a process; ``dp`` counts all replicas."""
@@ -92,20 +117,30 @@ class Layout:
         >>> dict(Layout(pp=2, tp=2).place(3))
         {'pp': 1, 'dp': 0, 'cp': 0, 'tp': 1}
         """
-        position = np.argwhere(self.grid() == gpu)[0]
-        return dict(zip(("pp", "dp", "cp", "tp"), map(int, position), strict=True))
+        if self.encoder is not None and gpu < self.first_gpu:
+            return self.encoder.place(gpu)
+        rank, dp, cp, tp = map(int, np.argwhere(self.grid() == gpu)[0])
+        return {"pp": self.first_rank + rank, "dp": dp, "cp": cp, "tp": tp}
 
     def grid(self) -> NDArray[np.int32]:
-        """Return the GPU of every process, shape (pp, dp, cp, tp)."""
+        """Return the GPU of every process of the decoder, shape (pp, dp, cp, tp)."""
         ep_within_dp = 1 if self.folded else gcd(self.ep, self.dp)
         sizes = {"tp": self.tp, "cp": self.cp, "ep": ep_within_dp, "dp": self.dp // ep_within_dp, "pp": self.pp}
-        numbered = np.arange(self.gpus, dtype=np.int32).reshape([sizes[axis] for axis in reversed(self.order)])
+        numbered = np.arange(self.first_gpu, self.gpus, dtype=np.int32)
+        numbered = numbered.reshape([sizes[axis] for axis in reversed(self.order)])
         axes = [list(reversed(self.order)).index(axis) for axis in ("pp", "dp", "ep", "cp", "tp")]
         return numbered.transpose(axes).reshape(self.pp, self.dp, self.cp, self.tp)
 
     def members(self) -> Int32s:
-        """Return the GPUs of each pipeline rank, shape (pp, dp x cp x tp), replica after replica."""
+        """Return the GPUs of each rank of the decoder, shape (pp, dp x cp x tp), replica after replica."""
         return self.grid().reshape(self.pp, -1)
+
+    def rank_grid(self, rank: int) -> NDArray[np.int32]:
+        """Return the GPUs of a pipeline rank, shape (dp, cp, tp) of its module."""
+        if self.encoder is not None and rank < self.first_rank:
+            return self.encoder.rank_grid(rank)
+        grid: Int32s = self.grid()[rank - self.first_rank]
+        return grid
 
     def replicas(self) -> Int32s:
         """Return the GPUs of each rank of each replica, shape (dp x pp, cp x tp), replica after replica.
@@ -160,6 +195,73 @@ class Layout:
         members = np.sort(self.members(), axis=1).reshape(self.pp, -1, self.ep, self.etp)
         along = {"edp": 1, "ep": 2, "etp": 3}[axis]
         return np.moveaxis(members, along, 3).reshape(-1, members.shape[along])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLayout(Layout):
+    """Layout of an encoder on the GPUs of a decoder's first rank.
+
+    Context-parallel parts stay on their GPUs. A tensor-parallel group of the decoder consists of groups of several
+    replicas of the encoder, or the reverse.
+
+    >>> SharedLayout(host=Layout(tp=4), dp=2, tp=2).grid().tolist()
+    [[[[0, 1]], [[2, 3]]]]
+    """
+
+    host: Layout
+    """The decoder's layout."""
+
+    def grid(self) -> NDArray[np.int32]:
+        """Return the GPU of every process of the encoder, shape (1, dp, cp, tp)."""
+        grid, outer = self.host.grid()[0], min(self.dp, self.host.dp)
+        parts = grid.reshape(outer, self.host.dp // outer, self.cp, self.dp // outer, -1)
+        # Of axes 1 and 3, one is 1: replicas of the decoder in one of the encoder, or the reverse.
+        encoder: Int32s = parts.transpose(0, 3, 2, 1, 4).reshape(1, self.dp, self.cp, self.tp)
+        return encoder
+
+
+def sibling_replicas(grid: NDArray[np.int32], count: int) -> Int32s:
+    """Return groups of ``count`` consecutive replicas, one GPU of each; ``grid`` has shape (pp, dp, cp, tp)."""
+    return grid.transpose(0, 2, 3, 1).reshape(-1, count)
+
+
+def resharded(source: NDArray[np.int32], target: NDArray[np.int32]) -> tuple[Int32s, Int32s]:
+    """Return the sending and the receiving GPU of each flow between two grids, both of shape (dp, cp, tp).
+
+    Replicas divide a microbatch, and context-parallel parts divide each sequence. Tensor-parallel
+    GPUs have copies. Each receiver gets equal pieces of its part from all senders that have them, and the pieces
+    of a copy come from different senders. A flow has :func:`message_share` of the sender's bytes. Equal grids have
+    one flow from each GPU to its peer.
+
+    >>> source, target = resharded(np.arange(2).reshape(2, 1, 1), np.arange(2, 6).reshape(2, 1, 2))
+    >>> list(zip(source.tolist(), target.tolist()))
+    [(0, 2), (0, 3), (1, 4), (1, 5)]
+    """
+    ends = []
+    for grid in (source, target):
+        pieces = grid
+        for axis, (size, other) in enumerate(zip(source.shape, target.shape, strict=True)):
+            pieces = np.repeat(pieces, lcm(size, other) // grid.shape[axis], axis=axis)
+        ends.append(pieces.ravel())
+    return ends[0], ends[1]
+
+
+def message_share(source: tuple[int, int, int], target: tuple[int, int, int]) -> Fraction:
+    """Return the bytes of one flow of :func:`resharded`, relative to those that a sender has.
+
+    Args:
+        source: replicas, context-parallel parts and tensor-parallel copies of the sending grid.
+        target: those of the receiving grid.
+
+    >>> message_share((2, 1, 4), (2, 1, 4)), message_share((1, 1, 1), (4, 1, 2))
+    (Fraction(1, 1), Fraction(1, 4))
+    """
+    return Fraction(prod(map(gcd, source, target)), target[0] * target[1] * source[2])
+
+
+def flows_of_gpu(source: tuple[int, int, int], target: tuple[int, int, int]) -> int:
+    """Return the most flows of :func:`resharded` that one GPU sends or receives."""
+    return prod(map(lcm, source, target)) // min(prod(source), prod(target))
 
 
 def _check_order(order: tuple[str, ...]) -> None:
@@ -314,10 +416,10 @@ def _ranges(first: Int64s | Int32s, length: Int64s) -> Int64s:
 class RankNetwork:
     """A network between pipeline ranks, each of which consists of several GPUs.
 
-    Member ``m`` of a rank sends to member ``m`` of its peer. All members send simultaneously at the rate of the
-    slowest: every tensor- and context-parallel member of every data-parallel replica. Where only one replica is
-    simulated, all replicas send simultaneously. A link that carries ``n`` flows of a hop counts each flow's rate
-    ``n`` times. A message's size is that of one flow.
+    Member ``m`` of a rank sends to member ``m`` of its peer; between encoder and decoder, :func:`resharded` pairs
+    them. All members send simultaneously at the rate of the slowest: every tensor- and context-parallel member of
+    every data-parallel replica. Where only one replica is simulated, all replicas send simultaneously. A link that
+    carries ``n`` flows of a hop counts each flow's rate ``n`` times. A message's size is that of one flow.
     """
 
     network: Cluster
@@ -338,24 +440,34 @@ class RankNetwork:
         Raises:
             ConfigError: two GPUs have no route.
         """
-        members = self.layout.replicas() if self.all_replicas else self.layout.members()
-        flows, count = members.shape[1], src.size
-        source, target = members[src].ravel(), members[dst].ravel()
+        source, target, flows = self._flows(src, dst)
         paths = self.network.paths(source, target)
+        first_flow = np.cumsum(flows) - flows
         unreachable = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
         if unreachable.size:
-            pair = int(unreachable[0]) // paths.ways
-            hop = pair // flows
+            flow = int(unreachable[0]) // paths.ways
+            hop = int(np.searchsorted(first_flow, flow, side="right")) - 1
             message = (
-                f"no route from GPU {source[pair]} of rank {src[hop]} to GPU {target[pair]} of rank {dst[hop]}"
+                f"no route from GPU {source[flow]} of rank {src[hop]} to GPU {target[flow]} of rank {dst[hop]}"
             )
             raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
-        first_way = (_hash(np.arange(flows)) % paths.ways)[None, :, None]
-        way = (np.arange(paths.ways) + first_way) % paths.ways
-        pair_of = np.arange(count * flows).reshape(count, flows, 1)
-        # Shape (pairs, ways, members): the row of each member's flow on each way of the bundle.
-        rows = (pair_of * paths.ways + way).transpose(0, 2, 1).reshape(-1, flows)
-        return _bundle(paths, rows, self.links)
+        # Each bundle, one per pair and way, has the row of each flow on its way.
+        size = np.repeat(flows, paths.ways)
+        member = _ranges(np.zeros(size.size, dtype=np.int64), size)
+        way = (np.repeat(np.tile(np.arange(paths.ways), flows.size), size) + _hash(member)) % paths.ways
+        flow = member + np.repeat(np.repeat(first_flow, paths.ways), size)
+        return _bundle(paths, flow * paths.ways + way, size, self.links)
+
+    def _flows(self, src: Int32s, dst: Int32s) -> tuple[Int32s, Int32s, Int64s]:
+        """Return the sending and the receiving GPU of each flow, pair after pair, and the flows of each pair."""
+        if self.layout.encoder is None:
+            members = self.layout.replicas() if self.all_replicas else self.layout.members()
+            return members[src].ravel(), members[dst].ravel(), np.full(src.size, members.shape[1])
+        grids = [self.layout.rank_grid(rank) for rank in range(self.layout.ranks)]
+        ends = [resharded(grids[low], grids[high]) for low, high in zip(src.tolist(), dst.tolist(), strict=True)]
+        none = np.zeros(0, dtype=np.int32)
+        source, target = (np.concatenate([none, *(pair[side] for pair in ends)]) for side in (0, 1))
+        return source, target, np.array([pair[0].size for pair in ends], dtype=np.int64)
 
 
 def _hash(numbers: Int64s) -> Int64s:
@@ -364,24 +476,26 @@ def _hash(numbers: Int64s) -> Int64s:
     return hashed
 
 
-def _bundle(paths: Paths, rows: Int64s, links: Links) -> Paths:
-    """Return one path per row of ``rows``, which holds the rows of ``paths`` that form a bundle."""
-    bundles, flows = rows.shape
-    length = np.diff(paths.link_ptr)[rows.ravel()]
-    entry = _ranges(paths.link_ptr[:-1][rows.ravel()], length)
-    bundle = np.repeat(np.arange(bundles * flows) // flows, length)
+def _bundle(paths: Paths, rows: Int64s, flows: Int64s, links: Links) -> Paths:
+    """Return one path per bundle; ``rows`` has the rows of ``paths`` of each bundle, which are ``flows`` many."""
+    first_row = np.cumsum(flows) - flows
+    length = np.diff(paths.link_ptr)[rows]
+    entry = _ranges(paths.link_ptr[:-1][rows], length)
+    bundle = np.repeat(np.repeat(np.arange(flows.size), flows), length)
     key, first = np.unique(bundle * max(len(links), 1) + paths.link[entry], return_inverse=True)
     weight = np.bincount(first, weights=paths.weight[entry], minlength=key.size).astype(np.int32)
     owner, link = np.divmod(key, max(len(links), 1))
     rate = paths.rate_kbps[rows]
-    rate = np.where(rate == UNLIMITED, np.iinfo(np.int64).max, rate).min(axis=1)
+    rate = np.minimum.reduceat(np.where(rate == UNLIMITED, np.iinfo(np.int64).max, rate), first_row)
     np.minimum.at(rate, owner, links.rate_kbps[link] // weight)
-    route = np.diff(paths.link_ptr)[rows[:, 0]]
+    shown = rows[first_row]
+    route = np.diff(paths.link_ptr)[shown]
     route_ptr = np.concatenate([[0], np.cumsum(route)])
     return Paths(
-        overhead_ns=paths.overhead_ns[rows].max(axis=1), latency_ns=paths.latency_ns[rows].max(axis=1),
+        overhead_ns=np.maximum.reduceat(paths.overhead_ns[rows], first_row),
+        latency_ns=np.maximum.reduceat(paths.latency_ns[rows], first_row),
         rate_kbps=np.where(rate == np.iinfo(np.int64).max, UNLIMITED, np.maximum(rate, 1)),
-        link_ptr=np.searchsorted(owner, np.arange(bundles + 1)).astype(np.int32),
+        link_ptr=np.searchsorted(owner, np.arange(flows.size + 1)).astype(np.int32),
         link=link, weight=weight, ways=paths.ways,
-        route_ptr=route_ptr, route=paths.link[_ranges(paths.link_ptr[:-1][rows[:, 0]], route)],
+        route_ptr=route_ptr, route=paths.link[_ranges(paths.link_ptr[:-1][shown], route)],
     )  # fmt: skip

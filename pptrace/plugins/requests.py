@@ -108,6 +108,30 @@ class ScheduleRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderGrid:
+    """Sizes of an encoder's grid of processes, and its exchange with the decoder's grid."""
+
+    ranks: int = 0
+    """First pipeline ranks, one stage each, with only the encoder; 0 if it is on the GPUs of the decoder's first
+    stage, and then part of it."""
+    tp: int = 1
+    """Tensor-parallel size."""
+    cp: int = 1
+    """Context-parallel size; the decoder's on the same GPUs."""
+    dp: int = 1
+    """Replicas, which divide a microbatch of all replicas of the decoder; on the same GPUs, ``tp x dp`` is that of
+    the decoder."""
+    collectives: GroupCollectives | None = None
+    """Times of collectives on the job's cluster; None without a cluster. On the decoder's GPUs, the axis
+    ``siblings`` has the replicas of one module in a replica of the other."""
+    forward_share: Fraction = Fraction(1)
+    """Bytes of a message to the decoder's first stage, relative to those that a device of the encoder's last stage
+    has."""
+    gradient_share: Fraction = Fraction(1)
+    """Bytes of a message back, relative to the same bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostRequest:
     """Inputs from which a cost model builds a :class:`~pptrace.steps.workload.Workload`."""
 
@@ -164,8 +188,22 @@ class CostRequest:
     has_pairs: bool = False
     """Whether the schedule has overlapped pairs, which run segments of two actions simultaneously. The time of an
     action outside pairs does not depend on it."""
+    encoder: EncoderGrid | None = None
+    """Sizes of the encoder, if they are configured; None for those of the decoder."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The cost model's options."""
+
+    @property
+    def rank_gpus(self) -> tuple[int, ...]:
+        """Shape (ranks,): GPUs of each pipeline rank, over all replicas.
+
+        >>> grid = EncoderGrid(ranks=1, tp=1, dp=4)
+        >>> CostRequest(ranks=3, stages=3, microbatches=1, tp=8, encoder=grid).rank_gpus
+        (4, 8, 8)
+        """
+        first = self.encoder.ranks if self.encoder else 0
+        encoder_gpus = self.encoder.tp * self.encoder.cp * self.encoder.dp if self.encoder else 0
+        return (encoder_gpus,) * first + (self.tp * self.cp * self.dp,) * (self.ranks - first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

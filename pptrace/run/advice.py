@@ -247,10 +247,7 @@ class _Search:
 
     def _is_same_job(self, other: Experiment) -> bool:
         """Return whether a configuration has the processes and the batch of the step."""
-        processes = {
-            (parallel.pp or 1) * parallel.tp * parallel.dp * parallel.cp
-            for parallel in (self.experiment.parallel, other.parallel)
-        }
+        processes = {self.experiment.parallel.processes, other.parallel.processes}
         return len(processes) == 1 and self.experiment.batch.global_batch in {None, other.batch.global_batch}
 
     def _best(self) -> Tried | None:

@@ -148,7 +148,7 @@ def _over_all(job: RankNetwork) -> RankNetwork:
 
 def _pipeline(job: RankNetwork) -> tuple[Paths, Int64s]:
     """Return every hop between neighbours in both directions, and its rate while all are busy."""
-    low = np.arange(job.layout.pp - 1, dtype=np.int32)
+    low = np.arange(job.layout.ranks - 1, dtype=np.int32)
     hops = job.paths(np.concatenate([low, low + 1]), np.concatenate([low + 1, low]))
     return hops, steady_rates(hops, job.network.links)
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import RankNetwork
+from pptrace.network.cluster import RankNetwork, SharedLayout, flows_of_gpu, message_share, sibling_replicas
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import installation
-from pptrace.plugins.requests import CostRequest
+from pptrace.plugins.requests import CostRequest, EncoderGrid
 from pptrace.run.hardware import check_unread_device, fill_first_device, preset_values, rank_devices
 from pptrace.run.inputs import at_location
 from pptrace.run.sequences import sequences_of
 from pptrace.run.speeds import speeds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pptrace.config.resolution import Resolved
     from pptrace.network.collectives import LinkCollectives
@@ -42,7 +43,9 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     """Fill in the bandwidth of reductions over replicas: by default, that of the pipeline's network."""
     experiment = resolved.experiment
     parallel, reduction = experiment.parallel, experiment.data_parallel
-    if parallel.dp * parallel.cp == 1 or reduction.bandwidth is not None or (parallel.pp or 1) < 2:  # noqa: PLR2004 - a pair
+    encoder_dp, encoder_cp, _ = parallel.encoder_sizes
+    replicas = max(parallel.dp * parallel.cp, encoder_dp * encoder_cp)
+    if replicas == 1 or reduction.bandwidth is not None or (parallel.pp or 1) < 2:  # noqa: PLR2004 - a pair
         return resolved
     path = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
     rate = int(path.rate_kbps[0]) * 1000
@@ -187,11 +190,85 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         if reduction.bandwidth else {},
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=reduction.reduces_each(),
         shard=(reduction.shard or 0) % parallel.dp,
+        encoder=_encoder_grid(inputs.resolved, model, network),
     )  # fmt: skip
-    return Costs(
+    costs = Costs(
         resolved=inputs.resolved, offer=provided, request=request, network=network, sequences=sequences,
         speeds=speeds_of(inputs.resolved),
     )  # fmt: skip
+    if request.encoder and request.encoder.dp != parallel.dp and not costs.are_replicas_alike:
+        message = f"replicas that differ need an encoder in each: write parallel.dp ({parallel.dp})"
+        raise inputs.resolved.error("parallel.encoder.dp", message)
+    return costs
+
+
+def _encoder_grid(resolved: Resolved, model: Mapping[str, Any], network: Network) -> EncoderGrid | None:
+    """Return the sizes of the encoder, if they are configured and not those of the stage that it is part of.
+
+    Raises:
+        ConfigError: no encoder, or sizes that do not fit the replicas or the decoder's GPUs.
+    """
+    parallel, key = resolved.experiment.parallel, "parallel.encoder"
+    section = parallel.encoder
+    if section is None:
+        return None
+    if not model.get("encoder"):
+        raise resolved.error(key, "the model has no encoder: write model.encoder, or remove the key")
+    documents = resolved.experiment.batch.documents
+    if documents is not None and documents.dynamic_cp:
+        raise resolved.error(key, "groups of batch.documents.dynamic_cp change the decoder's grid: remove a key")
+    dp, cp, tp = sizes = parallel.encoder_sizes
+    decoder_sizes = parallel.dp, parallel.cp, parallel.tp
+    if resolved.experiment.data_parallel.shard is not None and dp != parallel.dp:
+        message = f"groups of replicas need as many in the encoder: write parallel.encoder.dp: {parallel.dp}"
+        raise resolved.error("data_parallel.shard", message)
+    if not section.pp:
+        if sizes == decoder_sizes:
+            return None
+        _check_shared(resolved, sizes, decoder_sizes)
+    job = network if isinstance(network, RankNetwork) else None
+    # Without a cluster, a message has all bytes that a GPU sends or receives.
+    flows = flows_of_gpu(sizes, decoder_sizes) if job is None else 1
+    return EncoderGrid(
+        ranks=section.pp, tp=tp, cp=cp, dp=dp,
+        collectives=None if job is None else _encoder_collectives(job, sizes),
+        forward_share=flows * message_share(sizes, decoder_sizes),
+        gradient_share=flows * message_share(decoder_sizes, sizes) * Fraction(dp * cp, parallel.dp * parallel.cp),
+    )  # fmt: skip
+
+
+def _check_shared(resolved: Resolved, sizes: tuple[int, int, int], decoder_sizes: tuple[int, int, int]) -> None:
+    """Check the sizes of an encoder on the GPUs of the decoder's first stage."""
+    key, names = "parallel.encoder", ("dp", "cp", "tp")
+    if prod(sizes) != prod(decoder_sizes):
+        grid = " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+        gpus = f"the decoder's first stage has {prod(decoder_sizes)}"
+        separate = "or separate GPUs with parallel.encoder.pp"
+        raise resolved.error(key, f"{grid} need {prod(sizes)} GPUs, and {gpus}: write sizes for these, {separate}")
+    if sizes[1] != decoder_sizes[1]:
+        message = f"{sizes[1]}, and the GPUs that it shares have parallel.cp {decoder_sizes[1]}: remove the key"
+        raise resolved.error(f"{key}.cp", message)
+    if max(sizes[0], decoder_sizes[0]) % min(sizes[0], decoder_sizes[0]):
+        message = f"{sizes[0]} neither divides parallel.dp ({decoder_sizes[0]}) nor is a multiple of it"
+        raise resolved.error(f"{key}.dp", message)
+
+
+def _encoder_collectives(job: RankNetwork, sizes: tuple[int, int, int]) -> LinkCollectives:
+    """Return the times of collectives over the groups of the encoder."""
+    dp, cp, tp = sizes
+    layout, decoder = job.layout.encoder, job.layout
+    if layout is None:
+        layout = SharedLayout(dp=dp, cp=cp, tp=tp, host=decoder)
+
+    def groups(axis: str) -> Int32s:
+        if axis != "siblings":
+            return layout.groups(axis)
+        grid = layout.grid() if dp > decoder.dp else decoder.grid()[:1]
+        return sibling_replicas(grid, max(dp, decoder.dp) // min(dp, decoder.dp))
+
+    from pptrace.network.collectives import LinkCollectives
+
+    return LinkCollectives(network=job.network, groups=groups)
 
 
 def _link_collectives(network: RankNetwork) -> LinkCollectives:
@@ -265,7 +342,8 @@ def _parameters(inputs: Inputs, key: str, model: Any, costs: str) -> dict[str, A
 
 
 _BY_BYTES = (
-    "activation_bytes", "weight_activation_bytes", "boundary_bytes", "boundary_gradient_bytes", "offload_bytes",
+    "activation_bytes", "weight_activation_bytes", "boundary_bytes", "boundary_gradient_bytes",
+    "boundary_buffer_bytes", "offload_bytes",
     "checkpoint_bytes",
     "offload_ns", "reload_ns",
 )  # fmt: skip
@@ -352,7 +430,9 @@ def with_stage_replicas(
         stages = np.flatnonzero(holders.sum(axis=0) == copies)
         sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
         if isinstance(network, RankNetwork):
-            sets = network.layout.grid()[sets].transpose(0, 2, 3, 4, 1).reshape(-1, copies)
+            rank_grid = network.layout.rank_grid
+            ranks = [np.stack([rank_grid(rank).ravel() for rank in row], axis=1) for row in sets.tolist()]
+            sets = np.concatenate(ranks)
         groups = {"replicas": sets.astype(np.int32)}.__getitem__
         over = LinkCollectives(
             network=network.network if isinstance(network, RankNetwork) else network, groups=groups

@@ -248,7 +248,7 @@ def _nodes(
     if count is not None and section.nodes is not None and count != section.nodes:
         raise resolved.error("cluster.nodes", f"{section.nodes}, but preset {section.preset} has {count}")
     given = section.nodes if section.nodes is not None else count
-    sizes = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in ("pp", "dp", "cp", "tp"))
+    sizes = layout.sizes_text
     gpus, fits = values["gpus"], -(-layout.gpus // values["gpus"])
     if given is None:
         return fits, "derived: as many as the job needs"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from pptrace.config.resolution import Resolved
-    from pptrace.config.schema import Experiment
+    from pptrace.config.schema import Experiment, Parallel
     from pptrace.network.cluster import RankNetwork
     from pptrace.network.contract import Network
     from pptrace.plugins.providers import Provided
@@ -223,13 +223,27 @@ def layout_of(resolved: Resolved) -> Layout:
     Raises:
         ConfigError: an order with a missing, doubled or unknown axis; sizes that do not fit each other.
     """
-    parallel = resolved.experiment.parallel
+    experiment = resolved.experiment
     with at_location(resolved, "parallel"):
-        return Layout(
-            pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
-            etp=parallel.etp or 0, order=tuple(parallel.order.split("-")),
-            shard=resolved.experiment.data_parallel.shard or 0,
-        )  # fmt: skip
+        return parallel_layout(experiment.parallel, experiment.data_parallel.shard or 0)
+
+
+def parallel_layout(parallel: Parallel, shard: int = 0) -> Layout:
+    """Return the layout of parallel sizes, whose replicas share state in groups of ``shard``, or all with 0.
+
+    Raises:
+        ConfigError: as for :func:`layout_of`.
+    """
+    order, grid = tuple(parallel.order.split("-")), parallel.encoder
+    layout = Layout(
+        pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp, etp=parallel.etp or 0,
+        order=order, shard=shard,
+    )  # fmt: skip
+    if grid is None or not grid.pp:
+        return layout
+    dp, cp, tp = parallel.encoder_sizes
+    encoder = Layout(pp=grid.pp, dp=dp, cp=cp, tp=tp, order=order, shard=shard)
+    return replace(layout, pp=layout.pp - grid.pp, encoder=encoder)
 
 
 def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> PptraceError:

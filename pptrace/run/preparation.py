@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
 from pptrace.config.schema import TableFileOptions
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.plugins.registry import Registry
     from pptrace.run.costs import Costs
+    from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
@@ -218,6 +221,7 @@ def _with_table(
 ) -> Prepared:
     """Return all inputs of a step with this table."""
     network, placement = costs.network, table.placement
+    _check_modules(inputs.resolved, placement)
     table = with_interleave(inputs.resolved, table)
     policy = message_policy(inputs, table)
     units, undivided = count_units(inputs.resolved, table, costs), None
@@ -255,6 +259,21 @@ def _with_table(
         undivided=undivided,
     )  # fmt: skip
     return with_slowest_replica(prepared)
+
+
+def _check_modules(resolved: Resolved, placement: Placement) -> None:
+    """Check that ranks of an encoder on separate GPUs have all of its stages, and no stage of the decoder."""
+    grid = resolved.experiment.parallel.encoder
+    if grid is None or not grid.pp:
+        return
+    is_encoder_stage = np.arange(placement.stages) < grid.pp
+    is_encoder_rank = placement.stage_rank < grid.pp
+    mixed = np.flatnonzero(((placement.stage_rank >= 0) & (is_encoder_rank != is_encoder_stage)).any(axis=0))
+    if mixed.size:
+        stage, name = int(mixed[0]), resolved.experiment.schedule.name
+        message = f"{name} has stage {stage} on rank {int(placement.stage_rank[:, stage].max())}"
+        wanted = f"the first {grid.pp} ranks have the encoder's {grid.pp} stages alone"
+        raise resolved.error("parallel.encoder.pp", f"{message}, and {wanted}: choose a schedule such as 1f1b")
 
 
 def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:

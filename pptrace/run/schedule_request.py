@@ -99,8 +99,9 @@ def _buffers(workload: Workload) -> Int64s:
     """Return the bytes of each stage's buffers where both its neighbours are on other ranks: two for each."""
     buffers = np.zeros(workload.stages, dtype=np.int64)
     edges = min(workload.boundary_bytes.size, workload.stages - 1)
-    buffers[:edges] += 2 * workload.boundary_bytes[:edges]
-    buffers[1 : edges + 1] += 2 * workload.boundary_bytes[:edges]
+    sent, received = 2 * workload.buffer_bytes[:, :edges]
+    buffers[:edges] += sent
+    buffers[1 : edges + 1] += received
     return buffers
 
 

@@ -123,6 +123,12 @@ def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
     sizes += [f"vp {chunks}"] if chunks > 1 else []
     sizes += [f"{run.prepared.units} units"] if run.prepared.units > 1 else []
     sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
+    grid = experiment.parallel.encoder
+    if grid is not None:
+        named = {"pp": grid.pp, **dict(zip(("dp", "cp", "tp"), experiment.parallel.encoder_sizes, strict=True))}
+        sizes += [
+            f"encoder {' '.join(f'{k} {named[k]}' for k in ('pp', 'tp', 'cp', 'dp') if named[k] > (k != 'pp'))}"
+        ]
     p2p = experiment.p2p
     policy = p2p.policy
     if policy == PolicyName.ORDERED.value and p2p.stream is not StreamPer.DIRECTION:

@@ -284,6 +284,9 @@ def plan_problem(
         raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
     sequences = _sequences(tree, places)
     schedule = str((tree.get("schedule") or {}).get("name") or "")
+    if (tree.get("parallel") or {}).get("encoder"):
+        message = "plan divides the GPUs of one grid: remove the key, or compare grids with pptrace sweep"
+        raise ConfigError(message, key="parallel.encoder", file=source.source)
     for section, keys in (("parallel", _SIZES), ("batch", ("global", "micro", "microbatches"))):
         tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
     if not schedule:

@@ -404,5 +404,5 @@ def _most_bytes(schedule: Schedule, workload: Workload) -> int:
     placement = schedule.placement
     columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
     static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes
-    buffers = 4 * placement.routes * sum(map(int, workload.boundary_bytes))
+    buffers = 2 * placement.routes * sum(map(int, workload.buffer_bytes.flat))
     return static + buffers + placement.microbatches * sum(map(int, workload.activation_bytes))

@@ -56,7 +56,7 @@ PER_STAGE = (
 )  # fmt: skip
 PER_MICROBATCH = (
     *PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
-    "checkpoint_bytes", "boundary_gradient_bytes",
+    "checkpoint_bytes", "boundary_gradient_bytes", "boundary_buffer_bytes",
 )  # fmt: skip
 OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
@@ -144,6 +144,9 @@ class Workload:
     boundary_gradient_bytes: Int64s = field(default_factory=none)
     """Shape (edges,): bytes of one microbatch's gradient over each edge; empty: as ``boundary_bytes``. Gradients
     for frozen stages have no bytes: their messages take only the latency."""
+    boundary_buffer_bytes: Int64s = field(default_factory=none)
+    """Shape (2 x edges,): bytes of one microbatch's buffers at the first stage of each edge, then at the second
+    stage of each; empty: as ``boundary_bytes``. They differ if a device exchanges several messages at once."""
     one_copy_stream: bool = False
     """Whether copies to host memory and back share a stream, in the order of their row."""
     unshard_ns: Int64s = field(default_factory=none)
@@ -198,12 +201,13 @@ class Workload:
         for name in (*PER_STAGE, "boundary_bytes"):
             object.__setattr__(self, name, checked(name, getattr(self, name)))
         self._check_lengths()
-        for name in ("rank_capacity_bytes", "boundary_gradient_bytes"):
-            object.__setattr__(self, name, checked(name, getattr(self, name)))
-        if self.boundary_gradient_bytes.size not in {0, self.boundary_bytes.size}:
-            values, edges = self.boundary_gradient_bytes.size, self.boundary_bytes.size
-            msg = f"boundary_gradient_bytes has {values} values for {edges} edges: one each"
-            raise ValueError(msg)
+        object.__setattr__(self, "rank_capacity_bytes", checked("rank_capacity_bytes", self.rank_capacity_bytes))
+        for name, count in (("boundary_gradient_bytes", "one"), ("boundary_buffer_bytes", "two")):
+            values, edges = checked(name, getattr(self, name)), self.boundary_bytes.size
+            object.__setattr__(self, name, values)
+            if values.size not in {0, edges * (1 + (count == "two"))}:
+                msg = f"{name} has {values.size} values for {edges} edges: {count} each"
+                raise ValueError(msg)
         for name in WHOLE:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 0:
@@ -388,6 +392,12 @@ class Workload:
         """Bytes of one microbatch's messages, shape (2, edges): activations, then gradients."""
         gradients = self.boundary_gradient_bytes if self.boundary_gradient_bytes.size else self.boundary_bytes
         return np.stack([self.boundary_bytes, gradients])
+
+    @property
+    def buffer_bytes(self) -> Int64s:
+        """Bytes of one microbatch's buffers at the first and the second stage of each edge, shape (2, edges)."""
+        buffers = self.boundary_buffer_bytes
+        return buffers.reshape(2, -1) if buffers.size else np.stack([self.boundary_bytes] * 2)
 
     @property
     def static_bytes(self) -> Int64s:

@@ -205,9 +205,9 @@ def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
     ranks = np.int64(placement.ranks)
     pairs = np.sort((edge[1] * ranks + low[edge]) * ranks + high[edge])
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-    size = 2 * np.asarray(workload.boundary_bytes)[pairs // ranks // ranks]
+    sizes = 2 * workload.buffer_bytes[:, pairs // ranks // ranks]
     buffers = np.zeros(placement.ranks, dtype=np.int64)
-    for rank in (pairs // ranks % ranks, pairs % ranks):
+    for rank, size in zip((pairs // ranks % ranks, pairs % ranks), sizes, strict=True):
         np.add.at(buffers, rank, size)
     return buffers
 

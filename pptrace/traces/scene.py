@@ -162,6 +162,19 @@ def _ends(source: Int32s, target: Int32s) -> NDArray[np.bytes_]:
     return np.array(texts, dtype=np.bytes_)[index]
 
 
+def rank_name(timeline: Timeline, rank: int, digits: int) -> str:
+    """Return the name of a rank's tracks; ranks of an encoder on separate GPUs are marked.
+
+    Numbers of ranks have ``digits``, for viewers that sort by name.
+    """
+    configuration = timeline.provenance.get("configuration")
+    parallel = configuration.get("parallel") if isinstance(configuration, dict) else None
+    grid = parallel.get("encoder") if isinstance(parallel, dict) else None
+    encoder_ranks = grid.get("pp") if isinstance(grid, dict) else 0
+    is_encoder = isinstance(encoder_ranks, int) and 0 <= rank < encoder_ranks
+    return f"rank {rank:0{digits}}{' (encoder)' * is_encoder}"
+
+
 _DENSE = 1 << 24
 """Limit of keys for numbering with a mask; larger keys are sorted."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from fractions import Fraction
+from math import prod
 
 import numpy as np
 import pytest
@@ -12,7 +14,17 @@ from hypothesis import strategies as st
 from small_clusters import cluster
 
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import AXES, Layout, RankNetwork, _hash
+from pptrace.network.cluster import (
+    AXES,
+    Layout,
+    RankNetwork,
+    SharedLayout,
+    _hash,
+    flows_of_gpu,
+    message_share,
+    resharded,
+    sibling_replicas,
+)
 from pptrace.network.contract import UNLIMITED, Flat, Paths, check_paths
 
 
@@ -79,6 +91,56 @@ def test_a_hop_is_the_bundle_of_what_each_member_sends(network: RankNetwork, dat
         assert paths.latency_ns[row] == max(flow.latency_ns[index] for flow, index in taken)
         assert paths.overhead_ns[row] == max(flow.overhead_ns[index] for flow, index in taken)
         assert paths.route[paths.route_ptr[row] : paths.route_ptr[row + 1]].tolist() == links_of(*taken[0])
+
+
+SIZES = st.tuples(st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4, 6]))
+"""Replicas, context-parallel parts and tensor-parallel copies of a grid."""
+
+
+@given(SIZES, SIZES)
+def test_flows_between_two_grids_give_each_receiver_its_part_once(
+    source: tuple[int, int, int], target: tuple[int, int, int]
+) -> None:
+    senders, receivers = np.arange(prod(source)).reshape(source), np.arange(prod(target)).reshape(target)
+    share = message_share(source, target) / (source[0] * source[1])  # of the bytes of all replicas
+
+    flows = list(zip(*(side.tolist() for side in resharded(senders, receivers)), strict=True))
+
+    for gpu, (replica, part, _) in enumerate(np.ndindex(target)):
+        own = [flow for flow in flows if flow[1] == gpu]
+        assert len(own) * share == Fraction(1, target[0] * target[1])
+        for sender, _ in own:
+            held = np.unravel_index(sender, source)
+            for axis, index in enumerate((replica, part)):
+                low, high = (
+                    max(held[axis] * target[axis], index * source[axis]),
+                    min((held[axis] + 1) * target[axis], (index + 1) * source[axis]),
+                )
+                assert low < high, "the sender holds nothing of what the receiver needs"
+    busiest = max(max(Counter(side).values()) for side in zip(*flows, strict=True))
+    assert busiest == flows_of_gpu(source, target)
+    if source == target:
+        assert flows == [(gpu, gpu) for gpu in range(prod(source))]
+        assert message_share(source, target) == 1
+
+
+@given(SIZES, st.sampled_from([1, 2, 3]), st.integers(1, 2))
+def test_an_encoder_on_the_gpus_of_a_decoder_keeps_its_context_parallel_parts(
+    sizes: tuple[int, int, int], scale: int, turn: int
+) -> None:
+    dp, cp, tp = sizes
+    decoder = Layout(pp=2, dp=dp, cp=cp, tp=tp * scale)
+    wide, narrow = decoder, SharedLayout(dp=dp * scale, cp=cp, tp=tp, host=decoder)
+    if turn == 2:  # the encoder has the larger replicas
+        wide = SharedLayout(dp=dp, cp=cp, tp=tp * scale, host=Layout(dp=dp * scale, cp=cp, tp=tp))
+        narrow = wide.host
+
+    for (replica, part, _), gpu in np.ndenumerate(narrow.grid()[0]):
+        assert gpu in wide.grid()[0, replica // scale, part]
+    gathered = sibling_replicas(narrow.grid()[:1], scale)
+    assert sorted(gathered.ravel().tolist()) == sorted(narrow.grid()[0].ravel().tolist())
+    for group in gathered:
+        assert len({tuple(np.argwhere(wide.grid()[0] == gpu)[0][:2]) for gpu in group}) == 1
 
 
 @given(hops())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
@@ -15,6 +18,7 @@ from pptrace.steps.kinds import Kind, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pptrace.steps.workload import Workload
 
@@ -113,6 +117,126 @@ def test_its_segments_take_what_its_actions_do(
         result.count("encoder-attention") == result.count("encoder-mlp") == 6 // sizes.get("stages_of_its_own", 1)
     )
     assert result.count("all-reduce") == (2 * 6 + 1 + 2 * 2 + 1) * (sizes.get("tp") == 2)
+
+
+GRID = {"encoder": VISION, "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocabulary": 32000}
+NETWORKS: list[dict[str, Any]] = [
+    {"cluster": {"preset": "dgx-h100"}},
+    {"cluster": None, "network": {"name": "hockney", "bandwidth": "50 GB/s", "latency": "5 us"}},
+]
+
+
+def on_grid(encoder: dict[str, Any], parallel: dict[str, Any], **sections: Any) -> Run:
+    """Return the step of four microbatches of a decoder with 1024 projected bytes of width per token."""
+    return Run.of(prepare(load({
+        "model": {**DECODER, **GRID, "encoder": {**VISION, **encoder}}, "parallel": parallel, "schedule": "1f1b",
+        "batch": {"microbatches": 4, "sequence": 2048, "micro": 4}, "device": "h100-sxm",
+        **NETWORKS[0], **sections,
+    }), REGISTRY), REGISTRY)  # fmt: skip
+
+
+@settings(max_examples=8)
+@given(
+    st.fixed_dictionaries({name: st.sampled_from([1, 2, 4]) for name in ("tp", "cp", "dp")}),
+    st.sampled_from([(3, 1), (3, 2), (4, 2)]), st.sampled_from(["1f1b", "gpipe", "zb-h1"]), st.booleans(),
+    st.sampled_from([0, 1, 3]), st.sampled_from(NETWORKS), st.sampled_from([{}, {"frozen": True}]),
+)  # fmt: skip
+def test_equal_grids_are_the_step_without_grids_to_the_nanosecond(
+    sizes: dict[str, int], ranks: tuple[int, int], schedule: str, segments: bool, zero: int,  # noqa: FBT001 - drawn
+    network: dict[str, Any], frozen: dict[str, Any],
+) -> None:  # fmt: skip
+    parallel, costs = {"pp": ranks[0], **sizes}, {"name": "roofline", "zero": zero, "segments": segments}
+    one, two = (
+        on_grid(encoder, parallel | grid, schedule=schedule, costs=costs, **network)
+        for encoder, grid in (
+            ({"stages": ranks[1], **frozen}, {}), (frozen, {"encoder": {"pp": ranks[1], **sizes}})
+        )
+    )  # fmt: skip
+
+    assert (one.timeline.start_ns == two.timeline.start_ns).all()
+    assert (one.timeline.end_ns == two.timeline.end_ns).all()
+    assert (one.timeline.size_bytes == two.timeline.size_bytes).all()
+    assert (one.metrics.memory.peak_bytes == two.metrics.memory.peak_bytes).all()
+    assert one.metrics.mfu == two.metrics.mfu
+
+
+def test_each_module_has_the_costs_of_its_grid() -> None:
+    apart = on_grid({}, {"pp": 3, "tp": 4, "dp": 2, "encoder": {"pp": 1, "tp": 2, "dp": 4}})
+    encoder = on_grid(
+        {"stages": 1}, {"pp": 3, "tp": 2, "dp": 4}, batch={"microbatches": 4, "sequence": 2048, "micro": 2}
+    )
+    decoder = on_grid({"stages": 1}, {"pp": 3, "tp": 4, "dp": 2})
+
+    work = apart.prepared.workload
+    for stages, alone in ((slice(0, 1), encoder.prepared.workload), (slice(1, 3), decoder.prepared.workload)):
+        for name in ("f_ns", "b_ns", "activation_bytes", "weights_bytes", "optimizer_bytes", "optimizer_ns"):
+            assert (getattr(work, name)[stages] == getattr(alone, name)[stages]).all(), name
+    peaks = [run.metrics.memory.peak_bytes.tolist() for run in (apart, encoder, decoder)]
+    assert peaks[0] == [peaks[1][0], *peaks[2][1:]]
+    assert work.model_flops == decoder.prepared.workload.model_flops
+    assert work.peak_flops == decoder.prepared.workload.peak_flops  # both grids have eight devices per rank
+    # Two sequences of 128 projected tokens: four flows reach both copies forward, and halves go back.
+    whole = 2 * PROJECTED * 1024 * 2
+    assert work.edge_bytes[:, 0].tolist() == [whole, whole // 2]
+
+
+def test_a_trace_names_the_ranks_of_the_encoder_and_has_the_messages_between_the_grids(tmp_path: Path) -> None:
+    run = on_grid({}, {"pp": 3, "tp": 4, "dp": 2, "encoder": {"pp": 1, "tp": 2, "dp": 4}})
+
+    run.save(tmp_path / "step.json", tmp_path / "step.pftrace")
+
+    events = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names >= {"rank 0 (encoder)", "rank 1", "rank 2"}
+    assert b"rank 0 (encoder)" in (tmp_path / "step.pftrace").read_bytes()
+    sent = {
+        (event["args"]["rank"], event["args"]["peer"], event["args"]["bytes"])
+        for event in events if event["name"].startswith("SEND") and "bytes" in event.get("args", {})
+    }  # fmt: skip
+    whole = 2 * PROJECTED * 1024 * 2
+    assert {message for message in sent if 0 in message[:2]} == {(0, 1, whole), (1, 0, whole // 2)}
+
+
+@pytest.mark.parametrize(("grid", "kind"), [({"tp": 1, "dp": 8}, Kind.F), ({"tp": 8, "dp": 1}, Kind.B)])
+def test_an_encoder_on_the_decoders_devices_gathers_what_its_replicas_divide(
+    grid: dict[str, int], kind: Kind
+) -> None:
+    costs = {"name": "roofline", "segments": True}
+    run = on_grid({}, {"pp": 2, "tp": 4, "dp": 2, "encoder": grid}, costs=costs)
+    same = on_grid({}, {"pp": 2, "tp": 4, "dp": 2, "encoder": {"tp": 4}}, costs=costs)
+
+    work, plain = run.prepared.workload, same.prepared.workload
+    gathers = {
+        name: [part for part in work.segments[name][0] if part.name == "reshard"] for name in (Kind.F, Kind.B)
+    }
+    assert {name: len(parts) for name, parts in gathers.items()} == {Kind.F: 0, Kind.B: 0} | {kind: 1}
+    assert gathers[kind][0].duration_ns > 0
+    assert (work.f_ns[1:] == plain.f_ns[1:]).all()
+    assert (work.boundary_bytes == plain.boundary_bytes).all()
+    assert run.metrics.ranks == 2
+    # Without tensor parallelism, a device has all weights of the encoder, and Adam's state of an eighth.
+    shares = (work.weights_bytes[0] - plain.weights_bytes[0], plain.weights_bytes[0])
+    assert shares[0] > 0 if grid["tp"] == 1 else shares[0] < 0
+
+
+@pytest.mark.parametrize(("parallel", "said"), [
+    ({"encoder": {"pp": 3}}, "pp: parallel.pp has 3 ranks with those of the encoder, and 3 leave"),
+    ({"encoder": {"pp": 1, "dp": 3}}, "parallel.encoder.dp: 3 does not divide the items of a microbatch"),
+    ({"encoder": {"pp": 1, "tp": 16}}, "parallel.encoder.tp: 16 does not divide model.encoder.heads (8)"),
+    ({"encoder": {"tp": 2}}, "dp 2 x cp 1 x tp 2 need 4 GPUs, and the decoder's first stage has 8"),
+    ({"encoder": {"tp": 2, "cp": 2}}, "parallel.encoder.cp: 2, and the GPUs that it shares have parallel.cp 1"),
+    ({"encoder": {"pp": 2, "dp": 0}}, "parallel.encoder.dp: must be at least 1, not 0"),
+    ({"pp": 2, "vp": 2, "encoder": {"pp": 1}}, "has stage 2 on rank 0, and the first 1 ranks have"),
+    ({"nodes": 3, "encoder": {"pp": 1, "dp": 8}}, "need 48 GPUs, and 3 nodes of 8 GPUs are 24"),
+])  # fmt: skip
+def test_a_grid_that_does_not_fit_is_one_line(parallel: dict[str, Any], said: str) -> None:
+    cluster = {"preset": "dgx-h100"} | {key: parallel[key] for key in ("nodes",) if key in parallel}
+    sizes = {"pp": 3, "tp": 4, "dp": 2} | {key: value for key, value in parallel.items() if key != "nodes"}
+    schedule = "interleaved-1f1b" if "vp" in sizes else "1f1b"
+    with pytest.raises(PptraceError) as refused:
+        on_grid({}, sizes, cluster=cluster, schedule=schedule)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def ran(encoder: dict[str, Any], schedule: str, **sections: Any) -> Run:

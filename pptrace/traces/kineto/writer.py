@@ -53,6 +53,7 @@ from pptrace.traces.scene import (
     labels_of,
     link_title,
     links_and_segments,
+    rank_name,
     stream_title,
 )
 
@@ -590,17 +591,14 @@ def _header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> byte
 
 
 def _lane_names(scene: Scene, lanes: Sequence[Lane]) -> Iterator[dict[str, Any]]:
-    """Yield the names and the order of processes and threads.
-
-    Numbers of ranks have equal width, for viewers that sort by name.
-    """
+    """Yield the names and the order of processes and threads."""
     timeline, hops, why = scene.timeline, scene.hops, scene.timeline.why
     width = len(str(timeline.ranks - 1))
     ranks = {lane.rank for lane in lanes} | {counter.rank for counter in timeline.counters}
     waiting = set(why.waits.rank.tolist()) if why else set()
     for rank in sorted(ranks - {-1}):
         process = process_of(rank, timeline.ranks)
-        yield from _name("process", process, HOST, f"rank {rank:0{width}}", rank)
+        yield from _name("process", process, HOST, rank_name(timeline, rank, width), rank)
         yield from _name("thread", process, HOST, "host", 0)
         if rank in waiting:
             yield from _name("thread", process, WAITS, f"why rank {rank} waits", WAITS)

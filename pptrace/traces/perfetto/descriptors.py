@@ -25,7 +25,7 @@ from pptrace.sanitize import printable
 from pptrace.steps.kinds import Stream
 from pptrace.traces.assembly import placement_values
 from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
-from pptrace.traces.scene import NAMES, link_title, links_and_segments, stream_title
+from pptrace.traces.scene import NAMES, link_title, links_and_segments, rank_name, stream_title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -295,7 +295,9 @@ class Tracks:
             # Viewers move a track without children.
             self.path = top.uuid, self.counter(top, "on rank", "rank", 0)
         for rank in sorted(lanes):
-            top = self.thread(f"rank {rank:0{digits}}{self._suffix}", rank * self._tracks_per_rank + self._place)
+            top = self.thread(
+                f"{rank_name(timeline, rank, digits)}{self._suffix}", rank * self._tracks_per_rank + self._place
+            )
             place = count()
             if rank in phased:
                 self.phases[rank] = self.child(top, "phases", next(place)).uuid

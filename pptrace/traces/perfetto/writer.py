@@ -49,7 +49,7 @@ from pptrace.traces.perfetto.descriptors import (
     write_slice,
 )
 from pptrace.traces.perfetto.wire import COUNTER, Cell, Layout, Run, cell_size, packet, varint
-from pptrace.traces.scene import CARRIES, RECEIVES, Scene, numbered
+from pptrace.traces.scene import CARRIES, RECEIVES, Scene, numbered, rank_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -381,7 +381,7 @@ def write_overview(
     ranks = sorted(set(timeline.lane_rank.tolist()))
     digits = len(str(max(ranks, default=0)))
     for rank in ranks:
-        top = tracks.thread(f"rank {rank:0{digits}}", rank)
+        top = tracks.thread(rank_name(timeline, rank, digits), rank)
         if rank in about:
             top.description = printable(about[rank])
         counters += _write_rank(head, tracks, top, timeline, rank, edges)

@@ -314,6 +314,10 @@ class ByFormula(_Groups):
         rounds = sum(_ROUNDS[name] for name in collectives)
         return fabric.ring_ns(size_bytes, devices, rounds) + self._waits_ns(axis, collectives)
 
+    def siblings_ns(self, size_bytes: int, replicas: int, extent: int) -> int:
+        """Return the time to gather over ``replicas`` of one module, which ``extent`` devices hold."""
+        return group_fabric(self.device, self.network, extent).ring_ns(size_bytes, replicas, 1)
+
     def exchange_ns(self, exchange: Exchange) -> int:
         """Return the time of concurrent messages: the maximum of times inside the node and over the network."""
         shard = self.shard
@@ -393,6 +397,11 @@ class OnLinks(_Groups):
         """Return the time of collectives, one after another, over ``tp``, ``cp`` or ``etp``."""
         total_ns = sum(self.collective_ns(name, axis, size_bytes) for name in collectives)
         return total_ns + self._waits_ns(axis, collectives)
+
+    def siblings_ns(self, size_bytes: int, replicas: int, extent: int) -> int:
+        """Return the time to gather over ``replicas`` of one module, which ``extent`` devices hold."""
+        del replicas, extent
+        return self.collective_ns("all-gather", "siblings", size_bytes)
 
     def exchange_ns(self, exchange: Exchange) -> int:
         """Return the time of an all-to-all."""

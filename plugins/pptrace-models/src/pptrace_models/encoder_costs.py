@@ -1,26 +1,33 @@
 """Costs of an encoder before a decoder: transformer layers of other sizes, and a projector.
 
-The layers are split over the tensor and context parallel devices as the decoder's layers are. Each data parallel
-replica has the encoder and the decoder. The projector has two matrices: from the width of merged tokens to the
-decoder's width, and from that width to itself. A stage that ends inside the encoder sends the encoder's tokens,
-and the encoder's last stage sends the projected tokens.
+The layers are split over the tensor and context parallel devices of the encoder's grid, by default the decoder's.
+Replicas of the encoder divide the items of each microbatch. The projector has two matrices: from the width of
+merged tokens to the decoder's width, and from that width to itself. A stage that ends inside the encoder sends the
+encoder's tokens, and the encoder's last stage sends the projected tokens.
+
+On separate devices, the encoder's last stage sends each device of the decoder its part. With other sizes on the
+decoder's devices, the encoder's replicas within a replica of the decoder gather the projected tokens. If the
+encoder's replicas are the larger ones, those of the decoder gather the gradients. Megatron-LM does the same
+(``megatron/core/models/mimo/comm/colocated_communicator.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ConfigError, ConstraintError
+from pptrace.plugin import ConfigError, ConstraintError, EncoderGrid
 from pptrace_models import flops, memory
+from pptrace_models.accelerator import groups_of
 from pptrace_models.layer import Linear, Shard, Work, shard
 from pptrace_models.layer_times import Cost, GroupTimes, layer_cost
 from pptrace_models.options import gradient_bytes
-from pptrace_models.transformer import Layer, Transformer
+from pptrace_models.transformer import Layer, Transformer, divisors_near
 
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
-    from pptrace_models.accelerator import Groups
     from pptrace_models.layer import Operation
     from pptrace_models.layer_times import Costing
     from pptrace_models.stages import Stage
@@ -42,6 +49,15 @@ class Tower:
     """The share of the layers on one device."""
     width: int
     """Width of the decoder."""
+    request: CostRequest
+    """The request with the sizes of the encoder."""
+    decoder: CostRequest
+    """The request with the sizes of the decoder."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the encoder has sizes other than the decoder's on the same devices."""
+        return self.decoder.encoder is not None and not self.decoder.encoder.ranks
 
     @property
     def projected(self) -> int:
@@ -75,14 +91,37 @@ class Tower:
         weight_gradient = Work() if self.encoder.frozen_projector else operation.weight_gradient
         return replace(operation, input_gradient=input_gradient, weight_gradient=weight_gradient)
 
-    def projector_collectives(self, groups: Groups) -> GroupTimes:
-        """Return the durations of the projector's tensor-parallel all-reduces, forward and backward."""
-        reduce = groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
+    def projector_collectives(self, costing: Costing) -> GroupTimes:
+        """Return the durations of the projector's tensor-parallel all-reduces, forward and backward.
+
+        Args:
+            costing: that of the encoder's layers, as for :meth:`gathers`.
+        """
+        reduce = costing.groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
         return GroupTimes(forward_ns=reduce, backward_ns=0 if self.encoder.frozen else reduce)
 
+    def gathers(self, costing: Costing) -> GroupTimes:
+        """Return the durations of the gathers between encoder and decoder on the same devices.
+
+        Projected tokens are gathered in the forward, if an encoder's replica has fewer sequences than a decoder's;
+        gradients are gathered in the backward, if it has more.
+        """
+        if not self.is_shared:
+            return GroupTimes()
+        scale = Fraction(self.request.dp, self.decoder.dp)
+        size = self.projected * self.width * self.model.element_bytes
+        if scale > 1:
+            gather = costing.groups.siblings_ns(int(size * scale), int(scale), self.decoder.tp)
+            return GroupTimes(forward_ns=gather)
+        gather = costing.groups.siblings_ns(size, int(1 / scale), self.request.tp * self.request.cp)
+        return GroupTimes(backward_ns=gather if self.encoder.passes_back else 0)
+
     def costing(self, costing: Costing) -> Costing:
-        """Return the costing of the encoder's layers on a decoder's device."""
-        return replace(costing, model=self.model, shard=self.shard)
+        """Return the costing of the encoder's layers on a device."""
+        groups = costing.groups
+        if self.decoder.encoder is not None:
+            groups = groups_of(self.request, self.shard, costing.device, costing.options)
+        return replace(costing, model=self.model, shard=self.shard, groups=groups)
 
     def costs(self, costing: Costing) -> tuple[Cost, Cost]:
         """Return the times of an encoder layer and of the projector on a decoder's device."""
@@ -91,7 +130,11 @@ class Tower:
         if self.encoder.frozen:
             layer = Cost(f=layer.f, f_collective=layer.f_collective)
         projection = self.projection(gradient_bytes(encoder_costing.options))
-        return layer, encoder_costing.cost([projection], self.projector_collectives(encoder_costing.groups))
+        reduce, gather = self.projector_collectives(encoder_costing), self.gathers(encoder_costing)
+        times = GroupTimes(
+            forward_ns=reduce.forward_ns + gather.forward_ns, backward_ns=reduce.backward_ns + gather.backward_ns
+        )
+        return layer, encoder_costing.cost([projection], times)
 
     def has_backward(self, *, projector: bool) -> bool:
         """Return whether the encoder's layers have a backward, or with ``projector``, the projector."""
@@ -126,9 +169,20 @@ class Tower:
         )
 
     def boundary_bytes(self, *, last: bool) -> int:
-        """Return the bytes of a microbatch that an encoder stage sends; ``last`` for the encoder's last stage."""
+        """Return a device's bytes of the output of an encoder stage; ``last`` for the encoder's last stage."""
         tokens = self.shard.split_tokens * self.model.hidden
         return (self.projected * self.width if last else tokens) * self.model.element_bytes
+
+    def received_bytes(self) -> int:
+        """Return a device's bytes of the projected tokens at the decoder's first stage."""
+        encoder, decoder = self.request, self.decoder
+        return self.boundary_bytes(last=True) * encoder.dp * encoder.cp // (decoder.dp * decoder.cp)
+
+    def message_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a message to the decoder's first stage, and of its gradient, which may be 0."""
+        size, grid = self.boundary_bytes(last=True), self.decoder.encoder
+        forward, back = (grid.forward_share, grid.gradient_share) if grid else (1, 1)
+        return ceil(size * forward), ceil(size * back) * self.encoder.passes_back
 
     def flops(self, sequences: int) -> int:
         """Return the encoder's model FLOPs in a step: the forward, and the necessary backward."""
@@ -143,6 +197,24 @@ class Tower:
         weight = 0 if self.encoder.frozen_projector else first + second
         input_gradient = first + second if not self.encoder.frozen else second * self.encoder.passes_back
         return (layers // 3 if self.encoder.frozen else layers) + first + second + input_gradient + weight
+
+
+def with_grid(model: Transformer, request: CostRequest) -> Transformer:
+    """Return a model with as many encoder stages as the encoder's grid has pipeline ranks.
+
+    Raises:
+        ConfigError: another number of stages, or more than the encoder has layers.
+    """
+    grid, encoder = request.encoder, model.encoder
+    if grid is None or encoder is None:
+        return model
+    if encoder.stages and encoder.stages != grid.ranks:
+        stages = f"{encoder.stages}, and parallel.encoder.pp is {grid.ranks}, the stages on separate GPUs"
+        raise ConfigError(f"{stages}: write one of the two keys", key="model.encoder.stages")
+    if grid.ranks > encoder.layers:
+        reason = f"{grid.ranks} are more than the encoder's layers ({encoder.layers})"
+        raise ConfigError(reason, key="parallel.encoder.pp")
+    return model.model_copy(update={"encoder": encoder.model_copy(update={"stages": grid.ranks})})
 
 
 def tower_of(model: Transformer, request: CostRequest) -> Tower | None:
@@ -160,15 +232,29 @@ def tower_of(model: Transformer, request: CostRequest) -> Tower | None:
         vocabulary=1, causal=False, bias=True, flash_attention=model.flash_attention, precision=model.precision,
         recompute=encoder.recompute,
     )  # fmt: skip
-    encoder_request = replace(
-        request, micro=request.micro * encoder.items, sequence=encoder.tokens, document=0, ep=1, etp=0
+    grid = request.encoder or EncoderGrid(
+        tp=request.tp, cp=request.cp, dp=request.dp, collectives=request.collectives
     )
+    items, rest = divmod(request.micro * request.dp * encoder.items, grid.dp)
+    if rest:
+        sizes = f"batch.micro {request.micro} x parallel.dp {request.dp} x model.encoder.items {encoder.items}"
+        reason = f"{grid.dp} does not divide the items of a microbatch: {sizes}"
+        near = divisors_near(grid.dp, items * grid.dp + rest)
+        raise ConstraintError(reason, nearest=near, key="parallel.encoder.dp")
+    encoder_request = replace(
+        request, tp=grid.tp, cp=grid.cp, dp=grid.dp, micro=items, sequence=encoder.tokens, document=0, ep=1, etp=0,
+        collectives=grid.collectives, ranks=grid.ranks or request.ranks,
+    )  # fmt: skip
     try:
         encoder_shard = shard(encoder_model, encoder_request)
     except ConstraintError as error:
         reason = error.reason.replace("model.", "model.encoder.").replace("batch.sequence", "model.encoder.tokens")
-        raise ConstraintError(reason, nearest=error.nearest, key=error.key) from error
+        key = error.key.replace("parallel.", "parallel.encoder.") if request.encoder else error.key
+        raise ConstraintError(reason, nearest=error.nearest, key=key) from error
     if encoder_shard.tokens % encoder.merge:
         reason = f"{encoder.merge} does not divide a device's {encoder_shard.tokens} tokens of a microbatch"
         raise ConfigError(reason, key="model.encoder.merge")
-    return Tower(encoder=encoder, model=encoder_model, shard=encoder_shard, width=model.hidden)
+    return Tower(
+        encoder=encoder, model=encoder_model, shard=encoder_shard, width=model.hidden, request=encoder_request,
+        decoder=request,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, erfc, sqrt
+from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -27,7 +28,7 @@ from pptrace_models.casts import Casting, ScalingRecipe
 from pptrace_models.transformer import OPERAND_BYTES, checked, kept_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from pptrace.plugin import CostRequest
@@ -290,22 +291,22 @@ class Devices:
         """The smallest number of devices in a node's scale-up domain."""
         return min(device.scale_up_size for device in self.of_ranks)
 
-    def peaks(self, precision: Precision) -> int:
-        """Return the sum of the dense peaks of one device per rank, in FLOP/s.
+    def peaks(self, precision: Precision, sizes: Sequence[int]) -> int:
+        """Return the sum of the dense peaks of all devices, in FLOP/s; ``sizes`` has the devices of each rank.
 
         Raises:
             ConfigError: a rank's device has no peak for the precision.
         """
         total, is_same_device = 0, self.are_alike
-        for rank, device in enumerate(self.of_ranks):
+        for rank, (device, size) in enumerate(zip(self.of_ranks, sizes, strict=True)):
             with _rank_errors(rank, is_same_device=is_same_device):
-                total += device.peak(precision)
+                total += size * device.peak(precision)
         return total
 
-    def plausible(self, precision: Precision) -> int:
-        """Return the sum of the highest plausible model FLOP/s of one device per rank; 0 if any is unknown."""
+    def plausible(self, precision: Precision, sizes: Sequence[int]) -> int:
+        """Return the sum of the highest plausible model FLOP/s of all devices, as :meth:`peaks`; 0 if unknown."""
         rates = [device.plausible(precision) for device in self.of_ranks]
-        return sum(rates) if all(rates) else 0
+        return sum(map(mul, rates, sizes)) if all(rates) else 0
 
     @property
     def are_alike(self) -> bool:
@@ -323,7 +324,7 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     descriptions = request.rank_devices or (request.device,)
     slowness = 1.0
     if options.spread:
-        slowness += options.spread * expected_maximum(request.tp * request.cp * request.dp * request.ranks)
+        slowness += options.spread * expected_maximum(sum(request.rank_gpus))
     device_of: dict[tuple[tuple[str, Any], ...], Accelerator] = {}
     for rank, values in enumerate(descriptions):
         if tuple(values.items()) not in device_of:

@@ -13,7 +13,7 @@ import numpy as np
 from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size
 from pptrace_models import memory, muon
 from pptrace_models.accelerator import groups_of
-from pptrace_models.encoder_costs import tower_of
+from pptrace_models.encoder_costs import tower_of, with_grid
 from pptrace_models.expert_loads import loads_of
 from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
@@ -61,7 +61,7 @@ def build(request: CostRequest) -> Workload:
         ConstraintError: parallel sizes that do not fit the model, with the nearest possible ones.
         CostError: times or sizes that exceed the integer range.
     """
-    model = checked(Transformer, request.model, "model")
+    model = with_grid(checked(Transformer, request.model, "model"), request)
     options = _with_default_segments(request, checked(RooflineOptions, request.options, "costs.options"))
     _check_options(options)
     if model.offloaded_layers and options.segments:
@@ -72,7 +72,6 @@ def build(request: CostRequest) -> Workload:
         raise ConfigError(f"{reason}, or remove the key", key="data_parallel.shard")
     part = shard(model, request)
     devices = devices_of(request, options)
-    peaks = devices.peaks(model.precision)
     loads = loads_of(model, part, request)
     stages = units_of(model, request.stages) if request.units else stages_of(model, request.stages)
     job = _Job(
@@ -83,27 +82,28 @@ def build(request: CostRequest) -> Workload:
     )  # fmt: skip
     costings = {device: job.costing(device) for device in devices.distinct}
     of_stages = tuple(costings[device] for device in devices.of_stages)
-    passed = job.passed()
-    back = job.passed_back(passed)
+    sent = job.sent()
+    back = job.sent_back(sent)
     columns = job.microbatch_columns(of_stages)
     jobs = job.of_classes(stages, loads) if loads else []
     by_class = [each.microbatch_columns(of_stages) for each in jobs]
     _check_range([*(value for names in (columns, *by_class) for column in names.values() for value in column)])
-    _check_range(passed)
+    _check_range([*sent, *back])
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
     notes = notes_of(model, devices, options, request)
     base = Workload(
         **_arrays(columns | job.state_columns(of_stages)),
-        boundary_bytes=_boundaries(request, passed),
-        boundary_gradient_bytes=_boundaries(request, back) if back != passed else np.zeros(0, dtype=np.int64),
+        boundary_bytes=_boundaries(request, sent),
+        boundary_gradient_bytes=_boundaries(request, back) if back != sent else np.zeros(0, dtype=np.int64),
+        boundary_buffer_bytes=job.buffers(),
         reserved_bytes=options.reserved + max(each.beyond_bytes() for each in (job, *jobs)),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
         tokens=sequences * request.sequence,
         model_flops=job.flops(sequences),
-        peak_flops=peaks * request.tp * request.cp * request.dp,
-        plausible_flops=devices.plausible(model.precision) * request.tp * request.cp * request.dp,
+        peak_flops=devices.peaks(model.precision, request.rank_gpus),
+        plausible_flops=devices.plausible(model.precision, request.rank_gpus),
         notes=(*notes, loads.note) if loads else notes,
         units=count_units(model),
         kernels=partial(_kernels, job, of_stages, columns),
@@ -300,7 +300,7 @@ class _Job:
         return [items_by_stage[stage] for stage in self.stages]
 
     def passed(self) -> list[int]:
-        """Return the bytes of a microbatch that each stage sends to the next."""
+        """Return the bytes of a microbatch that a device of the next stage gets from each stage."""
         part, tower = self.part, self.tower
         following = accumulate(len(stage.layers) for stage in self.stages)
         boundaries = [
@@ -312,18 +312,33 @@ class _Job:
         if tower is None or not tower.encoder.stages:
             return boundaries
         encoder_stages = tower.encoder.stages
-        return [
-            tower.boundary_bytes(last=stage.projector) if index < encoder_stages else boundary
-            for index, (stage, boundary) in enumerate(zip(self.stages, boundaries, strict=True))
-        ]
+        inside = [tower.boundary_bytes(last=False)] * (encoder_stages - 1)
+        return [*inside, tower.received_bytes(), *boundaries[encoder_stages:]]
 
-    def passed_back(self, passed: Sequence[int]) -> list[int]:
+    def sent(self) -> list[int]:
+        """Return the bytes of a microbatch's message from each stage to the next."""
+        sizes, tower = self.passed(), self.tower
+        if tower and tower.encoder.stages:
+            sizes[tower.encoder.stages - 1] = tower.message_bytes()[0]
+        return sizes
+
+    def buffers(self) -> NDArray[np.int64]:
+        """Return the bytes of a microbatch's buffers at both ends of the edges; empty if messages have as many."""
+        received, tower = self.passed(), self.tower
+        if tower is None or self.request.encoder is None or not tower.encoder.stages:
+            return np.zeros(0, dtype=np.int64)
+        sent = [*received]
+        sent[tower.encoder.stages - 1] = tower.boundary_bytes(last=True)
+        return np.concatenate([_boundaries(self.request, sizes) for sizes in (sent, received)])
+
+    def sent_back(self, sent: Sequence[int]) -> list[int]:
         """Return the bytes of a microbatch's gradient that each stage receives; 0 if it needs none."""
-        encoder_stages = self.tower.encoder.stages if self.tower else 0
-        return [
-            0 if self.tower and index < encoder_stages and not self.tower.reaches_back(stage) else size
-            for index, (stage, size) in enumerate(zip(self.stages, passed, strict=True))
-        ]
+        sizes, tower = [*sent], self.tower
+        if tower and tower.encoder.stages:
+            last = tower.encoder.stages - 1
+            sizes[:last] = [size * tower.has_backward(projector=False) for size in sizes[:last]]
+            sizes[last] = tower.message_bytes()[1]
+        return sizes
 
     def flops(self, sequences: int) -> int:
         """Return the model FLOPs of a step."""
@@ -364,7 +379,21 @@ class _Job:
 
     def _state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and its reductions, gathers and updates in ns."""
-        items = self._held_items(stage)
+        items, tower = self._held_items(stage), self.tower
+        encoder_items = stage.tower + stage.projector
+        if tower is None or self.request.encoder is None or not encoder_items:
+            return self._module_state(costing, items, self._muon_matrices(costing, stage))
+        # The encoder's replicas are other devices than those of the decoder, so each reduces its own gradients.
+        state = self._module_state(tower.costing(costing), items[:encoder_items], Counter())
+        if len(items) > encoder_items:
+            decoder_state = self._module_state(costing, items[encoder_items:], self._muon_matrices(costing, stage))
+            state = {name: size + decoder_state[name] for name, size in state.items()}
+        return state
+
+    def _module_state(
+        self, costing: Costing, items: Sequence[memory.Held], matrices: Counter[muon.Matrix]
+    ) -> dict[str, int]:
+        """Return the training state of items of one module."""
         held = summed(memory.Held(), items)
         gathered, reduced = (
             summed(memory.Held(), sorted(items, key=size)[-_BUFFERED:])
@@ -374,7 +403,7 @@ class _Job:
             costing, held,
             gathered=gathered if self.request.reshard == "always" else held,
             reduced=reduced if self.request.reduce_each else None,
-            muon=self._muon_matrices(costing, stage),
+            muon=matrices,
         )  # fmt: skip
 
     def _muon_matrices(self, costing: Costing, stage: Stage) -> Counter[muon.Matrix]:
@@ -593,6 +622,8 @@ def _network_notes(devices: Devices, request: CostRequest) -> list[str]:
     if request.dp > 1 and not request.data_parallel:
         notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
     wide = max(request.tp * request.cp, (request.etp or request.tp) * request.ep)
+    if request.encoder:
+        wide = max(wide, request.encoder.tp * request.encoder.cp)
     if wide > devices.scale_up_size:
         place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
         notes.append(f"Groups that span {wide} devices pass the node's {devices.scale_up_size} and use {place}.")

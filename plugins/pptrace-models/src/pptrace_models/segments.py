@@ -271,16 +271,22 @@ def _encoder(costing: Costing, tower: Tower) -> Unit:
 
 def _projector(costing: Costing, tower: Tower) -> Unit:
     """Return the projector with its all-reduces, and a backward if projector or encoder is trained."""
-    cost = tower.costing(costing).cost([tower.projection(gradient_bytes(costing.options))])
-    collectives = tower.projector_collectives(costing.groups)
-    forward, backward = (
+    costing = tower.costing(costing)
+    cost = costing.cost([tower.projection(gradient_bytes(costing.options))])
+    sums, gathers = tower.projector_collectives(costing), tower.gathers(costing)
+    forward_sum, backward_sum = (
         Part("all-reduce", duration_ns, Stream.TENSOR_PARALLEL)
-        for duration_ns in (collectives.forward_ns, collectives.backward_ns)
+        for duration_ns in (sums.forward_ns, sums.backward_ns)
+    )
+    forward_gather, backward_gather = (
+        Part("reshard", duration_ns, Stream.TENSOR_PARALLEL)
+        for duration_ns in (gathers.forward_ns, gathers.backward_ns)
     )
     weight = Part("projector-weight", cost.w, for_weights=True)
+    backward = (backward_gather, Part("projector-input", cost.i), backward_sum, weight)
     return Unit(
-        forward=(Part("projector", cost.f), forward),
-        backward=(Part("projector-input", cost.i), backward, weight) if tower.encoder.passes_back else (),
+        forward=(Part("projector", cost.f), forward_sum, forward_gather),
+        backward=backward if tower.encoder.passes_back else (),
     )
 
 

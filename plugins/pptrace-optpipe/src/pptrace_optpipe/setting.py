@@ -464,8 +464,8 @@ def channels_of(prepared: Prepared, copies: str) -> tuple[tuple[int, ...], ...]:
     if not per_switch:
         return ()
     ranks_by_switch: dict[tuple[int, int], list[int]] = {}
-    for rank, gpu in enumerate(job.layout.members()[:, 0].tolist()):
-        node, gpu_index = divmod(gpu, section.gpus)
+    for rank in range(ranks):
+        node, gpu_index = divmod(int(job.layout.rank_grid(rank).flat[0]), section.gpus)
         ranks_by_switch.setdefault((node, gpu_index // per_switch), []).append(rank)
     return tuple(tuple(group) for group in ranks_by_switch.values() if len(group) > 1)
 
