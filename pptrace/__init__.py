@@ -9,4 +9,4 @@ from __future__ import annotations
 
 from pptrace.lazy import names_of
 
-__getattr__, __dir__, __all__ = names_of(__name__, __file__)
+__getattr__, __dir__, __all__ = names_of(__name__)

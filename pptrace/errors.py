@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -160,6 +159,8 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
     >>> nearest("1f2b", ["gpipe", "1f1b"])
     " (did you mean '1f1b'? known: 1f1b, gpipe)"
     """
+    import difflib
+
     names = sorted(known)
     close = [one for one in names if one.casefold() == name.casefold()]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)

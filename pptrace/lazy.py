@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
+from pkgutil import get_data
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
-def names_of(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the ``__getattr__``, ``__dir__`` and ``__all__`` of a module that has a stub.
+def names_of(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the ``__getattr__``, ``__dir__`` and ``__all__`` of ``pptrace`` or of a module in it that has a stub.
 
     Args:
         module: its ``__name__``.
-        file: its ``__file__``.
     """
-    homes = {name: home for home, name in _NAME.findall(Path(file).with_suffix(".pyi").read_text("utf-8"))}
+    package, _, name = module.partition(".")
+    stub = get_data(package, f"{name or '__init__'}.pyi") or b""
+    homes = {name: home for home, name in _NAME.findall(stub.decode())}
 
     def get(name: str) -> Any:
         if name not in homes:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shutil
 import sys
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
@@ -18,18 +16,21 @@ from pptrace.sanitize import printable, printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from pptrace.report.document import Document, Printed
 
 
 def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -> None:
     """Print one document, or a list of several, as JSON or as text for the terminal's width."""
+    from shutil import get_terminal_size
+
     from pptrace.report.document import Document, json_of, text_of
 
     if as_json:
         click.echo(json_of(documents))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
     several = [documents] if isinstance(documents, Document) else documents
     click.echo("\n\n".join(text_of(document, width) for document in several))
 
@@ -53,6 +54,8 @@ def write_text(output: str, text: str) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
+    from pathlib import Path
+
     from pptrace.files import replace_file
 
     with replace_file(Path(output)) as temporary:

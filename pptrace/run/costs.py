@@ -426,7 +426,7 @@ def with_stage_replicas(
     from pptrace.network.collectives import LinkCollectives
 
     reduce_ns = workload.reduce_ns.copy()
-    for copies in np.unique(holders.sum(axis=0)[shared]).tolist():
+    for copies in sorted({*holders.sum(axis=0)[shared].tolist()}):
         stages = np.flatnonzero(holders.sum(axis=0) == copies)
         sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
         if isinstance(network, RankNetwork):

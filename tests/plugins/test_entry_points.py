@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -55,3 +57,21 @@ def test_other_groups_and_metadata_that_cannot_be_read_are_no_trouble(
         code, _, err = run("simulate", "--schedule", name, "--pp", "1", "--microbatches", "1", "--json")
 
         assert (code, err) == (0, "")
+
+
+def test_a_plugin_in_an_archive_on_the_path_is_found(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule_source: Any
+) -> None:
+    monkeypatch.delenv("PPTRACE_DISABLE_PLUGINS", raising=False)
+    with ZipFile(tmp_path / "packed.zip", "w") as archive:
+        archive.writestr(
+            "packed_of_a_test.py", f"from pptrace.plugin import *\n{dedent(schedule_source('packed'))}"
+        )
+        archive.writestr("pptrace_packed-1.2.dist-info/METADATA", "Name: pptrace-packed\nVersion: 1.2\n")
+        archive.writestr("pptrace_packed-1.2.dist-info/entry_points.txt", "[pptrace]\npacked = packed_of_a_test\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "packed.zip"))
+
+    code, out, err = run("plugins", "--json")
+
+    assert (code, err) == (0, "")
+    assert "pptrace-packed" in out

@@ -40,7 +40,6 @@ backward's block. Activations of chunk 1 have short lifetimes and stay.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -48,6 +47,7 @@ from pptrace.plugin import ConstraintError, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from fractions import Fraction
 
     from pptrace.plugin import Schedule, ScheduleOffer, ScheduleRequest
 
@@ -104,12 +104,16 @@ def check(request: ScheduleRequest) -> None:
 
 def bubble(request: ScheduleRequest) -> Fraction:
     """Return the idle time divided by ranks times length."""
+    from fractions import Fraction
+
     idle = request.ranks - 1
     return Fraction(idle, (3 if _is_lean(request) else 6) * request.microbatches + idle)
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the peak number of chunk activations per rank, including those for pending weight gradients."""
+    from fractions import Fraction
+
     ranks = request.ranks
     most = 2 * ranks + 1 if _is_lean(request) else 3 * ranks
     return [Fraction(most + max(1, rank)) for rank in range(ranks)]
