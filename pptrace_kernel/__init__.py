@@ -76,6 +76,12 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     Raises:
         TypeError: the kernel is compiled, and is not in the language of kernels.
     """
+    if kernel in _loaded and compiles(work, loaded=True):
+        from pptrace_kernel import compiled
+
+        result = compiled.call_loaded(kernel, (*inputs, *outputs))
+        if result is not None:
+            return result
     work = max(work, _count_values((*inputs, *outputs)) // _VALUES_PER_ROW)
     rows = _budget.rows(kernel, work, ahead=_expected_rows.get())
     if compiles(rows, loaded=kernel in _loaded):

@@ -29,6 +29,8 @@ from pptrace_kernel.threshold import BYTES_PER_PROCESS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from pptrace_kernel.llvm_text import Kind
 
     Layout: TypeAlias = tuple[Any, ...]
@@ -42,6 +44,52 @@ def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
     """
     words = np.array([word for value in arguments for word in _words(value)], dtype=np.int64)
     return _entry_point(kernel, tuple(map(_layout, arguments)))(words.ctypes.data)
+
+
+def call_loaded(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int | None:
+    """Call compiled code that this process has loaded; None if it has none for such arguments.
+
+    A small kernel takes less time than the preparation of its arguments, so one pass collects all of them.
+    """
+    words: list[int] = []
+    layout = _collect(arguments, words)
+    entry_point = None if layout is None else _entry_points.get((kernel, layout))
+    if entry_point is None:
+        return None
+    memory = np.array(words, dtype=np.int64)
+    return entry_point(_address(memory))
+
+
+def _collect(arguments: Sequence[Any], words: list[int]) -> Layout | None:
+    """Append the words of arguments and return their layout; None if an array is not contiguous."""
+    layout: list[Any] = []
+    for value in arguments:
+        if isinstance(value, np.ndarray):
+            if not value.flags.c_contiguous:
+                return None
+            words += (_address(value), value.size)
+            layout.append(value.dtype)
+        elif isinstance(value, tuple):
+            fields = _collect(value, words)
+            if fields is None:
+                return None
+            layout.append((type(value), *fields))
+        else:
+            words.append(value)
+            layout.append(None)
+    return tuple(layout)
+
+
+_HEAD_BYTES = object.__basicsize__
+
+
+def _address(array: NDArray[Any]) -> int:
+    """Return the address of an array's first value.
+
+    It is the first field of numpy's public structure ``PyArrayObject_fields``; ``array.ctypes`` takes 20 times as
+    long, and a kernel has up to a hundred columns.
+    """
+    return ctypes.c_void_p.from_address(id(array) + _HEAD_BYTES).value or 0
 
 
 def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
@@ -107,7 +155,7 @@ def _layout(value: Any) -> Any:
 
 def _words(value: Any) -> Iterator[int]:
     if isinstance(value, np.ndarray):
-        yield value.ctypes.data
+        yield _address(value)
         yield value.size
     elif isinstance(value, tuple):
         for field in value:

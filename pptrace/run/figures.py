@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pptrace.memo import shared
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
@@ -196,7 +197,7 @@ class Levels:
 def _idle_share(levels: Levels, cause: IdleCause) -> float:
     metrics = levels.run.metrics
     whole = metrics.ranks * metrics.step_ns
-    return metrics.idle_by_cause_ns[cause.word] / whole if whole else 0.0
+    return int(metrics.idle_ns[:, cause].sum()) / whole if whole else 0.0
 
 
 def _gpus(levels: Levels) -> int:
@@ -254,11 +255,13 @@ def at_levels(run: SimulatedStep) -> Levels:
         ranks=sizes.ranks, microbatches=sizes.microbatches, chunks=sizes.chunks, options=sizes.options
     )
     bubble = provided.offer.bubble
-    return Levels(
-        run=run,
-        formula=call_plugin(provided.provider, bubble, request) if bubble else None,
-        table=_bubble(build_schedule(provided, request)),
-    )
+
+    def bubbles() -> tuple[Fraction | None, Fraction]:
+        formula = call_plugin(provided.provider, bubble, request) if bubble else None
+        return formula, _bubble(build_schedule(provided, request))
+
+    formula, table = shared(bubbles, ("bubbles", repr(request)), provided.offer)
+    return Levels(run=run, formula=formula, table=table)
 
 
 def _bubble(schedule: Schedule) -> Fraction:

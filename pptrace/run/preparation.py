@@ -16,6 +16,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
 from pptrace.config.schema import TableFileOptions
 from pptrace.errors import ConfigError, ConstraintError
+from pptrace.memo import shared
 from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.guards import call_plugin
@@ -211,7 +212,11 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
         if provided.offer.chunks is not None and CHUNKS not in inputs.resolved.positions:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
         stages = request.stages
-        table = build_schedule(provided, LazyRequest.of(request, lambda: compute_times(stages), tables))
+        lazy = LazyRequest.of(request, lambda: compute_times(stages), tables)
+        table = shared(
+            lambda: build_schedule(provided, lazy), ("table", repr(request)), provided.offer,
+            rows=_PASSES * stages * request.microbatches, keeps=lambda: not lazy.reads_costs,
+        )  # fmt: skip
     inputs.resolved = _with_chunks(inputs.resolved, table)
     return table, request
 
@@ -324,7 +329,10 @@ def message_policy(inputs: Inputs, table: Schedule) -> Policy:
     _check_unused(inputs.resolved)
     options = inputs.fill_options("p2p", provided.offer.options)
     with at_location(inputs.resolved, "p2p"):
-        return build_policy(provided, table, options)
+        return shared(
+            lambda: build_policy(provided, table, options), ("policy", repr(options)), provided.offer, table,
+            rows=len(table),
+        )  # fmt: skip
 
 
 def _check_unused(resolved: Resolved) -> None:

@@ -30,6 +30,9 @@ CHUNKS = "parallel.vp"
 class LazyRequest(ScheduleRequest):
     """A request that computes its times when one is read first."""
 
+    reads_costs: bool
+    """Whether a time or the simulator was read, so that the answer depends on more than sizes and options."""
+
     @classmethod
     def of(
         cls,
@@ -40,7 +43,8 @@ class LazyRequest(ScheduleRequest):
         """Return a lazy request with the sizes and options of another request."""
         lazy = object.__new__(cls)
         object.__setattr__(lazy, "_compute_times", compute_times)
-        object.__setattr__(lazy, "simulator", simulator)
+        object.__setattr__(lazy, "_simulator", simulator)
+        object.__setattr__(lazy, "reads_costs", False)
         for name in ("ranks", "microbatches", "chunks", "options", "causal_share"):
             object.__setattr__(lazy, name, getattr(request, name))
         return lazy
@@ -49,6 +53,9 @@ class LazyRequest(ScheduleRequest):
         """Compute all times at the first read of one."""
         if name not in {field.name for field in fields(ScheduleRequest)}:
             raise AttributeError(name)
+        object.__setattr__(self, "reads_costs", True)
+        if name == "simulator":
+            return self._simulator
         for column, value in self._compute_times().items():
             object.__setattr__(self, column, value)
         return getattr(self, name)

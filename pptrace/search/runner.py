@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pptrace.config.overrides import parse_value
 from pptrace.config.resolution import document_of, load
-from pptrace.errors import ConfigError, OutputError, PptraceError
+from pptrace.errors import ConfigError, DeadlockError, OutputError, PptraceError
+from pptrace.memo import Memo, sharing
 from pptrace.plugins.construction import checked_options
 from pptrace.plugins.guards import call_plugin, one_line, plugin_error
 from pptrace.plugins.registry import Registry
@@ -358,9 +359,8 @@ def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, act
     plugins = registry or installed()
 
     def simulate_row() -> Row:
-        with many_runs(actions):
-            run = base.basis(plugins).run(entry)
-            figures = metrics_row(at_levels(run))
+        run = base.basis(plugins).run(entry)
+        figures = metrics_row(at_levels(run))
         prepared = run.prepared
         return {
             **inputs_of(prepared.resolved),
@@ -369,8 +369,20 @@ def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, act
             "plugins": plugins_text(prepared.plugins),
         }
 
-    row = row_or_error(simulate_row, str, "ranks or microbatches, or fewer --workers")
+    row = row_or_error(
+        lambda: _with_many_runs(simulate_row, actions), str, "ranks or microbatches, or fewer --workers"
+    )
     return row | {"pptrace": __version__}
+
+
+def _with_many_runs(call: Callable[[], Row], actions: int) -> Row:
+    """Return the row of a call that shares results with earlier ones; ``actions`` are as for :func:`run_point`."""
+    with many_runs(actions):
+        try:
+            with sharing(_memo()):
+                return call()
+        except DeadlockError:  # shared graphs have redundant edges, which its cycle could contain
+            return call()
 
 
 def row_or_error(call: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:
@@ -406,6 +418,12 @@ def _cell(value: Any) -> Cell:
     if value is None or isinstance(value, bool | int | float):
         return value
     return json.dumps(value, ensure_ascii=False)
+
+
+@cache
+def _memo() -> Memo:
+    """Return what the points of this process share."""
+    return Memo()
 
 
 @cache
@@ -572,8 +590,11 @@ def _run_figures(
     registry: Registry | None,
 ) -> Row:
     def simulate_figures() -> Row:
-        with many_runs(actions):
-            resolved = load(document_of(dict(configuration)), (), {})
-            return figures(simulate(resolved, registry or installed()))
+        resolved = load(document_of(dict(configuration)), (), {})
+        return figures(simulate(resolved, registry or installed()))
 
-    return row_or_error(simulate_figures, lambda error: str(error).removeprefix("config: "), "--workers")
+    return row_or_error(
+        lambda: _with_many_runs(simulate_figures, actions),
+        lambda error: str(error).removeprefix("config: "),
+        "--workers",
+    )

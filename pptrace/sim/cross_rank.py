@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pptrace.memo import shared
 from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
 from pptrace.sim.streams import Pairs
 from pptrace.steps.action_insertion import insert_stage_actions
@@ -15,7 +16,7 @@ from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, 
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -185,6 +186,12 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
     takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
     if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
+    key = "epilogue", overlap, *(stages.tobytes() for stages in takes.values())
+    return shared(lambda: _with_epilogue(schedule, takes, overlap=overlap), key, schedule, rows=len(schedule))
+
+
+def _with_epilogue(schedule: Schedule, takes: Mapping[Kind, NDArray[np.bool_]], *, overlap: bool) -> Schedule:
+    """Add the actions that end the stages of a table; ``takes`` has the stages on which each kind takes time."""
     in_table = {kind: _has_action(schedule, kind) for kind in STAGE_ENDS}
     table = schedule if overlap else schedule.selected(np.flatnonzero(~_EPILOGUE.mask(schedule.kind)))
     last = _last_backward(table)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pptrace.config.choices import PolicyName
+from pptrace.memo import shared, shares
 from pptrace.network.contract import check_links, check_paths, check_reachable
 from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_tasks, find_cross_rank_edges
 from pptrace.sim.kernels import edges as edges_kernels
@@ -34,7 +36,7 @@ from pptrace.sim.streams import (
 )
 from pptrace.sim.task_graph import TaskGraph
 from pptrace.steps.actions import CellColumns
-from pptrace.steps.columns import empty_columns, unset
+from pptrace.steps.columns import distinct_rows, empty_columns, unset
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import (
     COMMUNICATION,
@@ -120,6 +122,11 @@ class _Rows(NamedTuple):
     sender_row: Int32s
     """The sender's row for the receiver's row of a message, else -1; of calls, placing fills it."""
 
+    def without_times(self) -> _Rows:
+        """Return the rows with no time, for which linking omits no edge that depends on times."""
+        no_time = np.zeros_like(self.task.duration_ns)
+        return self._replace(task=self.task._replace(duration_ns=no_time, lag_ns=no_time))
+
 
 def lower(
     schedule: Schedule,
@@ -136,13 +143,55 @@ def lower(
 
     With ``barrier``, no gradient is reduced before every rank has computed its last one. With ``stage_replicas``,
     no gradient is reduced before all ranks that hold its stage have computed it. With ``slows``, concurrent
-    computation and communication get separate rows. Without ``segmented``, each action is one row.
+    computation and communication get separate rows. Without ``segmented``, each action is one row. Steps that
+    share results (:mod:`pptrace.memo`) share tasks and dependencies.
 
     Raises:
         DeadlockError: a rank needs a result that it computes later, or no order of messages exists.
         ScheduleError: the times could exceed 2**62 ns.
         PluginError: the network returns invalid paths.
     """
+
+    def lower_all(*, reusable: bool) -> tuple[TaskGraph, _CostRows | None]:
+        return _lower(
+            schedule, workload, network, policy, barrier=barrier, stage_replicas=stage_replicas, slows=slows,
+            segmented=segmented, reusable=reusable,
+        )  # fmt: skip
+
+    if shares() and not (slows or workload.segments or workload.released_ns.any()):
+        eager = workload.edge_bytes.tobytes() if policy.largest_eager >= 0 else b""
+        classes = len(workload.classes), workload.microbatch_class.tobytes()
+        key = policy, barrier, stage_replicas, workload.one_copy_stream, eager, classes
+        # The first step alone needs no costs of rows, which take longer to find than they save it.
+        earlier: list[None] = shared(list, ("steps", key), schedule)
+        if earlier:
+            rows = _ROWS_PER_ACTION * len(schedule)
+            graph, costs = shared(partial(lower_all, reusable=True), ("graph", key), schedule, rows=rows)
+            priced = costs.priced(graph, workload, network) if costs else None
+            if priced is not None:
+                return priced
+        else:
+            earlier.append(None)
+    return lower_all(reusable=False)[0]
+
+
+_ROWS_PER_ACTION = 3
+"""At most about as many rows have an action and its messages."""
+
+
+def _lower(
+    schedule: Schedule,
+    workload: Workload,
+    network: Network,
+    policy: Policy,
+    *,
+    barrier: bool,
+    stage_replicas: bool,
+    slows: bool,
+    segmented: bool,
+    reusable: bool,
+) -> tuple[TaskGraph, _CostRows | None]:
+    """Return the task graph and, for ``reusable`` dependencies, the rows whose costs determine all costs."""
     issued = issue(schedule, policy)
     graph = graph_of(issued.placement)
     expansion = Expansion()
@@ -157,6 +206,10 @@ def lower(
     lowering = _Lowering(schedule, issued, expansion, lanes, routes, rows)
     placed = lowering.place(workload)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
+    costs = None
+    if reusable:
+        costs = _CostRows.of(lowering, placed.place, workload)
+        placed = placed.without_times()
     called = find_call_tasks(issued, placed.place, placed.task.fork)
     cross_rank = find_cross_rank_edges(
         schedule, workload.released_ns, placed.cells, lanes, lowering.tasks + called.tasks,
@@ -175,11 +228,12 @@ def lower(
     if parts is not None and policy.blocks:
         edges = wait_for_sends(edges, task, following_peer)
     ptr, edge = sort_edges(edges, cross_rank.tasks)
-    return TaskGraph(
+    tasks = TaskGraph(
         placement=schedule.placement, paths=routes.paths, source=routes.source, target=routes.target,
         sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
         parts=parts, **lane_columns, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
+    return tasks, costs
 
 
 def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
@@ -316,6 +370,67 @@ class _Lowering:
         elif self.rows.rules.batched:
             launch[message] = self.rows.rules.rows + 2 * self.lanes.columns.group[waiting[message]]
         return Pairs(place[awaited], np.where(launch < 0, task, launch))
+
+
+@dataclass(frozen=True, slots=True)
+class _CostRows:
+    """Rows with different costs, from which the costs of all rows follow."""
+
+    lowering: _Lowering
+    """A lowering of these rows alone."""
+    row: Int32s
+    """Shape (rows of the graph,): the row among these that has equal costs."""
+
+    @classmethod
+    def of(cls, lowering: _Lowering, place: Int32s, workload: Workload) -> _CostRows:
+        """Find the rows of a lowering that can differ in costs; ``place`` is the place of each of its rows."""
+        issued, rows = lowering.issued, lowering.rows
+        rank = np.repeat(np.arange(rows.graph.ranks), np.diff(issued.row_ptr))
+        columns: list[NDArray[np.integer]] = [
+            rank,
+            issued.kind,
+            issued.stage,
+            issued.span,
+            issued.edge,
+            rows.lanes.peer,
+        ]
+        if workload.classes or lowering.routes.columns.ways > 1:
+            columns.append(issued.microbatch)
+        first, number = distinct_rows(np.column_stack(columns).astype(np.int32))
+        places = np.sort(place[first])
+        kept = replace(issued.selected(first), calls=None)
+        peer = rows.lanes.peer[first]
+        group = rows.lanes.group[first] if rows.lanes.group.size else rows.lanes.group
+        alone = replace(
+            lowering, issued=kept,
+            lanes=replace(lowering.lanes, first=np.searchsorted(places, lowering.lanes.first).astype(np.int32)),
+            rows=rows._replace(
+                row_ptr=kept.row_ptr, cells=kept.cells, edge=kept.edge,
+                lanes=rows.lanes._replace(peer=peer, group=group),
+            ),
+        )  # fmt: skip
+        row = np.empty(len(issued), dtype=np.int32)
+        row[place] = np.searchsorted(places, place[first])[number]
+        return cls(alone, row)
+
+    def priced(self, graph: TaskGraph, workload: Workload, network: Network) -> TaskGraph | None:
+        """Return a graph with other costs; None if messages spread over another number of paths.
+
+        Raises:
+            ScheduleError: the times could exceed 2**62 ns.
+            PluginError: the network returns invalid paths.
+        """
+        routes = find_routes(graph.placement.ranks, self.lowering.lanes, network, ())
+        if routes.columns.ways != self.lowering.routes.columns.ways:
+            return None
+        placed = replace(self.lowering, routes=routes).place(workload)
+        task, (duration, lag) = placed.task, np.zeros((2, graph.tasks), dtype=np.int64)
+        duration[: graph.rows], lag[: graph.rows] = task.duration_ns[self.row], task.lag_ns[self.row]
+        check_total(graph.placement.ranks, duration, lag)
+        return replace(
+            graph, paths=routes.paths, size_bytes=task.size_bytes[self.row], path=task.path[self.row],
+            collective_ns=task.collective_ns[self.row], duration_ns=duration, lag_ns=lag,
+        )  # fmt: skip
 
 
 def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, rules: Rules) -> int:

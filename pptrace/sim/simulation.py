@@ -9,6 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, Receive
 from pptrace.errors import DeadlockError, ScheduleError
+from pptrace.memo import shared
 from pptrace.network.contract import Flat, Paths, transfer_ns
 from pptrace.sim.cross_rank import with_epilogue
 from pptrace.sim.engines import FINER, Contention, find_jobs, graph_record, run_graph, run_jobs, shared_links
@@ -145,12 +146,8 @@ def lower_step(
     policy, network = policy or Policy(), network or Flat()
     contention = contention or Contention()
     # Streams reveal every deadlock except that of a pair with itself.
-    if partial:
-        validate_partial(schedule)
-    elif schedule.has_pairs:
-        validate(schedule)
-    else:
-        validate_structure(schedule)
+    check = validate_partial if partial else validate if schedule.has_pairs else validate_structure
+    shared(lambda: check(schedule), ("validated", partial), schedule, rows=len(schedule))
     workload = _with_link_times(workload, network.links)
     check_costs(schedule, workload)
     table = with_epilogue(schedule, workload, overlap=overlap_reduction)

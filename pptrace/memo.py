@@ -1,0 +1,83 @@
+"""Results that steps with equal inputs share while a study varies other inputs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+Result = TypeVar("Result")
+
+_MOST_ROWS = 2**20
+"""Rows of all results that a memo keeps, at about 150 bytes each."""
+
+
+@dataclass(slots=True, eq=False)
+class Memo:
+    """Results by their inputs, the most recently used last."""
+
+    results: dict[Hashable, tuple[tuple[object, ...], Any, int]] = field(default_factory=dict)
+    """By key: the objects that the key identifies, which stay alive with it; the result; its number of rows."""
+
+    def keep(self, key: Hashable, inputs: tuple[object, ...], result: Any, rows: int) -> None:
+        """Keep a result in place of the least recently used ones; drop a result that is too large."""
+        self.results.pop(key, None)
+        if 4 * rows > _MOST_ROWS:
+            return
+        self.results[key] = inputs, result, rows
+        excess = sum(kept for _, _, kept in self.results.copy().values()) - _MOST_ROWS
+        for oldest, (_, _, kept) in self.results.copy().items():
+            if excess > 0 and self.results.pop(oldest, None) is not None:
+                excess -= kept
+
+
+_memo: ContextVar[Memo | None] = ContextVar("memo", default=None)
+
+
+@contextmanager
+def sharing(memo: Memo) -> Iterator[None]:
+    """Share results in this block, those of earlier blocks with the same memo included."""
+    token = _memo.set(memo)
+    try:
+        yield
+    finally:
+        _memo.reset(token)
+
+
+def shares() -> bool:
+    """Return whether results are shared."""
+    return _memo.get() is not None
+
+
+def shared(
+    compute: Callable[[], Result],
+    key: Hashable,
+    *inputs: object,
+    rows: int = 1,
+    keeps: Callable[[], bool] = lambda: True,
+) -> Result:
+    """Return the result of an earlier call with an equal key and the same inputs, else compute it.
+
+    Args:
+        compute: returns the result, which nothing changes afterwards.
+        key: the inputs that are compared by value.
+        inputs: the inputs that are compared by identity.
+        rows: rows of the result.
+        keeps: whether later calls may use the result, asked after its computation.
+    """
+    memo = _memo.get()
+    if memo is None:
+        return compute()
+    place = (key, *map(id, inputs))
+    known = memo.results.get(place)
+    if known is not None:
+        memo.keep(place, *known)
+        return known[1]  # type: ignore[no-any-return] # the result of an equal call
+    result = compute()
+    if keeps():
+        memo.keep(place, inputs, result, rows)
+    return result
