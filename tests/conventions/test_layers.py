@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = (
-    {"errors", "lazy", "sanitize", "version"},
+    {"errors", "lazy", "memo", "sanitize", "version"},
     {"files"},
     {"config"},
     {"steps"},
