@@ -170,15 +170,13 @@ class Layout:
             groups = groups if part == "shard" else groups.swapaxes(1, 2)
             return groups.reshape(-1, groups.shape[2])
         grid = self.grid()
-        if axis == "tp":
-            return grid.reshape(-1, self.tp)
-        if axis == "cp":
-            return grid.swapaxes(2, 3).reshape(-1, self.cp)
+        if axis in {"pp", "cp", "tp"}:
+            return np.moveaxis(grid, ("pp", "dp", "cp", "tp").index(axis), 3).reshape(-1, getattr(self, axis))
         by_tp = grid.transpose(0, 3, 1, 2)
         if axis == "dp":
             return by_tp.reshape(-1, self.dp * self.cp)
         if axis not in {"ep", "edp", "etp"}:
-            raise ValueError(f"no groups along {axis!r}: tp, cp, ep, etp, dp or edp")
+            raise ValueError(f"no groups along {axis!r}: tp, cp, ep, etp, dp, edp or pp")
         if axis == "etp" and not self.folded:
             return grid.reshape(-1, self.tp)
         return self._folded_groups(axis) if self.folded else self._expert_groups(by_tp, axis)

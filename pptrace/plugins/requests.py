@@ -18,8 +18,8 @@ class GroupCollectives(Protocol):
 
         Args:
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
-            axis: ``tp``, ``cp``, ``ep``, ``etp`` (splits an expert's matrices), ``dp`` (reduces dense gradients;
-                dp x cp), or ``edp`` (reduces an expert's gradients); of the last two also
+            axis: ``tp``, ``cp``, ``ep``, ``etp`` (splits an expert's matrices), ``pp``, ``dp`` (reduces dense
+                gradients; dp x cp), or ``edp`` (reduces an expert's gradients); of the last two also
                 ``-shard`` groups, which share state, and ``-replicate`` groups between them.
             size_bytes: size of the whole vector: bytes on each GPU before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
@@ -142,7 +142,7 @@ class CostRequest:
     microbatches: int
     """Microbatches that one pipeline runs in the step."""
     edges: tuple[tuple[int, int], ...] = ()
-    """The stages' graph as (from, to), forward."""
+    """The stages' graph as (from, to), forward; empty for a chain."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The model's description: a preset's values with the user's changes."""
     device: Mapping[str, Any] = field(default_factory=dict)
@@ -204,6 +204,11 @@ class CostRequest:
         first = self.encoder.ranks if self.encoder else 0
         encoder_gpus = self.encoder.tp * self.encoder.cp * self.encoder.dp if self.encoder else 0
         return (encoder_gpus,) * first + (self.tp * self.cp * self.dp,) * (self.ranks - first)
+
+    @property
+    def vocabulary_shares(self) -> int:
+        """Number of last stages that feed no stage: several of them share the embedding and the LM head."""
+        return self.stages - len({low for low, _ in self.edges}) if self.edges else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,9 +87,8 @@ class Costs:
     def workload_of(self, table: Schedule, *, units: bool = False) -> Workload:
         """Return the costs of the stages, or units, of a table; raises as :meth:`workload`."""
         placement = table.placement
-        edges = tuple((int(low), int(high)) for low, high in placement.edges)
         holders = placement.holders() if self.request.rank_devices else ()
-        return self.workload(placement.stages, edges, holders, has_pairs=table.has_pairs, units=units)
+        return self.workload(placement.stages, placement.graph, holders, has_pairs=table.has_pairs, units=units)
 
     @property
     def are_replicas_alike(self) -> bool:
@@ -120,10 +119,9 @@ class Costs:
         """
         key = stages, edges, holders, has_pairs, units
         if key not in self._workloads:
-            chain = tuple((stage, stage + 1) for stage in range(stages - 1))
             looped = tuple((stage % self.request.ranks,) for stage in range(stages))
             self._workloads[key] = self._build(replace(
-                self.request, stages=stages, edges=() if edges == chain else edges,
+                self.request, stages=stages, edges=edges,
                 stage_ranks=() if holders == looped else holders, has_pairs=has_pairs, units=units,
                 reduce_each=self.resolved.experiment.data_parallel.reduces_each(units=units),
             ))  # fmt: skip

@@ -200,7 +200,6 @@ def simulated_source(timeline: Timeline, registry: Registry) -> SimulatedSource 
         parallel["pp"] = placement.ranks
     if all(batch.get(key) is None for key in ("microbatches", "global")):
         batch["microbatches"] = placement.microbatches
-    edges = tuple((int(a), int(b)) for a, b in placement.edges)
     # The trace has the order, and the file of a table may be missing.
     plain = {**configuration, "schedule": {"name": "none"}, "parallel": parallel, "batch": batch}
     try:
@@ -208,7 +207,7 @@ def simulated_source(timeline: Timeline, registry: Registry) -> SimulatedSource 
         if not _fits(resolved, placement):
             return None
         workload = build_costs(resolved, registry).workload(
-            placement.stages, edges, placement.holders(), has_pairs=timeline.parts is not None
+            placement.stages, placement.graph, placement.holders(), has_pairs=timeline.parts is not None
         )
     except PptraceError:
         return None

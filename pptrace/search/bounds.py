@@ -244,8 +244,8 @@ class Outline:
     held: Int64s
     """Shape (ranks, 2, local stages): microbatches of which a rank holds activations, and activations of weight
     gradients, at its fullest moment."""
-    is_chain: bool
-    """Whether each stage feeds the next one and nothing else."""
+    edges: tuple[tuple[int, int], ...]
+    """The stages' graph as (from, to); empty for a chain."""
     moves_memory: bool
     """Whether the table copies or recomputes activations."""
 
@@ -287,7 +287,7 @@ class Outline:
                 first[index, rank], last[index, rank] = place[begin], place[end]
         return cls(
             chunks=table.stages // table.ranks, has_pairs=table.has_pairs, kinds=kinds, stages=stages,
-            counts=counts, first=first, last=last, held=fullest, is_chain=table.placement.is_chain,
+            counts=counts, first=first, last=last, held=fullest, edges=table.placement.graph,
             moves_memory=bool((TABLE.copied[table.kind] | TABLE.recomputed[table.kind]).any()),
         )  # fmt: skip
 
@@ -295,7 +295,9 @@ class Outline:
         """Return lower bounds of the table with these costs; none is above that of :func:`bound_of`."""
         times = _durations(workload)
         local = _padded(times[list(self.kinds)])[:, self.stages].transpose(1, 0, 2)
-        before, after = _dependency_times(workload, times, has_inputs=Kind.I in self.kinds, is_chain=self.is_chain)
+        before, after = _dependency_times(
+            workload, times, has_inputs=Kind.I in self.kinds, is_chain=not self.edges
+        )
         ends_ns = before[self.first] + (self.counts * local).sum(axis=(2, 3))
         optimizer_ns = np.zeros(len(self.stages), dtype=np.int64)
         if experiment.data_parallel.validation is Validation.BEFORE:

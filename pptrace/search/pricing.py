@@ -257,7 +257,9 @@ class Pricing:
         if outline is None or _changes_more(entry):
             return
         costs = self._costs_of(group)
-        workload = self._split_costs(price, costs, member, outline.chunks, has_pairs=outline.has_pairs)
+        workload = self._split_costs(
+            price, costs, member, outline.chunks, edges=outline.edges, has_pairs=outline.has_pairs
+        )
         if workload is not None:
             price.bound = outline.bound(workload, costs.experiment)
 
@@ -280,20 +282,32 @@ class Pricing:
         return _TableOutline(outline=Outline.of(table), foreign=foreign)
 
     def _split_costs(
-        self, price: Price, costs: _GroupCosts, member: Member, chunks: int, *, has_pairs: bool
+        self,
+        price: Price,
+        costs: _GroupCosts,
+        member: Member,
+        chunks: int,
+        *,
+        edges: tuple[tuple[int, int], ...],
+        has_pairs: bool,
     ) -> Workload | None:
-        """Return the costs with the split of a member, and note it in the price; None if it is the even split."""
+        """Return the costs with the split of a member, and note it in the price; None if it is the even split.
+
+        Only chains of stages have a balanced split.
+        """
         stages = costs.ranks * chunks
         price.chunks = chunks
-        price.layers = costs.split(member.split, stages, self.space.layers)
+        split = "even" if edges and member.split == "balanced" else member.split
+        price.layers = costs.split(split, stages, self.space.layers)
         price.is_even = price.layers is None and member.split == "balanced"
-        return None if price.is_even else costs.workload(stages, price.layers, has_pairs=has_pairs)
+        return None if price.is_even else costs.workload(stages, price.layers, edges=edges, has_pairs=has_pairs)
 
     def _price(self, price: Price, group: Group, member: Member) -> None:
         entry, layout, costs = self.entries[member.entry], group.layout, self._costs_of(group)
         cached = self.tables.of(entry, layout, member.chunks)
         has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
-        workload = self._split_costs(price, costs, member, cached.chunks, has_pairs=has_pairs)
+        edges = cached.table.placement.graph if cached.table else ()
+        workload = self._split_costs(price, costs, member, cached.chunks, edges=edges, has_pairs=has_pairs)
         if workload is None:
             return
         layer_settings = (setting(LAYERS, price.layers),) if price.layers is not None else ()
@@ -450,7 +464,14 @@ class _GroupCosts:
         """The configuration with all parameters of the model and the costs."""
         return self.costs.resolved.experiment
 
-    def workload(self, stages: int, layers: list[int] | None = None, *, has_pairs: bool = False) -> Workload:
+    def workload(
+        self,
+        stages: int,
+        layers: list[int] | None = None,
+        *,
+        edges: tuple[tuple[int, int], ...] = (),
+        has_pairs: bool = False,
+    ) -> Workload:
         """Return the workload of a number of stages; layers per stage default to those of the model.
 
         A single stage with units reserves as much memory as its units, which keep less at once.
@@ -461,7 +482,7 @@ class _GroupCosts:
         key = tuple(layers or ())
         if key not in self._by_split:
             self._by_split[key] = _with_split(self.costs, layers or [])
-        workload = self._by_split[key].workload(stages, has_pairs=has_pairs)
+        workload = self._by_split[key].workload(stages, edges, has_pairs=has_pairs)
         if stages > 1 or workload.units == 1 or not workload.unreduced_bytes.any():
             return workload
         reserved = self.costs.workload(workload.units, has_pairs=has_pairs, units=True).reserved_bytes

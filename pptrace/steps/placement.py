@@ -90,6 +90,11 @@ class Placement:
         return bool(np.array_equal(self.edges, chain(self.stages)))
 
     @property
+    def graph(self) -> tuple[tuple[int, int], ...]:
+        """The edges as (from, to), empty for a chain of all stages."""
+        return () if self.is_chain else tuple((int(low), int(high)) for low, high in self.edges)
+
+    @property
     def edge_fault(self) -> str:
         """Description of an invalid edge, as a phrase after "its"; empty for valid edges."""
         if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= self.stages):

@@ -14,7 +14,7 @@ PROGRAMS = {".sh": "sh", ".py": "python"}
 NOT_RUN = {"mine.py"}
 """Read by another example."""
 CORE_ALONE = {"overlap.py", "table.sh"}
-PARTS = {"stp.py": "h20 offload"}
+PARTS = {"stp.py": "h20 offload", "vocabulary.py": "4096"}
 """Parts of a long output that are compared, which are its end."""
 WRITTEN = {"quick_start.sh": ["step.pftrace", *(f"ranks/rank{rank}.json.gz" for rank in range(8))]}
 """Traces that an example writes."""

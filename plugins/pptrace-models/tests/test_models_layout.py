@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.plugin import ConfigError, ConstraintError
+from pptrace.plugin import ConfigError, ConstraintError, Kind
 from pptrace_models.presets import MODELS
 from pptrace_models.stages import parse_layout, partition, stages_of
 from pptrace_models.transformer import Transformer, checked
@@ -147,3 +147,43 @@ def test_moving_the_head_to_a_stage_of_its_own_moves_its_time(costs: Callable[..
     assert int(together.f_ns.sum()) == int(apart.f_ns.sum())
     assert int(together.weights_bytes.sum()) == int(apart.weights_bytes.sum())
     assert apart.f_ns[3] < together.f_ns[3]
+
+
+SHARED = tuple((min(stage, 3), stage + 1) for stage in range(7))
+"""Edges of four stages of layers, of which the last feeds four shares of the vocabulary."""
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tp": 2, "sequence_parallel": True}, {"dp": 2, "options": {"zero": 1}}])
+def test_shares_of_the_vocabulary_divide_embedding_and_head(
+    costs: Callable[..., Workload], sizes: dict[str, Any]
+) -> None:
+    values = {"layers": 8, "vocabulary": 32768, "dropout": False, "bias": False}
+    whole, shared = costs(values, **sizes), costs(values, stages=8, edges=SHARED, **sizes)
+    tp, hidden, tokens = sizes.get("tp", 1), 1024, 2048
+    matrix = hidden * 32768 // tp
+
+    assert shared.weights_bytes[:4].tolist() == [whole.weights_bytes[1]] * 4
+    assert (shared.weights_bytes[4:] == 2 * (2 * matrix // 4 + hidden)).all()
+    assert whole.weights_bytes.sum() - shared.weights_bytes.sum() == -3 * 2 * hidden
+    logits = 4 * tokens * 32768 // tp
+    assert (
+        shared.activation_bytes[4] == whole.activation_bytes[3] - whole.activation_bytes[2] - logits + logits // 4
+    )
+    assert shared.boundary_bytes.tolist() == [whole.boundary_bytes[0]] * 7
+    assert shared.model_flops == whole.model_flops
+
+
+def test_statistics_of_shares_are_summed_over_the_pipeline_ranks(costs: Callable[..., Workload]) -> None:
+    values = {"layers": 8, "vocabulary": 32768}
+    whole, shared = costs(values), costs(values, stages=8, edges=SHARED)
+
+    assert whole.f_collective_ns.sum() == 0
+    assert (shared.f_collective_ns[:4] == 0).all()
+    assert (shared.f_collective_ns[4:] > 0).all()
+    segments = costs(values, stages=8, edges=SHARED, options={"segments": True}).segments[Kind.F][4]
+    assert [segment.name for segment in segments if segment.duration_ns] == ["embedding", "head", "loss"]
+
+
+def test_shares_of_the_vocabulary_have_no_multi_token_prediction() -> None:
+    with pytest.raises(ConfigError, match="no multi-token prediction"):
+        stages_of(model("deepseek-v3"), 8, vocabulary_shares=4)

@@ -111,7 +111,7 @@ def test_finding_the_offers_and_their_closed_forms_needs_no_numpy() -> None:
         "import sys; from pptrace_schedules.plugin import pptrace_schedules;"
         "from pptrace.plugins.requests import ScheduleRequest;"
         "request = ScheduleRequest(ranks=4, microbatches=8, chunks=2);"
-        "[(offer.bubble(request), offer.peak_activations and offer.peak_activations(request))"
+        "[(offer.bubble and offer.bubble(request), offer.peak_activations and offer.peak_activations(request))"
         " for offer in pptrace_schedules()];"
         "print(*sorted({'numpy', 'pydantic', 'llvmlite'} & set(sys.modules)))"
     )

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule
 
-NOT_RUN = {"bitpipe", "chimera", "dualpipe"}
-"""Schedules with replicated stages."""
+NOT_RUN = {"bitpipe", "chimera", "dualpipe", "vocab-1f1b"}
+"""Schedules with replicated stages, or with stages that feed several stages."""
 
 
 def runnable_tables(ranks: int, microbatches: int) -> dict[str, Schedule]:

@@ -307,9 +307,10 @@ class ByFormula(_Groups):
     """Number of pipeline ranks, which have consecutive devices."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
-        """Return the time of collectives, as one ring with all of their rounds, over ``tp``, ``cp`` or ``etp``."""
-        devices = {"tp": self.shard.tp, "cp": self.shard.cp, "etp": self.shard.etp}[axis]
-        extent = self.shard.tp * devices if axis == "cp" else devices
+        """Return the time of collectives over ``tp``, ``cp``, ``etp`` or ``pp``, as one ring with all rounds."""
+        shard = self.shard
+        devices = {"tp": shard.tp, "cp": shard.cp, "etp": shard.etp, "pp": self.ranks}[axis]
+        extent = devices * {"cp": shard.tp, "pp": shard.tp * shard.replicas}.get(axis, 1)
         fabric = group_fabric(self.device, self.network, extent)
         rounds = sum(_ROUNDS[name] for name in collectives)
         return fabric.ring_ns(size_bytes, devices, rounds) + self._waits_ns(axis, collectives)
@@ -394,7 +395,7 @@ class OnLinks(_Groups):
     """Time of a collective over an axis, by its name, the axis and its size in bytes."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
-        """Return the time of collectives, one after another, over ``tp``, ``cp`` or ``etp``."""
+        """Return the time of collectives, one after another, over ``tp``, ``cp``, ``etp`` or ``pp``."""
         total_ns = sum(self.collective_ns(name, axis, size_bytes) for name in collectives)
         return total_ns + self._waits_ns(axis, collectives)
 

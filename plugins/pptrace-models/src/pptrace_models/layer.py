@@ -74,6 +74,8 @@ class Shard:
     """Replicas of experts on this device."""
     vocabulary: int
     """Rows of the embedding and of the LM head, rounded up."""
+    vocabulary_shares: int
+    """Stages that share the embedding and the LM head, one on each pipeline rank."""
 
     def members(self, part: Part, *, experts: bool = False) -> int:
         """Return the devices of a group of replicas: all, those that share state, or one of each such group."""
@@ -143,7 +145,8 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         exchanged=split * model.top_k,
         experts=(model.num_experts + redundant) // request.ep,
         replicated=redundant // request.ep,
-        vocabulary=-(-model.vocabulary // request.tp),
+        vocabulary=-(-model.vocabulary // (request.tp * request.vocabulary_shares)),
+        vocabulary_shares=request.vocabulary_shares,
     )
 
 

@@ -220,7 +220,8 @@ def head_ns(costing: Costing) -> GroupTimes:
 
 def loss_ns(costing: Costing) -> int:
     """Return the time of the loss's three all-reduces over the vocabulary's shares, in ns."""
-    return 3 * costing.groups.ns("tp", costing.shard.tokens * _ROW_BYTES, "all-reduce")
+    axes = ("tp", "pp") if costing.shard.vocabulary_shares > 1 else ("tp",)
+    return 3 * sum(costing.groups.ns(axis, costing.shard.tokens * _ROW_BYTES, "all-reduce") for axis in axes)
 
 
 def _hidden_bytes(model: Transformer, shard: Shard) -> int:

@@ -73,7 +73,10 @@ def build(request: CostRequest) -> Workload:
     part = shard(model, request)
     devices = devices_of(request, options)
     loads = loads_of(model, part, request)
-    stages = units_of(model, request.stages) if request.units else stages_of(model, request.stages)
+    if request.units:
+        stages = units_of(model, request.stages)
+    else:
+        stages = stages_of(model, request.stages, request.vocabulary_shares)
     job = _Job(
         request=request, model=model, options=options, part=part,
         stages=with_loads(stages, *loads.mean) if loads else stages, tower=tower_of(model, request),
@@ -593,6 +596,11 @@ def notes_of(
     if not devices.are_alike:
         notes.append(
             "Ranks have different devices: times of a stage are those of its device; MFU counts all peaks."
+        )
+    if request.vocabulary_shares > 1:
+        notes.append(
+            f"Embedding and LM head are split over {request.vocabulary_shares} stages. Messages and sums of the "
+            "embedding's shares take no time, as they overlap."
         )
     if options.spread:
         notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")

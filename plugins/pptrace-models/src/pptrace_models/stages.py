@@ -46,15 +46,23 @@ class Stage:
     """Whether the stage has the encoder's last layer and the projector."""
 
 
-def stages_of(model: Transformer, stages: int) -> list[Stage]:
+def stages_of(model: Transformer, stages: int, vocabulary_shares: int = 1) -> list[Stage]:
     """Return the items of each stage; without a layout, multi-token prediction is on the last stage.
 
-    Layouts and layer counts refer to the stages after the encoder's stages.
+    Layouts and layer counts refer to the stages after the encoder's stages and before shares of the vocabulary.
+    Several shares are the last stages, and each has embedding and LM head.
 
     Raises:
-        ConfigError: an invalid layout, or a layout of another model or number of stages.
+        ConfigError: an invalid layout, or a layout of another model or number of stages; multi-token prediction
+            with several shares.
         ConstraintError: more stages than layers, or no stage for the decoder.
     """
+    if vocabulary_shares > 1:
+        if model.mtp:
+            raise ConfigError("shares of the vocabulary have no multi-token prediction: write 0", key="model.mtp")
+        without_shares = stages_of(model, stages - vocabulary_shares)
+        shares = [Stage(embedding=True, head=True)] * vocabulary_shares
+        return [*(replace(stage, embedding=False, head=False) for stage in without_shares), *shares]
     if model.encoder is None:
         return _decoder(model, stages)
     layers, encoder_stages = model.encoder.layers, model.encoder.stages

@@ -50,6 +50,18 @@ class SeqOptions(BaseModel):
     )
 
 
+class VocabularyOptions(BaseModel):
+    """The algorithm of the passes of the vocabulary."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    barriers: Literal[1, 2] = Field(
+        default=1,
+        description="Communication barriers per microbatch between all shares of the vocabulary. 1: the first "
+        "pass of a share also computes input gradients (Vocab-2). 2: its second pass does (Vocab-1).",
+    )
+
+
 class CombinedOptions(BaseModel):
     """How many microbatches run through a chunk before the next."""
 

@@ -1,4 +1,4 @@
-"""What this distribution offers: eighteen schedules; light to import."""
+"""What this distribution offers: nineteen schedules; light to import."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
         interleaved_1f1b,
         one_f_one_b,
         seq_1f1b,
+        vocab_1f1b,
     )
     from pptrace_schedules.zero_bubble import interleaved_zb, v_controllable, zb_h, zb_v
 
@@ -46,3 +47,4 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield combined_1f1b.OFFER
     yield one_f_one_b.EAGER
     yield seq_1f1b.OFFER
+    yield vocab_1f1b.OFFER
