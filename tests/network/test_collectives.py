@@ -202,8 +202,8 @@ def test_an_unknown_collective_or_axis_is_the_caller_s_error() -> None:
         ValueError, match="no collective 'broadcast': all-reduce, all-gather, reduce-scatter, all-"
     ):
         star(2).ns("broadcast", "dp", 1)
-    with pytest.raises(ValueError, match="no groups along 'pp'"):
-        star(2).ns("all-reduce", "pp", 1)
+    with pytest.raises(ValueError, match="no groups along 'xp'"):
+        star(2).ns("all-reduce", "xp", 1)
 
 
 def test_members_without_a_route_are_one_clear_line() -> None:

@@ -18,7 +18,7 @@ from pptrace.network.cluster import AXES, Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROUPED = ("tp", "cp", "ep", "dp", "edp")
+GROUPED = ("pp", "tp", "cp", "ep", "dp", "edp")
 
 
 @st.composite
@@ -77,6 +77,7 @@ def test_groups_hold_who_differs_along_their_axis_alone(job: Layout, axis: str) 
     for place in places(job):
         pp, dp, cp, tp = place["pp"], place["dp"], place["cp"], place["tp"]
         same = {
+            "pp": (dp, cp, tp),
             "tp": (pp, dp, cp),
             "cp": (pp, dp, tp),
             "dp": (pp, tp),
@@ -137,8 +138,8 @@ def test_expert_groups_that_do_not_fit_are_refused() -> None:
 
 
 def test_there_are_no_groups_along_other_axes() -> None:
-    with pytest.raises(ValueError, match="no groups along 'pp': tp, cp, ep, etp, dp or edp"):
-        Layout(pp=2).groups("pp")
+    with pytest.raises(ValueError, match="no groups along 'xp': tp, cp, ep, etp, dp, edp or pp"):
+        Layout(pp=2).groups("xp")
 
 
 def test_the_examples_in_the_documentation_are_right() -> None:

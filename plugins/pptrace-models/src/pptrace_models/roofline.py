@@ -70,6 +70,9 @@ def build(request: CostRequest) -> Workload:
     if request.shard and (not options.zero or options.optimizer == "muon"):
         reason = "muon updates whole matrices" if options.zero else "no state is sharded: write costs.zero: 3"
         raise ConfigError(f"{reason}, or remove the key", key="data_parallel.shard")
+    if request.vocabulary_shares > 1 and request.encoder and request.encoder.ranks:
+        reason = "shares of the vocabulary are on ranks of the decoder only: write 0, or another schedule"
+        raise ConfigError(reason, key="parallel.encoder.pp")
     part = shard(model, request)
     devices = devices_of(request, options)
     loads = loads_of(model, part, request)
