@@ -72,6 +72,13 @@ def test_a_gathered_factor_is_transposed_whole(count: int, devices: int) -> None
     assert casting(3).work(gathered) == casting(3).work(Cast(elements=count))
 
 
+@given(count=COUNTS, tensors=st.integers(1, 64))
+def test_kernels_cast_one_expert_each_unless_they_take_a_list_of_tensors(count: int, tensors: int) -> None:
+    for recipe, kernels in enumerate((1, 4 * tensors, tensors, tensors, 3)):
+        moved, _ = casting(recipe).work(Cast(elements=count))
+        assert casting(recipe).work(Cast(elements=count, tensors=tensors)) == (moved, kernels)
+
+
 @given(count=COUNTS)
 def test_other_precisions_cast_nothing(count: int) -> None:
     for precision in ("bf16", "fp16", "fp32"):

@@ -75,6 +75,18 @@ def test_experts_cost_what_their_tokens_cost_wherever_they_are(classic: dict[str
     assert layer_flops(moe, moe=True, dp=4, ep=4) == routed
 
 
+def test_the_embeddings_gradient_is_written_and_added_for_all_words(
+    costs: Callable[..., Workload], devices: dict[str, Any]
+) -> None:
+    words = 32_000
+    moved = words * 1024 * (2 + 2 + 2 * 4)  # written and read in BF16, and added to a sum in FP32
+    rate = devices["h100-sxm"]["memory_bandwidth"] * 0.8 / 1e9
+
+    added_ns = costs({"vocabulary": 2 * words}).i_ns[0] - costs({"vocabulary": words}).i_ns[0]
+
+    assert added_ns == pytest.approx(moved / rate, abs=2)
+
+
 def test_step_flops_are_thrice_the_forward_with_a_halved_causal_core(classic: dict[str, Any]) -> None:
     model = checked(Transformer, classic, "model")
     s, h, v, layers = 2048, 1024, 32000, 8

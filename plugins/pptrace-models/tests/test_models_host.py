@@ -50,12 +50,18 @@ def test_the_host_issues_a_product_and_a_cast_per_local_expert(
 
     count = issued({"precision": precision}, ep=ep, dp=16)
 
-    # The router's product casts, too: no norm directly precedes it.
-    assert count == ATTENTION + ROUTER + PREPROCESS + MOE + 2 * local + casts + (precision == "fp8") + exchanges
+    # The router's product casts, too: no norm directly precedes it. Three copies align the rows of experts.
+    assert count == (
+        ATTENTION + ROUTER + PREPROCESS + MOE + 2 * local + casts + (1 + 3) * (precision == "fp8") + exchanges
+    )
 
 
 def test_a_fused_kernel_has_the_products_of_all_experts(issued: Callable[..., float]) -> None:
     assert issued() - issued({"fused_experts": True}) == 2 * 16 - 2
+
+
+def test_a_fixed_capacity_needs_no_counts_on_the_host(issued: Callable[..., float]) -> None:
+    assert issued() - issued({"capacity": 1.0}) == 14 - 5
 
 
 def test_a_router_without_fused_kernels_has_more_operations(issued: Callable[..., float]) -> None:

@@ -10,6 +10,8 @@ are from Transformer Engine 2.12 (``pytorch/csrc/quantizer.cpp``, ``pytorch/csrc
   computes the largest value of its output, so that one read remains.
 - ``blockwise`` and MXFP8 cast both copies from BF16 in one kernel.
 - NVFP4 reads a tensor for its largest value after a Hadamard transform, and once per copy.
+- ``split_quantize`` casts the rows of each expert by separate kernels, except in ``delayed`` and NVFP4
+  (``multi_tensor_quantize_impl`` in ``pytorch/csrc/extensions/cast.cpp``; equal in 2.7, 2.9 and 2.12).
 
 Devices with MXFP8 multiply FP8 factors with one scale per tensor in any layout. The first two recipes need no
 transpose there (``is_non_tn_fp8_gemm_supported``). On other devices, the cast also writes the transpose. Another
@@ -46,14 +48,16 @@ class _Recipe:
     """Kernels of a cast after a norm."""
     both: bool
     """Whether both copies are cast from BF16, and gathered separately."""
+    grouped: bool = False
+    """Whether the same kernels cast the tensors of all experts."""
 
 
 _RECIPES = {
-    "delayed": _Recipe(reads=1, normed_reads=0, kernels=1, normed_kernels=0, both=False),
+    "delayed": _Recipe(reads=1, normed_reads=0, kernels=1, normed_kernels=0, both=False, grouped=True),
     "tensorwise": _Recipe(reads=2, normed_reads=1, kernels=4, normed_kernels=2, both=False),
     "blockwise": _Recipe(reads=1, normed_reads=1, kernels=1, normed_kernels=1, both=True),
     "mxfp8": _Recipe(reads=1, normed_reads=1, kernels=1, normed_kernels=1, both=True),
-    "nvfp4": _Recipe(reads=3, normed_reads=3, kernels=3, normed_kernels=3, both=True),
+    "nvfp4": _Recipe(reads=3, normed_reads=3, kernels=3, normed_kernels=3, both=True, grouped=True),
 }
 
 
@@ -75,6 +79,7 @@ class Casting:
         recipe, element = self._recipe, OPERAND_BYTES[self.precision]
         reads = recipe.normed_reads if cast.normed else recipe.reads
         kernels = recipe.normed_kernels if cast.normed else recipe.kernels
+        kernels *= 1 if recipe.grouped else cast.tensors
         copies = 2 if recipe.both else min(reads, 1)
         moved = cast.elements * (_SOURCE_BYTES * reads + element * copies)
         if recipe.both or not self.transposes:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pptrace_models.accelerator import Exchange
 from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
 
@@ -29,8 +30,25 @@ _ROUTING_KERNELS = 8
 """Kernels for scores, top-k, counts and offsets, and for permutations on both sides of two exchanges."""
 
 
-def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) -> tuple[Operation, ...]:
-    """Return a layer's operations on one device."""
+def layer(
+    model: Transformer,
+    shard: Shard,
+    gradient_bytes: int,
+    kind: Layer,
+    *,
+    deduplicated: bool = False,
+    aligned: bool = True,
+) -> tuple[Operation, ...]:
+    """Return a layer's operations on one device.
+
+    Args:
+        model: the model.
+        shard: sizes on one device.
+        gradient_bytes: bytes of a gradient.
+        kind: the layer.
+        deduplicated: whether a token is sent once to a device that has several of its experts.
+        aligned: whether routing aligns the rows of each expert for products in narrow formats.
+    """
     shard = shard.loaded(kind)
     matrices = linears(model, shard, kind)
     groups = dict.fromkeys(matrix.group for matrix in matrices)
@@ -44,28 +62,37 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
         *(_activations(model, shard, experts=kind.experts) if kind.feed_forward != "none" else ()),
         *(_unfused_expert_kernels(model, shard) if kind.experts else ()),
         *(_rotary(model, shard) if kind.mixer == "attention" else ()),
-        *((_routing(model, shard),) if kind.experts else ()),
+        *((_routing(model, shard, deduplicated=deduplicated),) if kind.experts else ()),
+        *((_padding(model, shard),) if kind.experts and not aligned else ()),
         _norms(model, shard, kind.halves),
     )
     return tuple(map(_without_weight_gradient, operations)) if model.frozen else operations
 
 
 def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operation, ...]:
-    """Return the operations of multi-token prediction without its layer: two norms, and a projection of both."""
+    """Return the operations of multi-token prediction without its layer.
+
+    These are the embedding of the next tokens, two norms, and a projection of both.
+    """
     normed = shard.split_tokens * model.hidden * model.element_bytes
     matrix = Linear(
         group="prediction", inputs=2 * model.hidden, outputs=model.hidden // shard.tp, tokens=shard.tokens
     )
     return (
+        replace(embedding(model, shard, gradient_bytes), name="prediction embedding"),
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
         products("prediction", [matrix], model.element_bytes, gradient_bytes),
     )
 
 
 def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operation:
-    """Return the embedding's operation: the forward reads rows, and the backward, part of I, accumulates them."""
-    rows = shard.tokens * model.hidden
-    added = rows * (model.element_bytes + 2 * gradient_bytes)
+    """Return the embedding's operation: the forward reads rows, and the backward, part of I, accumulates them.
+
+    PyTorch's ``embedding_dense_backward`` writes a gradient of the whole matrix, which another kernel adds to the
+    sum of microbatches.
+    """
+    rows, weights = shard.tokens * model.hidden, shard.vocabulary * model.hidden
+    added = 2 * rows * model.element_bytes + weights * (2 * model.element_bytes + 2 * gradient_bytes)
     return Operation(
         name="embedding",
         unit="memory",
@@ -206,8 +233,8 @@ def _casts(matrix: Linear) -> tuple[Cast | None, Cast | None]:
     """Return what a matrix casts of its input and of its output's gradient; nothing if other kernels cast both."""
     if matrix.fused:
         return None, None
-    of_input = Cast(elements=matrix.tokens * matrix.inputs, normed=matrix.normed)
-    of_gradient = Cast(elements=matrix.tokens * matrix.outputs)
+    of_input = Cast(elements=matrix.tokens * matrix.inputs, normed=matrix.normed, tensors=matrix.casts)
+    of_gradient = Cast(elements=matrix.tokens * matrix.outputs, tensors=matrix.casts)
     if matrix.split_tokens and matrix.normed:
         of_input = replace(
             of_input, elements=matrix.split_tokens * matrix.inputs, gathered=matrix.tokens * matrix.inputs
@@ -275,12 +302,27 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     )
 
 
-def _routing(model: Transformer, shard: Shard) -> Operation:
-    """Return the permutation of tokens to experts and back, which reads and writes tokens on both sides."""
+def _routing(model: Transformer, shard: Shard, *, deduplicated: bool) -> Operation:
+    """Return the permutation of tokens to experts and back, which reads and writes tokens on both sides.
+
+    Deduplicated tokens are sent as they are, and only the device of their experts permutes what it received.
+    """
     row = model.token_width * model.element_bytes
     copies = (3 * shard.sent + 3 * shard.routed + 2 * shard.split_tokens) * row
+    if deduplicated and shard.ep > 1:
+        received = Exchange(size_bytes=shard.routed, top_k=model.top_k, experts=model.num_experts)
+        copies = 2 * (received.to_places_bytes(shard.ep) + shard.routed) * row
     scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
     return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, scattered=True)
+
+
+def _padding(model: Transformer, shard: Shard) -> Operation:
+    """Return the copies that align the rows of each expert: tokens, their probabilities, and results.
+
+    Only ``kernels: shapes`` counts them.
+    """
+    work = Work(beside_bytes=4 * shard.routed * model.token_width * model.element_bytes, kernels=3)
+    return Operation(name="padding", unit="memory", forward=work, input_gradient=work, weight_gradient=Work())
 
 
 def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:

@@ -29,6 +29,10 @@ fitted to Megatron-Bridge's mixtures on x86 hosts. Mamba-2 has those of attentio
 _UNFUSED = {"moe_router": 25, "moe": 20}
 """Additional operations of a router and of permutations without fused kernels, counted in Megatron-Core 0.12
 (``megatron/core/transformer/moe/moe_utils.py``): scores, masks, capacity and loss; selection, sums and sorts."""
+_PADDED = -9
+"""Change of operations by a fixed capacity, counted in Megatron-Core 0.14: 14 fewer for counts, their gather and
+their copies to the host (``preprocess`` in ``token_dispatcher.py``), and 5 more that choose the tokens
+(``apply_router_token_dropping`` in ``moe_utils.py``)."""
 _OF_ACTION, _OF_NARROW_PAIRED = 110, 300
 """Operations of an action beside its layers: messages, buffers and the schedule; and those of a member of an
 overlapped pair in FP8 or FP4, whose layers are issued in parts that each enter a recipe. Fitted likewise. In BF16
@@ -73,6 +77,8 @@ def issued_operations(
         counts["attn"] += _RING_STEP * shard.cp
     if kind.experts and shard.ep > 1:
         counts["moe"] += _EXCHANGES
+    if kind.experts and model.pads_experts:
+        counts["moe_preprocess"] += _PADDED
     if kind.experts and not options.fused_routing:
         counts.update(_UNFUSED)
     return counts

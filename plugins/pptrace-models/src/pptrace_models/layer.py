@@ -260,6 +260,8 @@ class Linear:
     """Whether the number of tokens is a mean over the copies."""
     fused: bool = False
     """Whether the preceding kernels, forward and backward, cast its inputs."""
+    casts: int = 1
+    """Tensors that its input consists of, which separate kernels cast: one per expert without fused experts."""
 
     @property
     def weights(self) -> int:
@@ -283,6 +285,7 @@ def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
     )
     routed: dict[str, Any] = {
         "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.pads_experts,
+        "casts": 1 if model.fused_experts else copies,
     }  # fmt: skip
     latent, common = model.expert_latent, _replicated(shard)
     projections = (
@@ -418,6 +421,8 @@ class Cast:
     """Elements of the whole factor, if a gather over the tensor-parallel group completes it."""
     normed: bool = False
     """Whether the factor is the output of a norm."""
+    tensors: int = 1
+    """Number of tensors that the factor consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

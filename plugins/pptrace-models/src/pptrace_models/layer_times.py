@@ -27,7 +27,7 @@ from pptrace_models.host_times import action_host_ns, layer_host_ns
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import FIRST_HALF, Work
 from pptrace_models.options import gradient_bytes
-from pptrace_models.transformer import kept_precision
+from pptrace_models.transformer import NARROW, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -243,6 +243,7 @@ _MODULES = {
         "experts",
         "latent projections",
         "routing",
+        "padding",
         "activation function",
         "clamp",
         "biases of experts",
@@ -396,7 +397,13 @@ class Costing:
 
 
 def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
-    return flops.layer(costing.model, costing.shard, gradient_bytes(costing.options), kind)
+    model, options = costing.model, costing.options
+    deduplicated = options.dispatcher == "deduplicated"
+    dispatch_aligns = deduplicated and options.aligned_dispatch
+    aligned = dispatch_aligns or model.pads_experts or model.fused_experts or model.precision not in NARROW
+    return flops.layer(
+        model, costing.shard, gradient_bytes(options), kind, deduplicated=deduplicated, aligned=aligned
+    )
 
 
 def _layer_host_ns(costing: Costing, kind: Layer) -> int:

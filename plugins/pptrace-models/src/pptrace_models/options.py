@@ -79,6 +79,10 @@ class RooflineOptions(Parameters):
     fused_routing: bool = True
     """Whether router and permutations are fused kernels (``--moe-router-fusion``, ``--moe-permute-fusion``);
     otherwise the host issues more operations (``host_launch``)."""
+    aligned_dispatch: bool = True
+    """Whether the exchange with ``dispatcher: deduplicated`` aligns the rows of each expert for products in FP8
+    and FP4, as HybridEP does and DeepEP does not. Without it, kernels copy the rows of experts to align them,
+    before and after their products (Transformer Engine's ``Fp8Padding``)."""
     fused_loss: bool = False
     """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``); otherwise memory
     holds the logits in fp32."""
