@@ -223,6 +223,7 @@ def test_a_function_is_followed_into_the_files_of_its_repository(tmp_path: Path)
             "gradients": "bf16",
             "exp_avg": "bf16",
             "dispatcher": "deduplicated",
+            "aligned_dispatch": False,
             "cuda_graphs": ["attn", "moe_router"],
         },
     }

@@ -365,13 +365,15 @@ def _gradients(settings: _Settings) -> str:
     return _STATE_TYPES.get(str(kind), str(kind)) if kind else ""
 
 
-def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, str]:
+def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
+    """Return how tokens reach their experts, and that DeepEP does not align their rows."""
     kind, backend = settings.read("moe_token_dispatcher_type"), settings.read("moe_flex_dispatcher_backend")
-    if settings.read("moe_enable_deepep") or (recipe.is_command and kind == "flex"):
+    has_backend = kind == "flex" if recipe.is_command else backend not in {None, "none"}
+    if settings.read("moe_enable_deepep") or (has_backend and backend == "deepep"):
+        return {"dispatcher": "deduplicated", "aligned_dispatch": False}
+    if has_backend:
         return {"dispatcher": "deduplicated"}
-    if backend and not recipe.is_command:
-        return {"dispatcher": "all-to-all" if backend == "none" else "deduplicated"}
-    return {"dispatcher": "all-to-all"} if kind else {}
+    return {"dispatcher": "all-to-all"} if kind or (backend and not recipe.is_command) else {}
 
 
 def _graphs(settings: _Settings) -> bool | list[str] | None:

@@ -120,6 +120,14 @@ _FLEX = _rule(
     {"costs.dispatcher": "deduplicated"},
     when=_EXPERTS,
 )
+_COPIED_ROWS = _rule(
+    "MC 0.14 megatron/core/transformer/moe/experts.py Fp8Padding: DeepEP does not align the rows of experts",
+    {"costs.aligned_dispatch": False}, when=_EXPERTS,
+)  # fmt: skip
+_ALIGNED_ROWS = _rule(
+    "MC 0.16 megatron/core/transformer/moe/token_dispatcher.py pad_multiple: HybridEP aligns the rows of experts",
+    {"costs.aligned_dispatch": True}, when=_EXPERTS,
+)  # fmt: skip
 
 _BRIDGE = (
     _HOST_OF_KERNELS,
@@ -147,7 +155,8 @@ _BRIDGE = (
 
 _GRACE_FLEX = _rule(
     "MB v0.2.0 scripts/performance/configs: HybridEP on NVLink domains of 72 (moe_flex_dispatcher_backend)",
-    {"costs.dispatcher": "deduplicated"}, when={**_EXPERTS, "device.preset": _GRACE},
+    {"costs.dispatcher": "deduplicated", "costs.aligned_dispatch": True},
+    when={**_EXPERTS, "device.preset": _GRACE},
 )  # fmt: skip
 _X86_FLEX = _rule(
     "MB v0.3.0 src/megatron/bridge/training/flex_dispatcher_backend.py: HybridEP also on x86 hosts",
@@ -351,9 +360,9 @@ def _stacks() -> tuple[StackOffer, ...]:
         StackOffer(
             name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
         ),
-        core("0.14", "", *_MEGATRON, _REDUCED_IN_BF16, *_HOSTS),
+        core("0.14", "", *_MEGATRON, _REDUCED_IN_BF16, *_HOSTS, _COPIED_ROWS),
         core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX, _GRACE_GRAPHS),
-        core("0.16", "megatron-core-0.15"),
+        core("0.16", "megatron-core-0.15", _ALIGNED_ROWS),
         core("0.17", "megatron-core-0.16"),
         core("0.18", "megatron-core-0.17", _GRACE_ITERATION, _FREED_OUTPUTS),
         core("0.19", "megatron-core-0.18"),
@@ -366,7 +375,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         nemo("25.04", "nemo-25.02"),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
         bridge("25.11", "megatron-bridge-25.09", _GRACE_FLEX, _GRACE_GRAPHS),
-        bridge("26.02", "megatron-bridge-25.11", _X86_FLEX),
+        bridge("26.02", "megatron-bridge-25.11", _X86_FLEX, _ALIGNED_ROWS),
         bridge("26.04", "megatron-bridge-26.02"),
         bridge("26.06", "megatron-bridge-26.04", *_FULL_ITERATION, _FREED_OUTPUTS),
         bridge("26.08", "megatron-bridge-26.06"),
