@@ -46,8 +46,8 @@ KEYS: dict[str, Any] = {
 }  # fmt: skip
 """Columns of a mixture of experts by setting, each with the value where a recipe does not have the setting."""
 UNUSUAL: dict[str, Any] = {
-    "costs.zero": 1, "costs.fused_loss": True, "costs.exp_avg": None, "costs.exp_avg_sq": None,
-    "data_parallel.reduce_each": None, "data_parallel.reshard": None,
+    "costs.zero": 1, "costs.fused_loss": True, "costs.aligned_dispatch": True, "costs.exp_avg": None,
+    "costs.exp_avg_sq": None, "data_parallel.reduce_each": None, "data_parallel.reshard": None,
 }  # fmt: skip
 """Columns by setting that are blank where a recipe has this value, which most have."""
 
