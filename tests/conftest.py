@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 IN_HOUSE = {"models", "networks", "profilers", "schedules"}
 """Entry points of the plugins that live in this repository."""
-TOGETHER = ("tests/browser/", "tests/packaging/")
-"""Tests that share something dear: a browser, a virtual environment."""
-WAITING = "plugins/pptrace-torch/"
-"""Tests whose processes sleep; they run first, like those of ``TOGETHER``, and those of ``APART`` fill the end."""
 CORE_ALONE = ("tests/cli/", "tests/measured/", "tests/run/", "tests/search/")
 """Tests of the core without plugins, unless they are marked ``needs_plugins``."""
-APART = ("tests/examples/", "tests/sim/", "tests/cli/")
-"""Tests of files that would take long as a whole."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,22 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give ``pytest -n`` files as a whole, in order; of ``APART`` test by test, of ``TOGETHER`` all at once."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
-            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), file)
-
-    config.option.loadscopereorder = False
-    return Scheduling(config, log)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.nodeid.startswith(APART) - item.nodeid.startswith((*TOGETHER, WAITING)))
     missing = IN_HOUSE - {entry.name for entry in entry_points(group="pptrace")}
     for item in items:
         if missing and item.get_closest_marker("needs_plugins"):
