@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Argument: TypeAlias = NDArray[Any] | int | tuple["Argument", ...]
     """A column, an integer, or a record of those."""
 
-__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "many_runs", "run", "run_kernel"]
+__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "fetch", "many_runs", "run", "run_kernel"]
 
 COMPILE_FROM = 4_000
 """Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code."""
@@ -100,6 +100,14 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
 
 run_kernel = run
 """The name of :func:`run` in a namespace of several packages."""
+
+
+def fetch(index: int, *columns: Any) -> None:
+    """Prefetch an element of columns. The index can be outside of them.
+
+    A compiled kernel executes prefetch instructions, which do not wait for memory. They pay off where the next
+    access is one of several that the kernel can compute in advance. An interpreted kernel does nothing.
+    """
 
 
 def _should_compile(kernel: Callable[..., Any], rows: int) -> bool:

@@ -12,6 +12,7 @@ from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pptrace_kernel import fetch
 from pptrace_kernel.llvm_text import (
     NO_RESULT,
     PREFETCH_DECLARATION,
@@ -27,7 +28,6 @@ from pptrace_kernel.llvm_text import (
     tuple_of,
     word_count,
 )
-from pptrace_kernel.prefetch import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

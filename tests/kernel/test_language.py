@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pptrace_kernel
-from pptrace_kernel import compiled
-from pptrace_kernel.prefetch import fetch
+from pptrace_kernel import compiled, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

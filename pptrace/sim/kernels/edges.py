@@ -25,7 +25,7 @@ from pptrace.sim.kernels.placement import (
     RENDEZVOUS,
     SENDS,
 )
-from pptrace_kernel.prefetch import fetch
+from pptrace_kernel import fetch
 
 
 def link_rows(rows, place, ends, task, sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem):

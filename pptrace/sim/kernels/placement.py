@@ -9,7 +9,7 @@ Columns are lists or arrays of integers, hence without annotations. ``cells`` ar
 from __future__ import annotations
 
 from pptrace.steps.kinds import Kind, Pass, Role, Stream
-from pptrace_kernel.prefetch import fetch
+from pptrace_kernel import fetch
 
 NO_FORK = -2
 NOWHERE = -1

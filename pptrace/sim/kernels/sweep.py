@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pptrace.sim.kernels.placement import AHEAD, LINE
 from pptrace.steps.kernels.heap import Heap, push
-from pptrace_kernel.prefetch import fetch
+from pptrace_kernel import fetch
 
 
 class Graph(NamedTuple):
