@@ -66,7 +66,7 @@ TRIED: dict[str, Any] = {
 
 
 def printed(*arguments: str) -> Any:
-    return json.loads(CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).output)
+    return json.loads(CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).stdout)
 
 
 @cache
@@ -165,15 +165,17 @@ def test_the_best_form_is_the_best_of_all(limit: str, schedule: str, chunks: tup
 
 @pytest.mark.needs_plugins
 def test_text_json_and_csv_say_the_same_each_time() -> None:
-    step, schedules, limit = CASES["tight"]
+    """Of two schedules, one fits and one is refused."""
+    step, _, limit = CASES["tight"]
+    schedules = "1f1b,gpipe"
     arguments = ["compare", *step, "--schedules", schedules, "--memory", limit]
     text, as_csv = (
-        CliRunner().invoke(cli, [*arguments, *more], catch_exceptions=False).output for more in ([], ["--csv"])
+        CliRunner().invoke(cli, [*arguments, *more], catch_exceptions=False).stdout for more in ([], ["--csv"])
     )
-    _, answer = printed_answer("tight")
-    rows, cells = answer["rows"], list(csv.DictReader(io.StringIO(as_csv)))
+    rows, cells = printed(*arguments)["rows"], list(csv.DictReader(io.StringIO(as_csv)))
 
     assert [row["schedule"] for row in rows] == schedules.split(",")
+    assert [bool(row["refused"]) for row in rows] == [False, True]
     for row, cell in zip(rows, cells, strict=True):
         assert {key: "" if row[key] is None else str(row[key]) for key in cell} == {
             key: csv_text(text) for key, text in cell.items()
@@ -276,7 +278,7 @@ def test_activations_are_not_copied_to_the_host_in_no_time(more: dict[str, Any])
     arguments = ["compare", *COPYING, "--costs", json.dumps({**FIGURES, **more})]
 
     outcome = printed(*arguments)
-    text = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+    text = CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout
 
     assert not any("offload" in candidate["arguments"] for row in outcome["rows"] for candidate in row["tried"])
     assert outcome["without_copy_times"] == ["1f1b", "gpipe"]
@@ -289,7 +291,7 @@ def test_activations_are_copied_to_the_host_where_costs_have_times() -> None:
 
     outcome = printed("compare", *COPYING, "--costs", costs)
     kept = printed("compare", *COPYING, "--costs", costs, "--vary", "recompute-actions")
-    text = CliRunner().invoke(cli, ["compare", *COPYING, "--costs", costs], catch_exceptions=False).output
+    text = CliRunner().invoke(cli, ["compare", *COPYING, "--costs", costs], catch_exceptions=False).stdout
 
     assert any("offload" in candidate["arguments"] for row in outcome["rows"] for candidate in row["tried"])
     assert outcome["without_copy_times"] == kept["without_copy_times"] == []
