@@ -7,6 +7,7 @@ Written after ``_add_unshard_reshard``, ``_add_reduce_grad``, ``_add_send_recv``
 from __future__ import annotations
 
 import re
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,11 +29,12 @@ class _Part(NamedTuple):
     microbatch: str
 
 
-def _parts(cell: str) -> list[_Part]:
+@cache
+def _parts(cell: str) -> tuple[_Part, ...]:
     """Return the actions of a cell, several of an overlapped pair."""
     inner = cell[1 : cell.index(")")] if cell.startswith("(") else cell
     matches = [_ACTION.fullmatch(text) for text in inner.split(";")]
-    return [_Part(int(match[1]), match[2], match[3]) for match in matches if match]
+    return tuple(_Part(int(match[1]), match[2], match[3]) for match in matches if match)
 
 
 def _ranks(rows: Rows) -> dict[int, int]:
@@ -163,6 +165,7 @@ def _wait(send: str) -> str:
     return send.replace("SEND", "WAIT_SEND")
 
 
+@cache
 def _receive(send: str) -> str:
     stage, kind, microbatch = _parts(send)[0]
     return f"{stage + (1 if kind == 'SEND_F' else -1)}RECV_{kind[-1]}{microbatch}"
