@@ -110,7 +110,9 @@ def test_comparisons_and_plans_name_the_steps_that_are_too_fast() -> None:
         gpus=2,
         sequence=1024,
         sets=["batch.global=4"],
+        vary={"pp": [2], "schedule": ["1f1b"]},
         top=1,
+        executor="serial",
         robust=False,
     )
     assert f"MFU of #1 is above 3.1%, {NOTE}" in " ".join(str(plan).split())
