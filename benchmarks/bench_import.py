@@ -2,7 +2,8 @@
 
 A recorded GPU trace is repeated with shifted times, every argument as it was, until it has the size that is asked
 for; each repetition is given eight annotated actions, so that its kernels are attributed. The import runs in a
-process of its own on one core, which states its time and the most memory that it held.
+process of its own on one core, or on two with ``--cores 2``, which states its time, that of its children, and the
+most memory that it held.
 """
 
 from __future__ import annotations
@@ -57,18 +58,19 @@ def repeated(trace: bytes, size: int) -> Iterator[bytes]:
 
 
 def imported(path: Path) -> dict[str, float]:
-    """Import a file here, on one core."""
+    """Import a file here, on as many cores as the environment says."""
     from pptrace.timeline.measurement import ImportRequest
     from pptrace_profilers import measurement, pytorch_process  # noqa: F401 - imports do not count
     from pptrace_profilers.plugin import measure_kineto
 
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(os.environ[HERE])])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, cpu = time.perf_counter(), time.process_time()
     measured = measure_kineto([path], ImportRequest())
     return {
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
+        "child_seconds": sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
         "started_mb": before / 1000,
         "slices": sum(len(step.timeline) for step in measured.steps),
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path, help="a recorded trace, such as HTA's nccl_data.json.gz")
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=1)
     options = parser.parse_args()
     if os.environ.get(HERE):
         print(json.dumps(imported(options.trace)))
@@ -96,19 +99,22 @@ def main() -> None:
                 zipped.write(part)
         size = plain.stat().st_size / 1e6
         for path in (plain, packed_path):
-            runs = [_run(path) for _ in range(options.repeat)]
-            best = min(runs, key=lambda run: run["cpu_seconds"])
+            runs = [_run(path, options.cores) for _ in range(options.repeat)]
+            best = min(runs, key=lambda run: max(run["cpu_seconds"], run["child_seconds"]))
+            busiest = max(best["cpu_seconds"], best["child_seconds"])
             print(
-                f"{path.suffix:6} {size:6.0f} MB of JSON  {size / best['cpu_seconds']:4.0f} MB/s of its core, "
+                f"{path.suffix:6} {size:6.0f} MB of JSON  {size / busiest:4.0f} MB/s of the busier core, "
                 f"{size / min(run['seconds'] for run in runs):4.0f} MB/s by the clock, "
                 f"peak {best['peak_mb']:.0f} MB of which {best['started_mb']:.0f} MB before, "
                 f"{best['slices']:.0f} slices, {best['left']:.0f} operations in no action"
             )
 
 
-def _run(path: Path) -> dict[str, float]:
+def _run(path: Path, cores: int) -> dict[str, float]:
     command = [sys.executable, __file__, str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, HERE: "1"})
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, HERE: str(cores)}
+    )
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

@@ -115,9 +115,12 @@ class UnpackedFile:
         Raises:
             TraceError: there are more than the limit.
         """
-        most, at = most_events(), self._raw.tell()
+        most = most_events()
         if events > most:
             raise _too_many(most, self._path)
+        if self._raw.closed:  # all of it was read
+            return
+        at = self._raw.tell()
         window = at - self._looked
         if self._looked == self._whole or window < max(_WINDOW, self._whole // _FRACTION):
             return

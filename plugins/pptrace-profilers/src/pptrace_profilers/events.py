@@ -177,6 +177,20 @@ class EventBuilder:
         self.held_bytes += sum(map(_size, detailed.values()))
         self._count += len(names)
 
+    def append(self, other: EventBuilder) -> None:
+        """Append the events of another builder of the same file."""
+        self._add_rows()
+        other._add_rows()
+        names = self._number(self._names, list(other._names))
+        categories = self._number(self._categories, list(other._categories))
+        threads = self._number(self._threads, list(other._threads))
+        for name, category, thread, *columns in other._blocks:
+            self._blocks.append((names[name], categories[category], threads[thread], *columns))
+        self._arguments |= {self._count + row: arguments for row, arguments in other._arguments.items()}
+        self.held_bytes += sum(map(_size, other._arguments.values()))
+        self.bad += other.bad
+        self._count += other._count
+
     def _number(self, known: dict[Any, int], values: Sequence[Hashable]) -> Int32s:
         """Return the number of each value; assigns the next numbers to new values."""
         for value in [value for value in dict.fromkeys(values) if value not in known]:

@@ -14,18 +14,23 @@ import json
 import math
 import re
 import zlib
+from collections import deque
+from concurrent.futures import BrokenExecutor, Future
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from pptrace.plugin import TraceError, UnpackedFile, check_events
+from pptrace.plugin import TraceError, UnpackedFile, check_events, second_process
 from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Arguments, Event, EventBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -260,8 +265,8 @@ class Keep:
     """Prefixes of names whose arguments are read."""
 
 
-_BATCH, _BATCH_BYTES = 1024, 4 << 20
-"""Events, and bytes of text, that are converted to columns at a time."""
+_BATCH, _CHUNK_BYTES = 1024, 4 << 20
+"""Events that are converted to columns at a time, and bytes of text that a process parses at a time."""
 _ALWAYS = 2
 _EVENTS_DECODER = msgspec.json.Decoder(list[Event])
 _ARGUMENTS_DECODER = msgspec.json.Decoder(Arguments | None)
@@ -270,40 +275,114 @@ _NO_ARGUMENTS = Arguments()
 
 
 def read_events(path: Path, keep: Keep) -> Events:
-    """Read a file's complete events.
+    """Read a file's complete events; a second process parses about half of a large file.
 
     Raises:
         TraceError: the file cannot be read or is no Chrome JSON.
     """
-    blocks = Blocks(path)
-    builder = EventBuilder()
-    decisions, categories = _Decisions(keep), keep.categories
+    blocks, builder = Blocks(path), EventBuilder()
     allocated: dict[int, int] = {}
-    pending: list[Event] = []
-    seen_count, read_bytes = 0, 0
-    for block in blocks:
-        try:
-            events = _EVENTS_DECODER.decode(b"[" + block + b"]")
-        except _UNDECODABLE:
-            events, empty_count = _events_one_by_one(block, blocks, builder)
-            seen_count += empty_count
-        seen_count += len(events)
-        pending += [
-            e for e in events if (decision := decisions[e.name]) and (decision == _ALWAYS or e.cat in categories)
-        ]
-        blocks.expect(seen_count, builder.bad)
-        read_bytes += len(block)
-        if len(pending) >= _BATCH or read_bytes >= _BATCH_BYTES:
-            _add(builder, pending, keep.details, allocated)
+    seen_count = 0
+    with second_process() if _is_large(path) else nullcontext() as process:
+        for piece in _pieces(_chunks(blocks), keep, blocks, process):
+            builder.append(piece.builder)
+            seen_count += piece.seen_count
+            for device, size in piece.allocated.items():
+                allocated[device] = max(allocated.get(device, 0), size)
+            blocks.expect(seen_count, builder.bad)
             check_events(len(builder) + builder.bad, path, builder.held_bytes)
-            pending, read_bytes = [], 0
-    _add(builder, pending, keep.details, allocated)
-    check_events(len(builder) + builder.bad, path, builder.held_bytes)
     base = blocks.top.get("baseTimeNanoseconds")
     base_ns = base if isinstance(base, int) and abs(base) < LARGEST_NS else 0
     table = builder.events(path, blocks.top, base_ns=base_ns, cut=blocks.cut)
     table.allocated = allocated
     return table
+
+
+_LARGE_BYTES, _LARGE_PACKED_BYTES = 32 << 20, 2 << 20
+"""Sizes of files, plain and packed, whose parsing takes longer than the start of a process."""
+_AHEAD = 2
+"""Chunks that the second process has: the one that it parses, and the next one."""
+
+
+def _is_large(path: Path) -> bool:
+    least = _LARGE_PACKED_BYTES if path.suffix == ".gz" else _LARGE_BYTES
+    return path.is_file() and path.stat().st_size >= least
+
+
+@dataclass(slots=True)
+class _Piece:
+    """The complete events of a chunk."""
+
+    builder: EventBuilder = field(default_factory=EventBuilder)
+    """The kept events."""
+    allocated: dict[int, int] = field(default_factory=dict)
+    """Peak of allocated bytes by device type."""
+    seen_count: int = 0
+    """Number of valid events, kept or not."""
+
+
+def _chunks(blocks: Blocks) -> Iterator[list[bytes]]:
+    """Yield the blocks of a file, some at a time."""
+    chunk, size = [], 0
+    for block in blocks:
+        chunk.append(block)
+        size += len(block)
+        if size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _pieces(
+    chunks: Iterable[list[bytes]], keep: Keep, blocks: Blocks, process: Executor | None
+) -> Iterator[_Piece]:
+    """Yield the events of chunks in the order of the file; whichever process is free parses the next chunk."""
+    pending: deque[tuple[list[bytes], _Piece | Future[_Piece | None]]] = deque()
+
+    def finished(chunk: list[bytes], piece: _Piece | Future[_Piece | None]) -> _Piece:
+        if isinstance(piece, _Piece):
+            return piece
+        try:
+            parsed = piece.result()
+        except BrokenExecutor:
+            parsed = None
+        return parsed or _parse(chunk, keep, blocks) or _Piece()
+
+    for chunk in chunks:
+        running = sum(isinstance(piece, Future) and not piece.done() for _, piece in pending)
+        if process is not None and running < _AHEAD:
+            with suppress(BrokenExecutor):
+                pending.append((chunk, process.submit(_parse, chunk, keep)))
+                continue
+        pending.append((chunk, _parse(chunk, keep, blocks) or _Piece()))
+        while pending and (isinstance(pending[0][1], _Piece) or pending[0][1].done()):
+            yield finished(*pending.popleft())
+    while pending:
+        yield finished(*pending.popleft())
+
+
+def _parse(chunk: Sequence[bytes], keep: Keep, blocks: Blocks | None = None) -> _Piece | None:
+    """Return the events of a chunk; without ``blocks``, None if a block cannot be decoded at once."""
+    piece, pending = _Piece(), list[Event]()
+    decisions, categories = _decisions(keep), keep.categories
+    for block in chunk:
+        try:
+            events = _EVENTS_DECODER.decode(b"[" + block + b"]")
+        except _UNDECODABLE:
+            if blocks is None:
+                return None
+            events, empty_count = _events_one_by_one(block, blocks, piece.builder)
+            piece.seen_count += empty_count
+        piece.seen_count += len(events)
+        pending += [
+            e for e in events if (decision := decisions[e.name]) and (decision == _ALWAYS or e.cat in categories)
+        ]
+        if len(pending) >= _BATCH:
+            _add(piece.builder, pending, keep.details, piece.allocated)
+            pending = []
+    _add(piece.builder, pending, keep.details, piece.allocated)
+    return piece
 
 
 class _Decisions(dict[str, int]):
@@ -317,6 +396,12 @@ class _Decisions(dict[str, int]):
         always = name.startswith(self.keep.prefixes)
         decision = self[name] = _ALWAYS if always else name not in self.keep.without
         return decision
+
+
+@cache
+def _decisions(keep: Keep) -> _Decisions:
+    """Return the decisions, which all chunks share."""
+    return _Decisions(keep)
 
 
 def _events_one_by_one(block: bytes, blocks: Blocks, builder: EventBuilder) -> tuple[list[Event], int]:
