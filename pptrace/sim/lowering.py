@@ -268,12 +268,13 @@ class _Lowering:
         ends = Endpoints(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
         out = CellColumns(*empty_columns(rows, *(values.dtype.type for values in self.issued.cells)))
         (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
-        duration, lag, size, collective = empty_columns(self.tasks + 1, *[np.int64] * 4)
+        duration, lag, size = empty_columns(self.tasks + 1, *[np.int64] * 3)
         # Tasks without a row take no time: batches and synchronizations.
-        for values in (duration[rows:], lag, size, collective):
+        for values in (duration[rows:], lag, size):
             values[:] = 0
+        collective = np.zeros(rows, dtype=np.int64)  # without collectives, none of its memory is touched
         task = TaskColumns(
-            size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective[:rows], duration_ns=duration,
+            size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective, duration_ns=duration,
             lag_ns=lag,
         )  # fmt: skip
         placed = _Rows(place, ends, out, task, unset(rows))

@@ -119,6 +119,7 @@ class LoweredStep:
         ghosts = int(np.count_nonzero(graph.sender_row >= 0))
         if ran.done < graph.tasks - ghosts:
             raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
+        ran = ran._replace(waiting=ran.waiting[:0].copy())  # its memory becomes a column of the timeline
         timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
         if self.workload.released_ns.any():
             complete_ns = _complete_ns(timeline, overlap=self.overlap_reduction)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.steps.columns import empty_columns
 from pptrace.steps.kinds import COMPUTE, Kind
 from pptrace.timeline import kernels
 from pptrace.timeline.idle import waits
@@ -86,7 +87,7 @@ def _path(timeline: Timeline) -> Int32s:
     """Return the rows on the chain of causes of the row that ends last, first to last."""
     if not len(timeline):
         return np.zeros(0, dtype=np.int32)
-    path = np.empty(len(timeline), dtype=np.int32)
+    (path,) = empty_columns(len(timeline), np.int32)
     last = int(np.argmax(timeline.end_ns))
     length = run(kernels.follow_causes, (timeline.cause, last), (path,), work=len(timeline))
     return path[:length][::-1].copy()
