@@ -161,10 +161,16 @@ class Dialect(Enum):
 def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
     r"""Return a schedule as text, a line per rank; a rank without actions is one idle cell.
 
+    Raises:
+        ScheduleError: its stages form no chain, which is the only graph of a table in a file.
+
     >>> from pptrace.steps.schedule import Schedule
     >>> table_text(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]))
     '0F0,0B0\n1F0,1B0\n'
     """
+    if not schedule.placement.is_chain:
+        message = "a table in a file has stages that feed the next one only, and these stages form another graph"
+        raise ScheduleError(f"{message}: use the name of the schedule in place of a file")
     separator, idle = (",", '""') if form is Form.CSV else (" ", "-")
     cells, pair = _cells(schedule), schedule.pair.tolist()
     rows = [cells[low:high] for low, high in pairwise(schedule.row_ptr.tolist())]

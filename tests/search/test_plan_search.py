@@ -99,6 +99,25 @@ def find_plan(registry: Registry, problem: dict[str, Any], **changed: Any) -> An
         return None
 
 
+@pytest.mark.parametrize("words", [1_000, 128_000])
+def test_bounds_hold_for_shares_of_the_vocabulary(registry: Registry, words: int) -> None:
+    config = {
+        "model": MODEL | {"vocabulary": words}, "device": "a100-sxm", "parallel": {"pp": 4}, "stack": "ideal",
+        "network": {"name": "hockney", "bandwidth": "25 GB/s"},
+    }  # fmt: skip
+    vary = {"schedule": ["1f1b", "vocab-1f1b"], "zero": [0], "micro": [1], "recompute": ["none", "full"]}
+    plan = planned(registry, config=config, vary=vary, top=4, exhaustive=True)
+
+    assert {candidate.schedule for candidate in plan.ranked} == {"1f1b", "vocab-1f1b"}
+    groups = plan.search.groups.values()
+    ranked = [(group, one) for group in groups for one in group.candidates if one in plan.ranked]
+    assert len(ranked) == len(plan.ranked)
+    for group, candidate in ranked:
+        work = group.bounds.of(has_pairs=False)
+        assert max(work.step_ns, candidate.bound.step_ns) <= candidate.row["step_ns"]
+        assert max(work.peak_bytes, candidate.bound.peak_bytes) <= candidate.row["peak_memory_bytes"]
+
+
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(

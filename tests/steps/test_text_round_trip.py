@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import valid_schedules
 
 from pptrace.config.choices import Receive
-from pptrace.errors import OutputError
+from pptrace.errors import OutputError, ScheduleError
 from pptrace.steps.actions import Form
 from pptrace.steps.kinds import COMMUNICATION, Kind
 from pptrace.steps.schedule import Schedule
@@ -173,6 +173,15 @@ def test_a_table_with_another_suffix_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"t\.tsv: a table ends in \.csv or \.txt"):
         write_table(Schedule.from_rows([["0F0", "0B0"]]), tmp_path / "t.tsv")
 
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_whose_stages_form_no_chain_is_not_written(tmp_path: Path) -> None:
+    chain = Schedule.from_rows([["0F0", "1F0", "2F0", "1B0", "2B0", "0B0"]])
+    fork = replace(chain, placement=replace(chain.placement, edges=np.array([[0, 1], [0, 2]])))
+
+    with pytest.raises(ScheduleError, match="these stages form another graph: use the name of the schedule"):
+        write_table(fork, tmp_path / "t.csv")
     assert list(tmp_path.iterdir()) == []
 
 
