@@ -64,6 +64,8 @@ class ScheduleRequest:
     """Microbatches in the step."""
     chunks: int = 1
     """Model chunks per rank."""
+    encoder_stages: int | None = None
+    """First stages of the model that have only its encoder; None where unknown."""
     f_ns: tuple[int, ...] = ()
     """Forward time of a microbatch per stage; empty where only the structure is known: use 1 for each."""
     b_ns: tuple[int, ...] = ()

@@ -252,8 +252,9 @@ def at_levels(run: SimulatedStep) -> Levels:
     provided = run.registry.schedules[choice.name]
     sizes = run.prepared.request
     request = ScheduleRequest(
-        ranks=sizes.ranks, microbatches=sizes.microbatches, chunks=sizes.chunks, options=sizes.options
-    )
+        ranks=sizes.ranks, microbatches=sizes.microbatches, chunks=sizes.chunks,
+        encoder_stages=sizes.encoder_stages, options=sizes.options,
+    )  # fmt: skip
     bubble = provided.offer.bubble
 
     def bubbles() -> tuple[Fraction | None, Fraction]:

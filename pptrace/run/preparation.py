@@ -192,7 +192,12 @@ def _network(inputs: Inputs, known: dict[Any, Network] | None = None) -> Network
 def _schedule_request(inputs: Inputs) -> ScheduleRequest:
     parallel = inputs.experiment.parallel
     microbatches = inputs.experiment.batch.known_microbatches
-    return ScheduleRequest(ranks=parallel.pp or 1, microbatches=microbatches, chunks=parallel.vp)
+    model = inputs.experiment.model
+    encoder = model.values.get("encoder") if model is not None else None
+    return ScheduleRequest(
+        ranks=parallel.pp or 1, microbatches=microbatches, chunks=parallel.vp,
+        encoder_stages=None if model is None else encoder["stages"] if encoder else 0,
+    )  # fmt: skip
 
 
 def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
@@ -217,7 +222,9 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
             lambda: build_schedule(provided, lazy), ("table", repr(request)), provided.offer,
             rows=_PASSES * stages * request.microbatches, keeps=lambda: not lazy.reads_costs,
         )  # fmt: skip
-    inputs.resolved = _with_chunks(inputs.resolved, table)
+    # Stages of the encoder that are not among the ranks' chunks do not count as chunks.
+    if not request.encoder_stages or table.stages != stages + request.encoder_stages:
+        inputs.resolved = _with_chunks(inputs.resolved, table)
     return table, request
 
 

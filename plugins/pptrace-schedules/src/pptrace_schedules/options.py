@@ -62,6 +62,17 @@ class VocabularyOptions(BaseModel):
     )
 
 
+class OptimusOptions(BaseModel):
+    """How the encoder is divided over the ranks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    encoder_ranks: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1,
+        description="Consecutive ranks that share a copy of the encoder: at most its stages, a divisor of pp.",
+    )
+
+
 class CombinedOptions(BaseModel):
     """How many microbatches run through a chunk before the next."""
 

@@ -1,4 +1,4 @@
-"""What this distribution offers: nineteen schedules; light to import."""
+"""What this distribution offers: twenty schedules; light to import."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
         hanayo,
         interleaved_1f1b,
         one_f_one_b,
+        optimus,
         seq_1f1b,
         vocab_1f1b,
     )
@@ -48,3 +49,4 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield one_f_one_b.EAGER
     yield seq_1f1b.OFFER
     yield vocab_1f1b.OFFER
+    yield optimus.OFFER
