@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from pptrace.config.places import key_text
-from pptrace.errors import ConfigError, ConstraintError, PptraceError
+from pptrace.errors import ConfigError, ConstraintError, PptraceError, ScheduleError
 from pptrace.network.collectives import LinkCollectives
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
@@ -658,7 +658,12 @@ class TableCache:
             return _TIMES
 
         table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, read_times))
-        chunks = table.stages // table.ranks
+        chunks, rest = divmod(table.stages, table.ranks)
+        if rest:
+            message = (
+                f"{entry.name} has copies of an encoder beside the chunks of ranks, which plans do not divide"
+            )
+            raise ScheduleError(message)
         if not reads:
             return CachedTable(request=request, table=table, digest=_table_digest(table), chunks=chunks)
         if chunks == request.chunks:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule
 
-NOT_RUN = {"bitpipe", "chimera", "dualpipe", "vocab-1f1b"}
+NOT_RUN = {"bitpipe", "chimera", "dualpipe", "optimus", "vocab-1f1b"}
 """Schedules with replicated stages, or with stages that feed several stages."""
 
 
