@@ -464,6 +464,7 @@ class Runner:
         self._journal = Journal(journal, fresh=fresh) if journal is not None else None
         self.known = {str(row["point"]): row for row in self._journal.rows} if self._journal else {}
         self.is_warm = False
+        _memo.cache_clear()  # files that an earlier study read may have changed
 
     def __enter__(self) -> Self:
         return self

@@ -163,7 +163,7 @@ def lower(
         classes = len(workload.classes), workload.microbatch_class.tobytes()
         key = policy, barrier, stage_replicas, workload.one_copy_stream, eager, classes
         # The first step alone needs no costs of rows, which take longer to find than they save it.
-        earlier: list[None] = shared(list, ("steps", key), schedule)
+        earlier: list[None] = shared(list, ("steps", key), schedule, rows=len(schedule))
         if earlier:
             rows = _ROWS_PER_ACTION * len(schedule)
             graph, costs = shared(partial(lower_all, reusable=True), ("graph", key), schedule, rows=rows)
