@@ -132,6 +132,23 @@ def test_copies_align_the_rows_of_experts_where_no_exchange_capacity_or_kernel_d
         assert times(model, aligned=False) == times(model, aligned=True)
 
 
+def test_hybrid_ep_gathers_a_byte_per_token_and_expert_of_the_group(costs: Callable[..., Workload]) -> None:
+    def collective_ns(devices: int, *, segments: bool) -> tuple[int, int]:
+        forward_ns = [
+            costs(MOE, dp=devices, ep=devices, options={
+                "dispatcher": "deduplicated", "aligned_dispatch": aligned, "segments": segments,
+            }).f_collective_ns[1]
+            for aligned in (True, False)
+        ]  # fmt: skip
+        return int(forward_ns[0]), int(forward_ns[1])
+
+    for segments in (False, True):
+        gathered_ns, plain_ns = collective_ns(4, segments=segments)
+        ring_ns = 3 * (2000 + 2048 * 8 / (450 * 0.8))  # each of 3 steps passes a device's map over NVLink
+        assert gathered_ns - plain_ns == pytest.approx(2 * ring_ns, abs=4)  # two layers
+    assert len({*collective_ns(1, segments=False)}) == 1
+
+
 def test_experts_that_are_not_split_need_no_gathering(costs: Callable[..., Workload]) -> None:
     sizes: dict[str, Any] = {"tp": 4, "dp": 2, "ep": 8, "sequence_parallel": True}
     whole = costs(MOE, **sizes, etp=1)

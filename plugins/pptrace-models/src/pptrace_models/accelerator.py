@@ -340,6 +340,13 @@ class ByFormula(_Groups):
             time = max(time, data_parallel_fabric(self.network).carry_ns(network_bytes, nodes))
         return time
 
+    def maps_ns(self, size_bytes: int) -> int:
+        """Return the time to gather routing maps of ``size_bytes`` in the expert-parallel group."""
+        shard, fabric = self.shard, group_fabric(self.device, {}, self.shard.ep)
+        if self.network:
+            fabric = self._replica_fabric(shard.etp, shard.ep, "all")
+        return fabric.ring_ns(size_bytes, shard.ep, 1)
+
     def replicas_ns(
         self, collective: str, count: int, element_bytes: int, *, experts: bool, part: Part = "all"
     ) -> int:
@@ -408,6 +415,10 @@ class OnLinks(_Groups):
         """Return the time of an all-to-all."""
         size = exchange.to_places_bytes(self.shard.ep) if self.deduplicated else exchange.size_bytes
         return self.collective_ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
+
+    def maps_ns(self, size_bytes: int) -> int:
+        """Return the time to gather routing maps of ``size_bytes`` in the expert-parallel group."""
+        return self.collective_ns("all-gather", "ep", size_bytes)
 
     def replicas_ns(
         self, collective: str, count: int, element_bytes: int, *, experts: bool, part: Part = "all"

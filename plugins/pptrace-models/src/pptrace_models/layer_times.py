@@ -89,6 +89,8 @@ class LayerCollectives:
     """Tensor-parallel collectives of the MLP, or of experts and shared experts."""
     exchange_ns: int
     """All-to-all of tokens to their experts, or back; 0 without experts."""
+    maps_ns: int
+    """All-gather of routing maps before the exchange of the forward."""
     keys_ns: int
     """All-gather of keys and values over the context-parallel group."""
     key_gradients_ns: int
@@ -99,10 +101,12 @@ def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
     model, shard, groups = costing.model, costing.shard.loaded(kind), costing.groups
     half = second = _half_ns(costing)
-    exchange = 0
+    exchange = maps = 0
     if kind.experts:
         second = _experts_ns(model, shard, groups, half)
         exchange = groups.exchange_ns(_exchange(model, shard))
+        if shard.ep > 1 and costing.options.is_hybrid_ep:
+            maps = groups.maps_ns(shard.ep * shard.split_tokens * model.num_experts)  # a byte per expert
     keys_values = _over_context_bytes(model, shard, kind)
     return LayerCollectives(
         first=HalfTimes() if kind.mixer == "none" else half,
@@ -110,6 +114,7 @@ def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
         keys_ns=groups.ns("cp", keys_values, "all-gather") if keys_values else 0,
         key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter") if keys_values else 0,
         exchange_ns=exchange,
+        maps_ns=maps,
     )
 
 
@@ -142,11 +147,11 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     recomputed = times.keys_ns * (is_whole or "core_attn" in recomputed_modules)
     recomputed += times.first.forward_ns * is_whole
     if kind.experts and "moe" in recomputed_modules:
-        recomputed += times.second.forward_ns + 2 * times.exchange_ns
+        recomputed += times.second.forward_ns + 2 * times.exchange_ns + times.maps_ns
     if kind.feed_forward == "mlp" and "mlp" in recomputed_modules:
         recomputed += times.second.forward_ns
     return GroupTimes(
-        forward_ns=times.first.forward_ns + times.second.forward_ns + others,
+        forward_ns=times.first.forward_ns + times.second.forward_ns + others + times.maps_ns,
         backward_ns=times.first.backward_ns + times.second.backward_ns + others + times.key_gradients_ns,
         again_ns=recomputed,
         halves=(times.first, times.second),
@@ -398,12 +403,11 @@ class Costing:
 
 def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
     model, options = costing.model, costing.options
-    deduplicated = options.dispatcher == "deduplicated"
-    dispatch_aligns = deduplicated and options.aligned_dispatch
-    aligned = dispatch_aligns or model.pads_experts or model.fused_experts or model.precision not in NARROW
+    needs_no_rows = model.pads_experts or model.fused_experts or model.precision not in NARROW
     return flops.layer(
-        model, costing.shard, gradient_bytes(options), kind, deduplicated=deduplicated, aligned=aligned
-    )
+        model, costing.shard, gradient_bytes(options), kind, deduplicated=options.dispatcher == "deduplicated",
+        aligned=needs_no_rows or options.is_hybrid_ep,
+    )  # fmt: skip
 
 
 def _layer_host_ns(costing: Costing, kind: Layer) -> int:

@@ -80,9 +80,9 @@ class RooflineOptions(Parameters):
     """Whether router and permutations are fused kernels (``--moe-router-fusion``, ``--moe-permute-fusion``);
     otherwise the host issues more operations (``host_launch``)."""
     aligned_dispatch: bool = True
-    """Whether the exchange with ``dispatcher: deduplicated`` aligns the rows of each expert for products in FP8
-    and FP4, as HybridEP does and DeepEP does not. Without it, kernels copy the rows of experts to align them,
-    before and after their products (Transformer Engine's ``Fp8Padding``)."""
+    """Whether ``dispatcher: deduplicated`` gathers the routing maps of all devices and aligns the rows of each
+    expert for products in FP8 and FP4, as HybridEP does and DeepEP does not. Without it, kernels copy the rows of
+    experts to align them, before and after their products (Transformer Engine's ``Fp8Padding``)."""
     fused_loss: bool = False
     """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``); otherwise memory
     holds the logits in fp32."""
@@ -120,6 +120,11 @@ class RooflineOptions(Parameters):
     delay_wgrad: bool = True
     """Whether exchanges of experts start before the weight gradients of the same half of a layer, as with
     Megatron-LM's ``--delay-wgrad-compute``, or after them."""
+
+    @property
+    def is_hybrid_ep(self) -> bool:
+        """Whether exchanges are those of HybridEP."""
+        return self.dispatcher == "deduplicated" and self.aligned_dispatch
 
     @field_validator("zero", mode="before")
     @classmethod

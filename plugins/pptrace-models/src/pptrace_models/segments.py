@@ -153,9 +153,10 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     dispatch, combine = (
         Part(name, collectives.exchange_ns, Stream.EXPERT_PARALLEL) for name in ("dispatch", "combine")
     )
+    maps_and_dispatch = dispatch._replace(ns=dispatch.ns + collectives.maps_ns)
     projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
     core = attention - projections
-    second_parts = (dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
+    second_parts = (maps_and_dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
     forward = (
         gather,
         Part("projections", projections.f),
