@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.cli.options import Source
+    from pptrace.network.cluster import Layout
     from pptrace.report.document import Document, Section
     from pptrace.run.cluster_traffic import ClusterView, GpuRoute
 
@@ -70,7 +71,9 @@ def _document(view: ClusterView) -> Document:
     cluster, layout = view.job.network, view.job.layout
     inside, outside = view.parts
     between = f", {outside} between" if outside else ""
-    sizes = ", ".join(f"{axis} {size}" for axis in ("pp", "tp", "cp", "dp") if (size := getattr(layout, axis)) > 1)
+    sizes = _sizes_text(layout)
+    if layout.encoder is not None:
+        sizes = f"encoder {_sizes_text(layout.encoder)}; decoder {sizes}"
     rows = []
     for group in view.groups:
         fullest = max(group.links, key=lambda link: view.load[link])
@@ -84,10 +87,15 @@ def _document(view: ClusterView) -> Document:
     head = ("links", "count", "capacity", "latency", "highest use by the pipeline")
     return Document(title=view.name, values=_values(view), lead=[
         f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {cluster.nics} NICs each; {inside} inside{between}",
-        f"pipeline: {sizes or 'one GPU'}, {'-'.join(layout.order)}",
+        f"pipeline: {sizes}, {'-'.join(layout.order)}",
         "",
         Table(head=head, rows=tuple(rows), left=(4,)),
     ], sections=() if view.between is None else (_route(view, view.between),))  # fmt: skip
+
+
+def _sizes_text(layout: Layout) -> str:
+    sizes = ((axis, getattr(layout, axis)) for axis in ("pp", "tp", "cp", "dp"))
+    return ", ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one GPU"
 
 
 def _route(view: ClusterView, between: GpuRoute) -> Section:
