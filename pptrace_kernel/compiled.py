@@ -22,16 +22,12 @@ import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
-from pptrace_kernel import translation
-from pptrace_kernel.llvm_text import Column, Integer, Record
 from pptrace_kernel.threshold import BYTES_PER_PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from pptrace_kernel.llvm_text import Kind
 
     Layout: TypeAlias = tuple[Any, ...]
 
@@ -99,7 +95,9 @@ def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
 
 def has_source(kernel: Callable[..., Any]) -> bool:
     """Return whether the source of a kernel is available, which compilation needs."""
-    return translation.definition_of(kernel) is not None
+    from pptrace_kernel.translation import definition_of
+
+    return definition_of(kernel) is not None
 
 
 @cache
@@ -164,18 +162,6 @@ def _words(value: Any) -> Iterator[int]:
         yield value
 
 
-def _kind(layout: Any) -> Kind:
-    if layout is None:
-        return Integer()
-    if isinstance(layout, tuple):
-        fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
-        return Record(layout[0].__name__, tuple(fields))
-    if layout.kind not in "iub" or not layout.isnative:
-        message = f"a kernel's columns hold integers, not {layout}"
-        raise TypeError(message)
-    return Column(layout.name)
-
-
 def _loaded_entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int] | None:
     """Return the compiled function of this process or of the cache; None if there is none."""
     if (kernel, layout) not in _entry_points:
@@ -194,7 +180,9 @@ def _entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], 
     _compiled_sizes.append(bytecode_size(kernel))
     if sum(_compiled_sizes) > BYTES_PER_PROCESS:
         _report_compilation()
-    code = _compile(translation.translate(kernel, list(map(_kind, layout))))
+    from pptrace_kernel.translation import translate
+
+    code = _compile(translate(kernel, layout, _ENTRY))
     try:
         write_cache(_file_name(kernel, layout), code)
     except OSError:
@@ -232,7 +220,7 @@ def _load(code: bytes) -> Callable[[int], int]:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
-        address = engine.get_function_address(translation.ENTRY)
+        address = engine.get_function_address(_ENTRY)
         function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)
         _engines.append(engine)
     return function
@@ -297,6 +285,8 @@ def _warn_of_no_cache() -> None:
 
 
 _CPU, _FEATURES = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+_ENTRY = "entry"
+"""The name of a compiled function in its object file."""
 _OPTIMIZATION_LEVEL = 2
 _DIGEST_BYTES = sha256().digest_size
 _NO_CACHE = (

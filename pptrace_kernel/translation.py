@@ -315,18 +315,20 @@ class Expressions(Writer, ABC):
         return best
 
 
-ENTRY = "entry"
-"""The name of the compiled function, which takes the address of a kernel's arguments as words."""
+def translate(kernel: Callable[..., Any], layout: Sequence[Any], entry_point: str) -> str:
+    """Return an LLVM module with a function that takes the address of a kernel's arguments as words.
 
-
-def translate(kernel: Callable[..., Any], arguments: Sequence[Kind]) -> str:
-    """Return an LLVM module that defines :data:`ENTRY` for a kernel and the kinds of its arguments.
+    Args:
+        kernel: the kernel.
+        layout: the layouts of its arguments.
+        entry_point: the name of the function.
 
     Raises:
         TypeError: the kernel, or a function that it calls, is not in the language of kernels.
     """
+    arguments = tuple(map(_kind, layout))
     module = _Module()
-    name, result = module.function(kernel, tuple(arguments))
+    name, result = module.function(kernel, arguments)
     entry = Writer()
     values, offset = [], 0
     for kind in arguments:
@@ -337,8 +339,21 @@ def translate(kernel: Callable[..., Any], arguments: Sequence[Kind]) -> str:
         entry.lines += [f"  call void @{name}({passed})", "  ret i64 0"]
     else:
         entry.lines.append(f"  ret i64 {entry.emit(f'call {result_type(result)} @{name}({passed})')}")
-    head = f"define i64 @{ENTRY}(ptr %words) nounwind {{"
+    head = f"define i64 @{entry_point}(ptr %words) nounwind {{"
     return "\n".join([PREFETCH_DECLARATION, *module.texts, head, *entry.lines, "}", "!0 = !{}", ""])
+
+
+def _kind(layout: Any) -> Kind:
+    """Return the kind of an argument with a layout, as in :mod:`pptrace_kernel.compiled`."""
+    if layout is None:
+        return Integer()
+    if isinstance(layout, tuple):
+        fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
+        return Record(layout[0].__name__, tuple(fields))
+    if layout.kind not in "iub" or not layout.isnative:
+        message = f"a kernel's columns hold integers, not {layout}"
+        raise TypeError(message)
+    return Column(layout.name)
 
 
 def definition_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
