@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 import numpy as np
 
@@ -45,8 +45,7 @@ _ALWAYS_HELD = 3
 """Activations on a rank that copies do not remove: one in use, one in each direction of copies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(NamedTuple):
     """An estimated step."""
 
     step_ns: int
@@ -129,7 +128,7 @@ def _closed_forms(
     offer = provided.offer
     try:
         with plugin_code(provided.provider, offer.build):
-            checked = checked_options(provided, {}, "schedule.options") if options is None else options
+            checked = {**_default_options(provided)} if options is None else options
             request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=checked)
             if offer.check is not None:
                 offer.check(request)
@@ -142,6 +141,12 @@ def _closed_forms(
     if share is None and options is not None:
         share = (ranks - 1) / (chunks * microbatches + ranks - 1)
     return None if share is None or not 0 <= share < 1 else (share, peak_activations)
+
+
+@lru_cache(maxsize=128)
+def _default_options(provided: Provided[ScheduleOffer]) -> Mapping[str, Any]:
+    """Return the default options of a schedule, which all its candidates share."""
+    return checked_options(provided, {}, "schedule.options")
 
 
 def _peaks(
@@ -226,8 +231,7 @@ Factor: TypeAlias = Fraction | float
 """A factor of a size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """Settings that override a configuration."""
 
     settings: Mapping[str, Any]
@@ -263,8 +267,7 @@ class Change:
         return Change(settings={key: value for key, value in self.settings.items() if key not in keys})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Division of a job's processes, and the size of its microbatches."""
 
     pp: int
@@ -432,8 +435,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class Tried(NamedTuple):
     """A simulated candidate."""
 
     change: Change
@@ -486,8 +488,7 @@ class Tried:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class Advice(NamedTuple):
     """Simulated candidates, and the best of them."""
 
     best: Tried | None

@@ -94,7 +94,7 @@ def framework_of(inputs: Inputs) -> str:
 
 
 class _Rule(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     set: dict[str, Any]
     source: str
@@ -103,7 +103,7 @@ class _Rule(BaseModel):
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     summary: str = ""
     inherits: str = ""

@@ -8,11 +8,11 @@ all-reduce is a scatter and a gather. Messages of an exchange between experts st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, comb, erf, exp, pi, sqrt
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias
 
 from pydantic import Field
 
@@ -208,8 +208,7 @@ _SECOND_NS = 10**9
 _KILO = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(NamedTuple):
     """Rate and latency of the links of a group."""
 
     rate: Fraction
@@ -233,8 +232,7 @@ class Fabric:
         return steps * self.latency_ns + -(-carried // 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(NamedTuple):
     """An exchange of tokens between devices and experts."""
 
     size_bytes: int
@@ -377,7 +375,7 @@ class ByFormula(_Groups):
         groups = self.ranks * (self.shard.replicas // self.shard.shards if part == "shard" else 1)
         fewest = _fewest_in_a_node(per_node, replicas, groups)
         inner = group_fabric(self.device, {}, min(per_node, replicas))
-        return inner if fewest == replicas else replace(outer, rate=min(fewest * outer.rate, inner.rate))
+        return inner if fewest == replicas else outer._replace(rate=min(fewest * outer.rate, inner.rate))
 
 
 def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:
@@ -436,7 +434,7 @@ def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: 
     """Return the times of collectives: those of the cluster if the request has them, else times by formula."""
     common: dict[str, Any] = {
         "shard": shard, "deduplicated": options.dispatcher == "deduplicated",
-        "wait_ns": round(options.skew * expected_maximum(shard.tp)),
+        "wait_ns": round(options.skew * expected_maximum(shard.tp)) if options.skew else 0,
     }  # fmt: skip
     if request.collectives is not None:
         return OnLinks(collective_ns=request.collectives.ns, **common)

@@ -8,7 +8,6 @@ weights, so its whole backward belongs to I. If a causal core skips its masked h
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace_models.accelerator import Exchange
@@ -79,7 +78,7 @@ def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[O
         group="prediction", inputs=2 * model.hidden, outputs=model.hidden // shard.tp, tokens=shard.tokens
     )
     return (
-        replace(embedding(model, shard, gradient_bytes), name="prediction embedding"),
+        embedding(model, shard, gradient_bytes)._replace(name="prediction embedding"),
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
         products("prediction", [matrix], model.element_bytes, gradient_bytes),
     )
@@ -188,12 +187,12 @@ def _indexer_flops(model: Transformer, tokens: int, sequence: int) -> int:
 
 def _detached(name: str, operation: Operation) -> Operation:
     """Return an operation; the indexer's has no input gradient, as its inputs are detached from the model."""
-    return replace(operation, input_gradient=Work()) if name == "indexer" else operation
+    return operation._replace(input_gradient=Work()) if name == "indexer" else operation
 
 
 def _without_weight_gradient(operation: Operation) -> Operation:
     """Return an operation with frozen weights: its backward has an input gradient and no weight gradient."""
-    return replace(operation, weight_gradient=Work())
+    return operation._replace(weight_gradient=Work())
 
 
 def products(
@@ -236,8 +235,8 @@ def _casts(matrix: Linear) -> tuple[Cast | None, Cast | None]:
     of_input = Cast(elements=matrix.tokens * matrix.inputs, normed=matrix.normed, tensors=matrix.casts)
     of_gradient = Cast(elements=matrix.tokens * matrix.outputs, tensors=matrix.casts)
     if matrix.split_tokens and matrix.normed:
-        of_input = replace(
-            of_input, elements=matrix.split_tokens * matrix.inputs, gathered=matrix.tokens * matrix.inputs
+        of_input = of_input._replace(
+            elements=matrix.split_tokens * matrix.inputs, gathered=matrix.tokens * matrix.inputs
         )
     elif matrix.split_tokens:
         of_gradient = Cast(elements=matrix.split_tokens * matrix.outputs, gathered=matrix.tokens * matrix.outputs)
@@ -441,7 +440,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     scored = _indexer_flops(model, tokens, shard.sequence)
     # The loss compares the scores of the chosen keys with attention's: two gradients, and attention's scores.
     chosen_scores = tokens * reach * (2 * heads * (dim + 1) + shard.heads * (model.kv_rank + model.rope_dim))
-    again = replace(scores, n=max(reach // 2, 1), copies=2 * heads)
+    again = scores._replace(n=max(reach // 2, 1), copies=2 * heads)
     choice = tokens * all_keys // 2 * _LOGITS_BYTES
     width, bytes_per_row = _absorbed_width(model), model.element_bytes
     size = tokens * shard.heads * width * bytes_per_row
@@ -460,7 +459,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
         _memory("choice of keys", 2 * choice, 0),
         Operation(
             name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size + keys, core=core),
-            input_gradient=Work(flops=2 * flops, size_bytes=2 * (size + keys), core=replace(core, backward=True)),
+            input_gradient=Work(flops=2 * flops, size_bytes=2 * (size + keys), core=core._replace(backward=True)),
             weight_gradient=Work(),
         ),
     )  # fmt: skip
@@ -478,7 +477,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     )  # fmt: skip
     attention = Operation(
         name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size, core=core),
-        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, core=replace(core, backward=True)),
+        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, core=core._replace(backward=True)),
         weight_gradient=Work(),
     )  # fmt: skip
     overlap = model.overlap(kind.ratio)
@@ -491,7 +490,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     scores = Product(
         m=tokens, n=max(sequence // kind.ratio, 1), k=model.indexer.dim, copies=model.indexer.heads, result_bytes=0
     )
-    chosen = replace(scores, n=max(min(model.indexer.top_k, scores.n), 1), copies=2 * scores.copies)
+    chosen = scores._replace(n=max(min(model.indexer.top_k, scores.n), 1), copies=2 * scores.copies)
     choice = tokens * scores.n * _LOGITS_BYTES
     return (
         compression,
@@ -549,7 +548,7 @@ def _core(model: Transformer, shard: Shard, window: int) -> Operation:
         )
         forward = Work(flops=flops, size_bytes=queries_bytes + keys_values, core=core)
         backward = Work(
-            flops=2 * flops, size_bytes=2 * (queries_bytes + keys_values), core=replace(core, backward=True)
+            flops=2 * flops, size_bytes=2 * (queries_bytes + keys_values), core=core._replace(backward=True)
         )
     else:
         # Write scores; read and write them in the softmax; read them for the values. Dropout: read and write.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pptrace.plugin import ConfigError, ConstraintError
 from pptrace_models.transformer import divisors_near
@@ -18,8 +17,7 @@ Part: TypeAlias = Literal["all", "shard", "replicate"]
 """Groups of replicas: all, those that share state, or one replica of each group that shares state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class Shard(NamedTuple):
     """Sizes on one device of a rank's group."""
 
     tokens: int
@@ -96,8 +94,7 @@ class Shard:
         if kind.received == kind.sent == 1:
             return self
         even = self.split_tokens * self.top_k
-        return replace(
-            self,
+        return self._replace(
             routed=ceil(self.tokens * self.top_k * self.etp * kind.received / self.tp),
             sent=ceil(even * kind.sent),
             exchanged=ceil(even * max(kind.sent, kind.received)),
@@ -235,8 +232,7 @@ def _divide(key: str, size: int, name: str, total: int, near: str = "") -> None:
         raise ConstraintError(message, nearest=near or divisors_near(size, total), key=key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
+class Linear(NamedTuple):
     """One matrix on one device."""
 
     group: str
@@ -411,8 +407,7 @@ def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> tupl
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class Cast(NamedTuple):
     """A cast of the left factor of a product in a narrow format."""
 
     elements: int
@@ -425,8 +420,7 @@ class Cast:
     """Number of tensors that the factor consists of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(NamedTuple):
     """A matrix product of m x k and k x n."""
 
     m: int
@@ -457,8 +451,7 @@ class Product:
         return self.copies * (factor * (m * k + k * n) + self.result_bytes * m * n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
+class Core(NamedTuple):
     """A flash attention kernel."""
 
     heads: int
@@ -477,8 +470,7 @@ class Core:
     """Whether the kernel drops scores, with a random number per score."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """Work of a group of kernels; no FLOPs and no bytes means no kernel."""
 
     flops: int = 0
@@ -506,8 +498,7 @@ FIRST_HALF = frozenset({
 """Names of the operations of a layer's first half, without norms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(NamedTuple):
     """A group of kernels in each of the three passes."""
 
     name: str

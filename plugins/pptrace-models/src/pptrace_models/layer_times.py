@@ -14,7 +14,7 @@ the product of the weight gradient (Korthikanti et al., 2022, and Transformer En
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, partial
 from itertools import chain
@@ -65,8 +65,7 @@ class HalfTimes(NamedTuple):
         return self.gradient_gather_ns + self.reduce_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupTimes:
+class GroupTimes(NamedTuple):
     """Collective time of the forward and of the backward; the backward part belongs to I."""
 
     forward_ns: int = 0
@@ -79,8 +78,7 @@ class GroupTimes:
     """Tensor-parallel collectives of a layer's halves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCollectives:
+class LayerCollectives(NamedTuple):
     """Time of each collective of a layer, in ns: of attention, of the MLP or experts, and of keys and values."""
 
     first: HalfTimes
@@ -479,8 +477,7 @@ _SLOWDOWN = 0.19
 slows a product from 8.605 ms to 9.251 ms (overlap micro-benchmark of the STP paper, on A800)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Overlap:
+class _Overlap(NamedTuple):
     """Overlap of a half's products with its collectives."""
 
     devices: int
@@ -490,7 +487,7 @@ class _Overlap:
         """Return the exposed duration of a collective in pieces, or of the whole one where that is shorter."""
         if not (products and collective_ns):
             return collective_ns
-        piece_ns = self._sum([replace(product, m=-(-product.m // self.devices)) for product in products])
+        piece_ns = self._sum([product._replace(m=-(-product.m // self.devices)) for product in products])
         step_ns = collective_ns / (self.devices - 1)
         total_ns = piece_ns + (self.devices - 1) * max(_slow_down(piece_ns, step_ns), step_ns)
         return min(round(total_ns) - self._sum(products), collective_ns)
@@ -536,7 +533,7 @@ def beside_products(
         backward += overlap.bulk(weight_products, reduce) - reduce
         if weight_products:
             backward += overlap.bulk(input_products, gather)
-    return replace(group, forward_ns=forward, backward_ns=backward)
+    return group._replace(forward_ns=forward, backward_ns=backward)
 
 
 def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[Product]]:
@@ -544,5 +541,5 @@ def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[P
 
     Their factors are cast before a gather, and not per piece.
     """
-    first, *following = [[replace(product, cast=None) for product in operation] for operation in products]
+    first, *following = [[product._replace(cast=None) for product in operation] for operation in products]
     return [*first[:-1], *chain.from_iterable(following)], list(first[-1:])
