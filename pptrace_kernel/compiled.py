@@ -165,10 +165,11 @@ def _words(value: Any) -> Iterator[int]:
 def _loaded_entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int] | None:
     """Return the compiled function of this process or of the cache; None if there is none."""
     if (kernel, layout) not in _entry_points:
-        code = read_cache(_file_name(kernel, layout))
+        name = _name(kernel, layout)
+        code = read_cache(f"{name}.o")
         if code is None:
             return None
-        _entry_points[kernel, layout] = _load(code)
+        _entry_points[kernel, layout] = _load(name, code)
     return _entry_points[kernel, layout]
 
 
@@ -182,12 +183,13 @@ def _entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], 
         _report_compilation()
     from pptrace_kernel.translation import translate
 
-    code = _compile(translate(kernel, layout, _ENTRY))
+    name = _name(kernel, layout)
+    code = _compile(translate(kernel, layout, name))
     try:
-        write_cache(_file_name(kernel, layout), code)
+        write_cache(f"{name}.o", code)
     except OSError:
         _warn_of_no_cache()
-    _entry_points[kernel, layout] = _load(code)
+    _entry_points[kernel, layout] = _load(name, code)
     return _entry_points[kernel, layout]
 
 
@@ -214,23 +216,29 @@ def _compile(text: str) -> bytes:
         return code
 
 
-def _load(code: bytes) -> Callable[[int], int]:
-    """Return the entry point of an object file."""
+@cache
+def _engine() -> Any:
+    """Return LLVM's engine, which owns the memory of loaded code."""
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+
+
+def _load(name: str, code: bytes) -> Callable[[int], int]:
+    """Return the function of an object file; a function is loaded once, also for kernels with equal code."""
     with _llvm_lock:
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        address = engine.get_function_address(_ENTRY)
-        function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)
-        _engines.append(engine)
-    return function
+        if name not in _functions:
+            engine = _engine()
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            engine.finalize_object()
+            address = engine.get_function_address(name)
+            _functions[name] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)
+        return _functions[name]
 
 
 @cache
-def _file_name(kernel: Callable[..., Any], layout: Layout) -> str:
-    """Return the name of an object file, with a digest of everything that the code depends on."""
+def _name(kernel: Callable[..., Any], layout: Layout) -> str:
+    """Return the name of a compiled function, with a digest of everything that its code depends on."""
     inputs = f"{_describe_source(kernel)} {_describe_layout(layout)} {_describe_compiler()}"
-    return f"{kernel.__name__}_{sha256(inputs.encode()).hexdigest()[:32]}.o"
+    return f"{kernel.__name__}_{sha256(inputs.encode()).hexdigest()[:32]}"
 
 
 @cache
@@ -285,8 +293,6 @@ def _warn_of_no_cache() -> None:
 
 
 _CPU, _FEATURES = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-_ENTRY = "entry"
-"""The name of a compiled function in its object file."""
 _OPTIMIZATION_LEVEL = 2
 _DIGEST_BYTES = sha256().digest_size
 _NO_CACHE = (
@@ -297,10 +303,10 @@ _NO_CACHE = (
 _entry_points: dict[tuple[Callable[..., Any], Layout], Callable[[int], int]] = {}
 """Compiled code that is loaded in this process."""
 
+_functions: dict[str, Callable[[int], int]] = {}
+"""The functions in LLVM's engine, by name."""
+
 _compiled_sizes: list[int] = []
 """Bytes of bytecode of each kernel that this process compiled, to report only compilations that take long."""
-
-_engines: list[Any] = []
-"""LLVM's engines, which own the memory of loaded code."""
 
 _llvm_lock = Lock()

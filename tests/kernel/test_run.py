@@ -43,6 +43,25 @@ if __name__ == "__main__":
         print([results(), *(result.result() for result in of_workers)] == [[[0, 2, 4], [0, 3, 6]]] * 5)
 """
 
+EQUAL_KERNELS = """
+import importlib, kernels
+import numpy as np
+from pptrace_kernel import always_compiled, run
+first = kernels.double
+second = importlib.reload(kernels).double
+out = np.zeros((2, 3), dtype=np.int64)
+with always_compiled():
+    for kernel, row in zip((first, second), out):
+        run(kernel, (np.arange(3),), (row,), work=3)
+print(first is second, out.tolist())
+"""
+
+
+def test_two_kernels_with_equal_code_run_compiled_in_one_process(run_program: RunProgram) -> None:
+    result = run_program(EQUAL_KERNELS)
+
+    assert result.stdout == "False [[0, 2, 4], [0, 2, 4]]\n", result.stderr
+
 
 def test_loaded_code_also_runs_small_work(monkeypatch: pytest.MonkeyPatch) -> None:
     column_types = []
