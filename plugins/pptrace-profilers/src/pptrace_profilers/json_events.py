@@ -338,28 +338,31 @@ def _pieces(
     chunks: Iterable[list[bytes]], keep: Keep, blocks: Blocks, process: Executor | None
 ) -> Iterator[_Piece]:
     """Yield the events of chunks in the order of the file; whichever process is free parses the next chunk."""
-    pending: deque[tuple[list[bytes], _Piece | Future[_Piece | None]]] = deque()
+    pending: deque[_Piece | tuple[list[bytes], Future[_Piece | None]]] = deque()
 
-    def finished(chunk: list[bytes], piece: _Piece | Future[_Piece | None]) -> _Piece:
-        if isinstance(piece, _Piece):
-            return piece
+    def parse(chunk: list[bytes]) -> _Piece:
+        return _parse(chunk, keep, blocks) or _Piece()
+
+    def finished(first: _Piece | tuple[list[bytes], Future[_Piece | None]]) -> _Piece:
+        if isinstance(first, _Piece):
+            return first
+        chunk, future = first
         try:
-            parsed = piece.result()
+            return future.result() or parse(chunk)
         except BrokenExecutor:
-            parsed = None
-        return parsed or _parse(chunk, keep, blocks) or _Piece()
+            return parse(chunk)
 
     for chunk in chunks:
-        running = sum(isinstance(piece, Future) and not piece.done() for _, piece in pending)
+        running = sum(not isinstance(piece, _Piece) and not piece[1].done() for piece in pending)
         if process is not None and running < _AHEAD:
             with suppress(BrokenExecutor):
                 pending.append((chunk, process.submit(_parse, chunk, keep)))
                 continue
-        pending.append((chunk, _parse(chunk, keep, blocks) or _Piece()))
-        while pending and (isinstance(pending[0][1], _Piece) or pending[0][1].done()):
-            yield finished(*pending.popleft())
+        pending.append(parse(chunk))
+        while pending and (isinstance(pending[0], _Piece) or pending[0][1].done()):
+            yield finished(pending.popleft())
     while pending:
-        yield finished(*pending.popleft())
+        yield finished(pending.popleft())
 
 
 def _parse(chunk: Sequence[bytes], keep: Keep, blocks: Blocks | None = None) -> _Piece | None:
