@@ -37,10 +37,9 @@ def test_no_schedule_of_any_costs_beats_the_bound(
     def some(low: int, high: int, count: int = stages) -> tuple[int, ...]:
         return tuple(random.randint(low, high) for _ in range(count))
 
-    whole = some(1, longest)
-    room = [
-        sum(whole[stage] for stage in range(stages) if rank_of[stage] == rank) for rank in range(max(rank_of) + 1)
-    ]
+    whole, ranks = some(1, longest), max(rank_of) + 1
+    least = max if more == "copies" else sum
+    room = [least(whole[stage] for stage in range(stages) if rank_of[stage] == rank) for rank in range(ranks)]
     problem = Problem(
         microbatches=microbatches, stage_rank=rank_of, f=some(1, longest), i=some(1, longest),
         w=some(1, longest), activation=whole,
@@ -50,6 +49,7 @@ def test_no_schedule_of_any_costs_beats_the_bound(
         offload=some(1, 4) if more == "copies" else (),
         reload=some(1, 4) if more == "copies" else (), recompute=some(1, 3) if more == "again" else (),
         checkpoint=tuple(random.randint(0, item) for item in whole) if more == "again" else (),
+        tail=some(0, 2, ranks) if random.random() < 0.3 else (),
     )  # fmt: skip
     begun = start(problem)
     assert begun is not None
@@ -125,6 +125,24 @@ def test_only_whole_activations_fit_into_memory(limit: int, room: int) -> None:
 @pytest.mark.parametrize(("limit", "step"), [(32, 399), (18, 425), (15, 434), (12, 443)])
 def test_what_16_ranks_and_64_microbatches_take_at_least(limit: int, step: int) -> None:
     assert bound(v_shaped(16, 64, limit)) == step
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 3), (3, 4), (4, 5), (4, 12)])
+def test_room_for_one_activation_is_full_from_the_first_forward_to_the_last_gradient(
+    ranks: int, microbatches: int
+) -> None:
+    """On the last rank but one, each activation takes the room for two computations and two copies."""
+    twos = (2,) * ranks
+    problem = Problem(
+        microbatches=microbatches, stage_rank=tuple(range(ranks)), f=twos, i=twos, w=twos, activation=twos,
+        weight_activation=(1,) * ranks, limit=(3,) * ranks, offload=twos, reload=twos,
+    )  # fmt: skip
+
+    begun = start(problem, enough=bound(problem))
+
+    fill = drain = 2 * (ranks - 2)
+    assert begun is not None
+    assert bound(problem) == begun.played.step == fill + microbatches * (2 + 2 + 2 + 2) + drain + 2
 
 
 def slow_copies(ranks: int, copy: int, transfer: int) -> Problem:

@@ -8,14 +8,16 @@ The work of a rank takes a known time. A rank also has three idle times:
 - After its last forward, that microbatch also passes to the last stage and back to the first. This takes longer
   than the gradients of all activations in memory at that time.
 
-If memory is too small for all forwards, some forward runs after the first gradient. The second and the third idle
-time are then disjoint, and the bound is their sum.
+If some forward runs after the first gradient, the second and the third idle time are disjoint, and the bound is
+their sum. Otherwise all forwards run before the first gradient. Memory then excludes this, or it takes the time of
+the offloads that make room. The bound is the lower of the two cases.
 
 An activation takes memory during its round trip to the last stage. The sum of bytes times time is at most the
-limit times the time of the step. Only whole activations fit, so sizes may be rounded up as in bin packing, by dual
-feasible functions: Fekete and Schepers, New classes of fast lower bounds for bin packing problems, Mathematical
-Programming 91, 2001. If memory has room for ``k`` activations of a stage, each forward also starts a round trip
-after the forward ``k`` places earlier in the order of starts.
+limit times the time of the step. Up to a rank's last input gradient, it is at most the limit times the time until
+then. The input gradients of all previous stages follow. Only whole activations fit, so sizes may be rounded up as
+in bin packing, by dual feasible functions: Fekete and Schepers, New classes of fast lower bounds for bin packing
+problems, Mathematical Programming 91, 2001. If memory has room for ``k`` activations of a stage, each forward also
+starts a round trip after the forward ``k`` places earlier in the order of starts.
 
 All microbatches have the same costs, so a permutation of their numbers does not change the step. With host copies
 or recomputation, a microbatch can overtake another, and the solver visits each schedule once per permutation.
@@ -97,12 +99,10 @@ def _rank_bound(problem: Problem, rank: int) -> int:
               for stage, time in waiting.items()),
         )  # fmt: skip
     # After the rank's last input gradient run the input gradients of all previous stages and one weight gradient.
-    # Of the rank's work, only deferred weight gradients run after it, as many as memory allows.
-    passes = problem.work(rank) - _deferred_weight_work(problem, rank)
     drain = sum(problem.i[:first]) + sum(problem.backward_transfer[:first]) + problem.w[0]
     return max(
         span_bound,
-        fill + _idle_before_gradients(problem, rank) + passes + drain + problem.tail[problem.stage_rank[0]],
+        fill + _until_last_gradient(problem, rank) + drain + problem.tail[problem.stage_rank[0]],
         max(waiting.values()) + problem.round_trip(0) + problem.w[0] + problem.tail[problem.stage_rank[0]],
     )
 
@@ -129,22 +129,30 @@ def _deferred_weight_work(problem: Problem, rank: int) -> int:
     return min(waiting, all_work)
 
 
-def _idle_before_gradients(problem: Problem, rank: int) -> int:
-    """Return the idle time of a rank between its first forwards and its first gradient, when memory is full.
+def _idle_before_gradients(problem: Problem, rank: int) -> tuple[int | None, int | None]:
+    """Return the idle time of a rank before its first gradient if some forward runs later, and if none does.
 
-    The first gradient belongs to the rank's last stage. Before it, the rank runs only forwards, as many as fit
-    into memory together with those whose activations are offloaded in time.
+    Proof: the first gradient belongs to the rank's last stage, and follows a round trip of its microbatch. Before
+    it, the rank runs only forwards. Memory has room for some of them. Each further forward starts after the end of
+    one more offload, and offloads run one at a time after the first forward. The result is the minimum over the
+    number of forwards; it is None for a case that memory or the number of microbatches excludes.
     """
     stages = problem.stages_of[rank]
     last = stages[-1]
     gradient_time = sum(problem.f[stages[0] :]) + sum(problem.forward_transfer[stages[0] :])
     gradient_time += sum(problem.i[last + 1 :]) + sum(problem.backward_transfer[last:])
-    forward_count = _forwards_at_once(problem, rank)
-    if problem.copies:
-        forward_count += gradient_time // max(min(problem.offload[stage] for stage in stages), 1)
-    forwards = sorted((problem.f[stage] for stage in stages), reverse=True)
-    longest = [time for time in forwards for _ in range(problem.microbatches)]
-    return max(0, gradient_time - sum(longest[:forward_count]))
+    fitting_count, shortest = _forwards_at_once(problem, rank), min(problem.f[stage] for stage in stages)
+    forwards = sorted((problem.f[stage] for stage in stages for _ in range(problem.microbatches)), reverse=True)
+    idle_times = []
+    for count, work in enumerate(accumulate(forwards), start=1):
+        offload_count = max(count - fitting_count, 0)
+        if offload_count and not problem.copies:
+            break
+        offload_time = min(problem.offload[stage] for stage in stages) if offload_count else 0
+        last_end = 2 * shortest + offload_count * offload_time if offload_count else work
+        idle_times.append(max(gradient_time, last_end, work) - work)
+    some_later = min(idle_times[len(stages) - 1 : len(forwards) - 1], default=None)
+    return some_later, idle_times[-1] if len(idle_times) == len(forwards) else None
 
 
 def _forwards_at_once(problem: Problem, rank: int) -> int:
@@ -156,20 +164,30 @@ def _forwards_at_once(problem: Problem, rank: int) -> int:
     return every if limit == NO_LIMIT or not size else min(limit // size, every)
 
 
-def _idle_after_forwards(problem: Problem, rank: int) -> int:
+def _idle_after_forwards(problem: Problem, rank: int, *, has_begun: bool) -> int:
     """Return the idle time of a rank after its last forward, without the tail of the rank.
 
-    The microbatch of this forward passes to the last stage and back to the first. Meanwhile the rank runs only
-    gradients whose activations are in memory or are reloaded in time.
+    Proof: the microbatch of this forward passes to the last stage and back to the first. Meanwhile the rank runs
+    only gradients whose activations are in memory or are reloaded in time, and each of them at most once.
+
+    Args:
+        problem: what to schedule.
+        rank: the rank.
+        has_begun: whether some input gradient has ended before the last forward.
     """
     stages, limit = problem.stages_of[rank], problem.limit[rank]
-    if limit == NO_LIMIT:
-        return 0
     drain = min(_completion_time(problem, rank, stage) for stage in stages)
-    gradients = _gradient_work_in_memory(problem, rank)
-    if problem.copies:
-        longest = max(problem.i[stage] + problem.w[stage] for stage in stages)
-        gradients += drain // max(min(problem.reload[stage] for stage in stages), 1) * longest
+    gradients = problem.microbatches * sum(problem.i[stage] + problem.w[stage] for stage in stages)
+    if has_begun:
+        gradients -= problem.i[stages[-1]]
+    if problem.recomputes:
+        gradients += problem.microbatches * sum(problem.recompute[stage] for stage in stages)
+    if limit != NO_LIMIT:
+        fitting = _gradient_work_in_memory(problem, rank)
+        if problem.copies:
+            longest = max(problem.i[stage] + problem.w[stage] for stage in stages)
+            fitting += drain // max(min(problem.reload[stage] for stage in stages), 1) * longest
+        gradients = min(gradients, fitting)
     return max(0, drain - gradients - problem.tail[rank])
 
 
@@ -222,27 +240,61 @@ def _state_increments(problem: Problem, stage: int) -> list[tuple[int, int]]:
 def _busy(problem: Problem, rank: int) -> int:
     """Return a lower bound of the time from a rank's first start to its last end.
 
-    With recomputation, the bound is the minimum over the number of recomputed forwards. Recomputation is free
-    before the rank's first gradient.
+    If some forward runs after the first gradient, the idle times before this gradient and after the last forward
+    are disjoint.
     """
-    work, limit, stages = problem.work(rank), problem.limit[rank], problem.stages_of[rank]
-    before, after = _idle_before_gradients(problem, rank), _idle_after_forwards(problem, rank)
-    # Without copies, some forward runs after the rank's first gradient if memory is too small for all forwards.
-    is_disjoint = not problem.copies and _forwards_at_once(problem, rank) < problem.microbatches * len(stages)
+    some_later, none_later = _idle_before_gradients(problem, rank)
+    work = problem.work(rank)
 
-    def idle(recompute_work: int) -> int:
-        return max(before, recompute_work) + after if is_disjoint else max(before, recompute_work + after)
+    def least(recompute_work: int) -> int:
+        cases = []
+        if some_later is not None:
+            after = _idle_after_forwards(problem, rank, has_begun=True)
+            cases.append(max(some_later, recompute_work) + after)
+        if none_later is not None:
+            after = _idle_after_forwards(problem, rank, has_begun=False)
+            cases.append(max(none_later, recompute_work + after))
+        return work + min(cases, default=0)
 
-    if not problem.recomputes or limit == NO_LIMIT:
-        return max(work + idle(0), _memory_bound(problem, rank, problem.microbatches))
+    return _with_recomputation(problem, rank, least, 0)
+
+
+def _until_last_gradient(problem: Problem, rank: int) -> int:
+    """Return a lower bound of the time from a rank's first start to the end of its last input gradient.
+
+    Proof: all forwards, input gradients and copies of the rank are in this time. Of its work, only deferred weight
+    gradients run later, as many as memory allows, so both its work and its bytes times time bound this time.
+    """
+    deferred_work = _deferred_weight_work(problem, rank)
+    idle = min((time for time in _idle_before_gradients(problem, rank) if time is not None), default=0)
+    work = problem.work(rank) - deferred_work
+    return _with_recomputation(
+        problem, rank, lambda recompute_work: work + max(idle, recompute_work), deferred_work
+    )
+
+
+def _with_recomputation(problem: Problem, rank: int, least: Callable[[int], int], deferred_work: int) -> int:
+    """Return the least of a time and of the memory bound, over the number of recomputed forwards.
+
+    Recomputation is free before the rank's first gradient.
+
+    Args:
+        problem: what to schedule.
+        rank: the rank.
+        least: returns a lower bound for a duration of recomputed forwards.
+        deferred_work: the longest duration of weight gradients that run after the time that is bounded.
+    """
+    stages, microbatches = problem.stages_of[rank], problem.microbatches
+    if not problem.recomputes or problem.limit[rank] == NO_LIMIT:
+        return max(least(0), _memory_bound(problem, rank, microbatches, deferred_work))
     if len(stages) > 1:
-        return work + idle(0)
+        return least(0)
     return min(
         max(
-            work + idle(count * problem.recompute[stages[0]]),
-            _memory_bound(problem, rank, problem.microbatches - count),
+            least(count * problem.recompute[stages[0]]),
+            _memory_bound(problem, rank, microbatches - count, deferred_work),
         )
-        for count in range(problem.microbatches + 1)
+        for count in range(microbatches + 1)
     )
 
 
@@ -266,8 +318,11 @@ def _rounded(size: int, limit: int, parts: int) -> int:
     return whole * limit if remainder else parts * size
 
 
-def _memory_bound(problem: Problem, rank: int, microbatches: int) -> int:
+def _memory_bound(problem: Problem, rank: int, microbatches: int, deferred_work: int) -> int:
     """Return the least time in which a rank's memory and copy channel can serve some microbatches.
+
+    Weight gradients with a total duration of at most ``deferred_work`` run later. They take at most the largest
+    weight part during this duration.
 
     The sum of bytes times time is at most the limit times the returned time, for sizes of each dual feasible
     function. An activation is in memory during its round trip. An offloaded activation is in memory during its
@@ -278,16 +333,18 @@ def _memory_bound(problem: Problem, rank: int, microbatches: int) -> int:
     if limit in (NO_LIMIT, 0):
         return 0
     return max(
-        _least_time(problem, rank, microbatches, value_of, capacity)
+        _least_time(problem, rank, microbatches, deferred_work, value_of, capacity)
         for value_of, capacity in _dual_feasible(limit)
     )
 
 
 def _least_time(
-    problem: Problem, rank: int, microbatches: int, value_of: Callable[[int], int], capacity: int
-) -> int:
+    problem: Problem, rank: int, microbatches: int, deferred_work: int, value_of: Callable[[int], int],
+    capacity: int,
+) -> int:  # fmt: skip
     """Return the bound of :func:`_memory_bound` for one function of sizes."""
     memory_time = saved_time = channel = 0
+    largest_part = max(value_of(problem.weight_activation[stage]) for stage in problem.stages_of[rank])
     for stage in problem.stages_of[rank]:
         trip, size = problem.round_trip(stage), value_of(problem.activation[stage])
         memory_time += trip * size + value_of(problem.weight_activation[stage]) * problem.w[stage]
@@ -297,6 +354,7 @@ def _least_time(
             saved_time += max(trip - offloaded_time, 0) * size
             channel += copies if problem.one_stream else max(problem.offload[stage], problem.reload[stage])
     memory_time, saved_time, channel = (microbatches * total for total in (memory_time, saved_time, channel))
+    memory_time -= deferred_work * largest_part
     # A share x of the activations is offloaded, from 0 to 1. The time T is at least (memory_time - x saved_time) /
     # capacity and at least x channel.
     least_time = -(-(memory_time - saved_time) // capacity)
