@@ -112,6 +112,21 @@ def test_something_is_found_whenever_anything_fits(
     assert start_schedule.played.step >= bound(problem)
 
 
+def test_messages_lengthen_a_start_schedule_no_more_than_its_order_needs() -> None:
+    """Lists in which each of few activations waits for messages take 826; those that ignore messages, 764."""
+    problem = replace(
+        table(6, 18, 4, copies=False), f=(10,) * 6, i=(10,) * 6, w=(10,) * 6, forward_transfer=(1,) * 5,
+        backward_transfer=(1,) * 5,
+    )  # fmt: skip
+    start_schedule, without = start(problem), start(problem.without_transfers)
+
+    assert start_schedule is not None
+    assert without is not None
+    played = play(problem, without.rows)
+    assert played is not None
+    assert start_schedule.played.step <= played.step <= 764
+
+
 @pytest.mark.parametrize(("limit", "length", "least"), [(32, 207, 207), (18, 235, 233), (15, 243, 242)])
 def test_memory_shared_by_round_trips_is_near_what_v_schedules_take(limit: int, length: int, least: int) -> None:
     problem = v_shaped(16, 32, limit)

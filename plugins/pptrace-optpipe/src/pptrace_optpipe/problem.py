@@ -208,6 +208,11 @@ class Problem:
         )  # fmt: skip
 
     @property
+    def without_transfers(self) -> Problem:
+        """The problem with messages that take no time."""
+        return replace(self, forward_transfer=(), backward_transfer=())
+
+    @property
     def shortest(self) -> Problem:
         """The problem with backward times that are lower bounds for split and joined backwards.
 

@@ -99,10 +99,16 @@ def start(
 
 
 def started(problem: Problem) -> Iterator[StartSchedule]:
-    """Yield the schedules of all start rules that fit, with split and, if shorter, joined backwards."""
-    lists = [_list_schedules(problem)]
-    if problem.joinable:
-        lists.append(joined_rows(problem, rows) for rows in _list_schedules(problem.joined))
+    """Yield the schedules of all start rules that fit, with split and, if shorter, joined backwards.
+
+    If messages take time, list scheduling also runs as if they took none. A short message then does not change the
+    order of operations, which can be better if many forwards wait for memory.
+    """
+    lists = []
+    for other in dict.fromkeys((problem, problem.without_transfers)):
+        lists.append(_list_schedules(other))
+        if other.joinable:
+            lists.append(joined_rows(problem, rows) for rows in _list_schedules(other.joined))
     for rows in (rows for group in zip_longest(*lists) for rows in group if rows is not None):
         played = play(problem, rows)
         if played is not None:
@@ -119,6 +125,7 @@ def disturbed(problem: Problem, random: Random) -> Iterator[Rows | None]:
     while True:
         is_joined = bool(problem.joinable) and random.random() < _OFTEN
         base = problem.joined if is_joined else problem
+        base = base.without_transfers if random.random() < _OFTEN else base
         largest = random.choice(_DISTURBANCES)
         f, i, w = (
             tuple(int(time * random.uniform(1 - largest, 1 + largest)) for time in times)
@@ -156,10 +163,9 @@ def _list_schedules(problem: Problem) -> Iterator[Rows]:
         kept = range(_most_kept(problem) + 1)
         offloading = [
             partial(OffloadingLister, problem, kept_count, patient=patient, late=late)
-            for patient, kept_count, late in product((True, False), kept, (False, True))
+            for kept_count, late, patient in product(kept, (True, False), (True, False))
         ]
-        patient = 2 * len(kept)
-        listers = [listers[0], *offloading[:patient], *listers[1:], *offloading[patient:]]
+        listers = [lister for pair in zip_longest(listers, offloading) for lister in pair if lister is not None]
     for place, lister in enumerate(listers):
         if place == 1:
             yield serial_rows(problem, copied=problem.copies)
