@@ -34,6 +34,8 @@ _TYPED_STATE = ("main-params", "exp-avg", "exp-avg-sq")
 """Optimizer state with a type argument in Megatron-LM."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """Names of ZeRO's stages in Megatron-FSDP."""
+_OTHER_MODULES = {"full_attn", "mlp_act"}
+"""Modules that other frameworks recompute, and Megatron-LM does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +250,8 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     words += ["--grad-reduce-in-bf16"] if costs.get("gradients") == "bf16" else []
     words += ["--tp-comm-overlap"] if costs.get("overlap_tp") and parallel.tp > 1 else []
     words += _recompute(model)
-    if "mlp_act" in (model.get("recompute_modules") or []):
-        without.append("recompute_modules: mlp_act")
+    modules = model.get("recompute_modules") or []
+    without += [f"recompute_modules: {module}" for module in modules if module in _OTHER_MODULES]
     return words, without, notes
 
 
@@ -272,7 +274,7 @@ def _recompute(model: dict[str, Any]) -> list[str]:
         )
     if recompute == "selective":
         requested = model.get("recompute_modules") or []
-        modules = [module for module in requested if module != "mlp_act"]
+        modules = [module for module in requested if module not in _OTHER_MODULES]
         if requested and not modules:
             return []
         return ["--recompute-granularity", "selective", *(["--recompute-modules", *modules] if modules else [])]

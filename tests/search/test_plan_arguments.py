@@ -136,7 +136,7 @@ CASES: dict[str, dict[str, Any]] = {
     "optimizer": {"costs": {"exp_avg": "bf16", "main_params": "fp16"}},
     "tensor": {"parallel": {"tp": 2, "sequence_parallel": True}},
     "whole": {"parallel": {"tp": 2, "cp": 2}, "model": {"recompute": "full", "recompute_method": "block"}},
-    "modules": {"model": {"recompute": "selective", "recompute_modules": ["mlp", "mlp_act"]}},
+    "modules": {"model": {"recompute": "selective", "recompute_modules": ["mlp", "mlp_act", "full_attn"]}},
     "uneven": {"model": {"layers_per_stage": [3, 5, 5, 3]}},
     "looped": {
         "schedule": {"name": "interleaved-1f1b"}, "parallel": {"vp": 2}, "batch": {"global": 20},
@@ -224,6 +224,7 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
         ({}, None, "zero 1: FSDP shards gradients and weights, too"),
         (CASES["sharded"], None, None),
         (CASES["modules"], "recompute_modules: mlp_act", "zero 1: FSDP shards gradients and weights, too"),
+        (CASES["modules"], "recompute_modules: full_attn", "zero 1: FSDP shards gradients and weights, too"),
         (
             {"model": MOE, "parallel": {"ep": 2}, "costs": {"zero": 0}}, None,
             "expert parallelism of weights that are not sharded: ep 2 does not divide tp x cp",
