@@ -286,6 +286,14 @@ class LinkCollectives:
 
         return LinkCollectives(network=self.network, groups=groups)
 
+    def without(self, *axes: str) -> LinkCollectives:
+        """Return these collectives, which take no time along some axes: their groups have one member."""
+
+        def groups(name: str) -> Int32s:
+            return np.zeros((1, 1), dtype=np.int32) if name.partition("-")[0] in axes else self.groups(name)
+
+        return replace(self, groups=groups)
+
     def fastest(self, collective: str, axis: str, size_bytes: int) -> Plan:
         """Return the fastest plan of a collective; see :meth:`ns`."""
         key = (collective, axis, size_bytes)

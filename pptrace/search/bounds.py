@@ -64,21 +64,18 @@ def work_bound(workload: Workload, ranks: int, microbatches: int, *, has_pairs: 
     )
 
 
-def estimate_factor(workload: Workload, ranks: int, microbatches: int, chunks: int) -> float:
-    """Return how much longer than the mean work of its ranks a step of interleaved 1F1B is expected to be.
-
-    The factor has the bubble, and doubles if 1F1B needs more memory than there is. It orders a search.
-
-    Args:
-        workload: costs of one stage per rank.
-        ranks: number of pipeline ranks.
-        microbatches: microbatches of the step.
-        chunks: the most chunks per rank.
-    """
+def exceeds_memory(workload: Workload, ranks: int, microbatches: int) -> bool:
+    """Return whether 1F1B needs more memory than there is, with costs of one stage per rank."""
     in_flight = np.minimum(ranks - np.arange(ranks), microbatches)
     peaks = workload.static_bytes + workload.reserved_bytes + in_flight * workload.activation_bytes
-    is_short = bool(workload.capacity_bytes and (peaks > workload.capacities(ranks)).any())
-    return (1 + (ranks - 1) / (microbatches * chunks)) * (1 + is_short)
+    return bool(workload.capacity_bytes and (peaks > workload.capacities(ranks)).any())
+
+
+def state_bound(workload: Workload, ranks: int) -> Bound:
+    """Return lower bounds of all steps with this training state: its memory on the mean rank, and no time."""
+    static_bytes = int(workload.static_bytes.sum())
+    fits = not workload.capacity_bytes or static_bytes <= int(workload.capacities(ranks).sum())
+    return Bound(step_ns=0, peak_bytes=static_bytes // ranks, fits=fits)
 
 
 def _least_work_ns(workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool) -> int:

@@ -58,6 +58,8 @@ class CandidateGroup:
     """Its configurations."""
     bounds: GroupBounds
     """Lower bounds of all members."""
+    is_inherited: bool
+    """Whether the bounds are those of a group without recomputation, see :meth:`GroupBounds.for_recomputation`."""
     sizes: Mapping[bool, int]
     """The number of members that can run, without and with overlapped pairs; empty if the group cannot run."""
     candidates: list[Candidate] = field(default_factory=list)
@@ -103,8 +105,8 @@ _MEMBERS = 2**20
 """The distance of the numbers of candidates of consecutive groups."""
 _BATCHES = (2, 6, 16, 32)
 """Sizes of the batches between two looks at the bounds; the last size repeats."""
-_LOOKS = tuple(32 * 4**power for power in range(10))
-"""Counts of groups with bounds after which the best ones are expanded and simulated."""
+_LOOKS = tuple(8 * 4**power for power in range(11))
+"""Counts of groups without recomputation after which the best ones are expanded and simulated."""
 _PEEKS = tuple(8 * 4**power for power in range(10))
 """Counts of expanded groups after which the best candidates are simulated early."""
 _LIKELY, _EXPANDED = 8, 24
@@ -122,6 +124,8 @@ _GOLDEN = 0.618
 _PAUSE_S = 0.2
 _COUNT_S = 2.0
 """Pauses between two reports, and between two counts of excluded configurations."""
+_COUNT_SHARE = 100
+"""The pause between two counts, relative to the time of a count."""
 _LARGE = 2**19
 """Forward and backward pairs from which a table takes so long that the progress text names it."""
 
@@ -159,7 +163,7 @@ class Search:
         self._bounds_ahead: Prefetch[int, GroupBounds] | None = None
         self._prices_ahead: Prefetch[tuple[int, bool], list[Price]] | None = None
         self._deadline_ns = self.request.deadline_ns(monotonic_ns())
-        self._reported_s = self._counted_s = 0.0
+        self._reported_s = self._count_from_s = 0.0
         self._excluded = 0
 
     def run(self) -> None:
@@ -214,41 +218,99 @@ class Search:
                     yield self._outcome(group, member), label, member.reason
 
     def _search(self) -> None:
-        """Bound all groups, then expand and simulate the best ones; look for early results in between."""
-        for index, number in enumerate(spread_indices(self.space.groups), 1):
-            self._add(number)
+        """Bound all groups, then expand and simulate the best ones; look for early results in between.
+
+        Groups that recompute inherit the bounds of the group that recomputes nothing. Those that it does not
+        exclude then get bounds of their costs.
+        """
+        for index, (number, *recomputing) in enumerate(self._variants(), 1):
+            bounds = self._bounds_of(number)
+            self._add(number, bounds)
+            inherited = bounds.for_recomputation() if recomputing else None
+            for variant in recomputing:
+                own = self.pricing.bounds_of(variant) if inherited is None else inherited
+                self._add(variant, own, is_inherited=inherited is not None)
             self._tick()
             if index in _LOOKS and not self.request.exhaustive:
                 self._look()
-                executor = self.runner.worker_executor()
-                if self._bounds_ahead is None and executor is not None:
-                    numbers = islice(spread_indices(self.space.groups), index, None)
-                    items = ((each, each) for each in numbers)
-                    self._bounds_ahead = self._prefetch(executor, "bounds_of", items, size=16)
+                if self._bounds_ahead is None:
+                    self._bound_ahead(variants[0] for variants in islice(self._variants(), index, None))
+        self._bound_inheriting()
         self._branch()
         self._simulate_foreign()
 
-    def _add(self, number: int) -> None:
-        """Bound a group, and queue its parts unless they need more memory."""
+    def _variants(self) -> Iterator[tuple[int, ...]]:
+        """Yield the numbers of groups that differ in recomputation alone; every prefix covers the space evenly."""
+        for number in spread_indices(self.space.groups):
+            variants = (number,) if self.request.exhaustive else self.space.variants_of(number)
+            if variants[0] == number:
+                yield variants
+
+    def _bound_inheriting(self) -> None:
+        """Bound groups with inherited bounds that do not exclude them, in the order of these bounds."""
+        inheriting = dict.fromkeys(
+            part.group.group.number for _, _, part in sorted(self._parts)
+            if part.group.is_inherited and not self._is_excluded(self._part_score(part))
+        )  # fmt: skip
+        self._bound_ahead(inheriting)
+        for number in inheriting:
+            group = self.groups[number]
+            bounds = self._bounds_of(number)
+            if group.is_inherited:
+                self._bound(group, bounds)
+            self._tick()
+        self._parts = [entry for entry in self._parts if entry[0] == self._estimate(entry[-1])]
+        heapify(self._parts)
+
+    def _bound_ahead(self, numbers: Iterable[int]) -> None:
+        """Let worker processes bound groups in advance, in this order."""
+        executor = self.runner.worker_executor()
+        if executor is not None:
+            self._bounds_ahead = self._prefetch(executor, "bounds_of", ((each, each) for each in numbers), size=16)
+
+    def _bounds_of(self, number: int) -> GroupBounds:
+        """Return the bounds of the next group in the order of :meth:`_bound_ahead`."""
         ahead = self._bounds_ahead.take(number) if self._bounds_ahead is not None else None
-        bounds = ahead or self.pricing.bounds_of(number)
+        return ahead or self.pricing.bounds_of(number)
+
+    def _add(self, number: int, bounds: GroupBounds, *, is_inherited: bool = False) -> None:
+        """Add a group with its bounds, and queue its parts unless they need more memory."""
         group = self.space.group(number)
+        self.groups[number] = CandidateGroup(
+            group=group, members=(), bounds=bounds, is_inherited=is_inherited, sizes={}
+        )
+        self._set_bounds(self.groups[number], bounds)
+        self._queue_parts(self.groups[number])
+
+    def _set_bounds(self, group: CandidateGroup, bounds: GroupBounds) -> None:
         if bounds.concerns_all and self.request.objective != "gpus":
-            self.pricing.check(group)
-        sizes: Mapping[bool, int] = {}
+            self.pricing.check(group.group)
+        self.considered -= len(group.members)
+        layout, group.bounds, group.sizes = group.group.layout, bounds, {}
         if bounds.plain is None:
             entries = range(len(self.space.entries))
-            members = tuple(Member(entry=entry, reason=bounds.reason) for entry in entries)
+            group.members = tuple(Member(entry=entry, reason=bounds.reason) for entry in entries)
         else:
-            members = self.pricing.members(group.layout, overlaps=bounds.overlaps)
-            sizes = self.pricing.member_counts(group.layout, overlaps=bounds.overlaps)
-        self.groups[number] = CandidateGroup(group=group, members=members, bounds=bounds, sizes=sizes)
-        self.considered += len(members)
-        for part in self._parts_of(self.groups[number]):
+            group.members = self.pricing.members(layout, overlaps=bounds.overlaps)
+            group.sizes = self.pricing.member_counts(layout, overlaps=bounds.overlaps)
+        self.considered += len(group.members)
+
+    def _bound(self, group: CandidateGroup, bounds: GroupBounds | None = None) -> None:
+        """Bound a group with inherited bounds by its own costs, and queue its parts again."""
+        self._set_bounds(group, bounds or self.pricing.bounds_of(group.group.number))
+        group.is_inherited = False
+        self._queue_parts(group)
+
+    def _queue_parts(self, group: CandidateGroup) -> None:
+        for part in self._parts_of(group):
             if part.bound.fits or self.request.exhaustive:
-                step_ns = round(self.bias.bound_ns(part.bound.step_ns) * bounds.factor)
-                estimate = self.request.score(step_ns, group.layout)
-                heappush(self._parts, (estimate, part.key, part))
+                heappush(self._parts, (self._estimate(part), part.key, part))
+
+    def _estimate(self, part: Part) -> Score:
+        """Return the score of the expected step of a part, which orders the search."""
+        group = part.group
+        step_ns = round(self.bias.bound_ns(part.bound.step_ns) * group.bounds.factor)
+        return self.request.score(step_ns, group.group.layout)
 
     def _parts_of(self, group: CandidateGroup) -> list[Part]:
         """Return the parts of a group that have members and can run."""
@@ -296,6 +358,9 @@ class Search:
         """Bound the candidates of a part by the outlines of their tables, and queue the remaining ones."""
         if part.has_pairs in part.group.expanded or self._is_excluded(self._part_score(part)):
             return []
+        if part.group.is_inherited:
+            self._bound(part.group)
+            return self._expand(part) if part.has_pairs in part.group.sizes else []
         candidates = [
             candidate for candidate in self._candidates(part.group)
             if candidate.origin is not None and self._has_pairs(candidate.origin[1]) == part.has_pairs
@@ -436,11 +501,11 @@ class Search:
 
     def _left(self) -> Iterator[tuple[Score, int]]:
         """Yield the bounds that exclude nothing so far, with their numbers of configurations."""
-        for _, _, part in self._parts:
-            score = self._part_score(part)
-            if not (self._is_excluded(score) or part.group.candidates):
-                yield score, part.group.sizes[part.has_pairs]
         for group in self.groups.values():
+            for part in [] if group.candidates else self._parts_of(group):
+                score = self._part_score(part)
+                if part.bound.fits and not self._is_excluded(score):
+                    yield score, part.group.sizes[part.has_pairs]
             for candidate in group.candidates:
                 if candidate.is_bounded and not self._is_excluded(candidate.score):
                     yield candidate.score, 1
@@ -471,9 +536,17 @@ class Search:
     def _simulate_foreign(self) -> None:
         """Simulate candidates that the framework does not run, in the order of their bounds.
 
-        At most :data:`_FOREIGN` of them get a bound of their whole table, as they take no place.
+        Those that their group does not exclude get a bound of their outline. At most :data:`_FOREIGN` get a
+        bound of their whole table, as they take no place.
         """
-        queue = [(candidate.score, candidate.number, candidate) for candidate in self._foreign]
+        for candidate in self._foreign:
+            if candidate.origin is not None and not self._is_excluded(candidate.score):
+                self._tick()
+                self._apply(candidate, self.pricing.foreign_price(*candidate.origin))
+        queue = [
+            (candidate.score, candidate.number, candidate) for candidate in self._foreign
+            if candidate.outcome is Outcome.FOREIGN
+        ]  # fmt: skip
         heapify(queue)
         batch: list[Candidate] = []
         tables = 0
@@ -534,9 +607,10 @@ class Search:
 
     def _report(self, now: str = "") -> None:
         self._reported_s = monotonic()
-        if self._reported_s - self._counted_s > _COUNT_S:
+        if self._reported_s > self._count_from_s:
             self._excluded = self.considered - self.simulated - sum(size for _, size in self._left())
-            self._counted_s = monotonic()
+            count_s = monotonic() - self._reported_s
+            self._count_from_s = monotonic() + max(_COUNT_S, _COUNT_SHARE * count_s)
         best = ""
         if self.best:
             first = self.best[0]

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
 from pptrace.run.stacks import condition_keys
 from pptrace.search.basis import short_reason
-from pptrace.search.bounds import Bound, Outline, bound_of, estimate_factor, work_bound
+from pptrace.search.bounds import Bound, Outline, bound_of, exceeds_memory, state_bound, work_bound
 from pptrace.search.launch_arguments import FRAMEWORKS
 from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
 from pptrace.search.space import LAYERS, OPTIONS, PLAIN, RECOMPUTE, setting
@@ -45,8 +45,14 @@ if TYPE_CHECKING:
 
 _COST_SETTINGS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
 """Settings that affect a step only through its costs."""
-_REQUESTED = ("batch.micro", RECOMPUTE, "costs.zero")
+_REQUESTED = ("batch.micro", RECOMPUTE, *OPTIONS, "costs.zero")
 """Settings that change only the request to the cost model, unless a rule of the stack reads them."""
+_STATELESS = frozenset({"batch.micro", "batch.global", "parallel.order", RECOMPUTE, *OPTIONS})
+"""Settings that change neither the training state of a stage nor whether its actions have segments."""
+_SIZES = frozenset(f"parallel.{size}" for size in ("pp", "tp", "cp", "ep", "dp"))
+"""Keys of the sizes of a layout."""
+_REPLICAS = ("dp", "edp")
+"""Axes of collectives between replicas."""
 _KEPT_GROUPS = 96
 """Groups in the cost cache."""
 _KEPT_FAMILIES = 2048
@@ -104,14 +110,35 @@ class GroupBounds:
     """Of schedules without overlapped pairs; None if the group cannot run."""
     paired: Bound | None = None
     """Of schedules with overlapped pairs."""
-    factor: float = 1.0
-    """Expected step over its bound, see :func:`estimate_factor`."""
+    state: Bound | None = None
+    """Of the training state alone, for any batch and recomputation."""
+    bubble: float = 0.0
+    """Expected bubble of interleaved 1F1B, as a share of the work of a rank."""
+    is_short: bool = False
+    """Whether 1F1B needs more memory than there is."""
     overlaps: bool = False
     """Whether overlapped pairs hide communication on one rank."""
     reason: str = ""
     """Why the group cannot run."""
     concerns_all: bool = False
     """Whether no group can run for this reason, such as a cluster of another size or a failing plugin."""
+    concerns_sizes: bool = False
+    """Whether no group with these sizes can run for this reason."""
+
+    @property
+    def factor(self) -> float:
+        """Expected step over its bound; it orders a search."""
+        return (1 + self.bubble) * (1 + self.is_short)
+
+    def for_recomputation(self) -> GroupBounds | None:
+        """Return bounds of groups that also recompute activations, from those of a group that recomputes nothing.
+
+        Recomputation takes time, and leaves the training state. None if these groups may run and this one cannot.
+        """
+        if self.plain is None or self.paired is None or self.state is None:
+            return self if self.concerns_sizes else None
+        plain, paired = (replace(self.state, step_ns=bound.step_ns) for bound in (self.plain, self.paired))
+        return replace(self, plain=plain, paired=paired, is_short=False)
 
     def of(self, *, has_pairs: bool) -> Bound | None:
         """Return the bound of schedules with or without overlapped pairs."""
@@ -163,6 +190,8 @@ class Pricing:
         self.space, self.problem, self.entries = space, space.problem, space.entries
         self.tables = TableCache(space.problem, space.entries)
         self._groups: _Recent[int, _GroupCosts] = _Recent(_KEPT_GROUPS)
+        self._bounding: _Recent[int, _GroupCosts] = _Recent(_KEPT_GROUPS)
+        self._within: _Recent[LinkCollectives, LinkCollectives] = _Recent(_KEPT_FAMILIES)
         self._outlines: _Recent[Any, _TableOutline] = _Recent(_KEPT_OUTLINES)
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
         self._segmented: _Recent[Any, bool] = _Recent(_KEPT_FAMILIES)
@@ -172,6 +201,8 @@ class Pricing:
         self._members: dict[Any, tuple[Member, ...]] = {}
         self._member_counts: dict[Any, Counter[bool]] = {}
         self._bounds: dict[Any, Bound] = {}
+        self._too_large: dict[Any, GroupBounds] = {}
+        self._fixed: dict[Any, frozenset[str]] = {}
 
     def members(self, layout: Layout, *, overlaps: bool) -> tuple[Member, ...]:
         """Return the members of a layout's groups: one per schedule, accepted number of chunks, and split."""
@@ -201,18 +232,34 @@ class Pricing:
         if not layout.microbatches:
             step = layout.dp * layout.micro
             return GroupBounds(reason=f"batch.global: {layout.sequences} is no multiple of dp x micro = {step}")
+        values = {key_text(each.path): each.value for each in group.varied}
+        state = tuple((key, repr(value)) for key, value in values.items() if key not in _STATELESS)
+        if state in self._too_large:
+            return self._too_large[state]
+        ranks, microbatches = layout.pp, layout.microbatches
         try:
-            costs = self._costs_of(group)
-            workload = costs.workload(layout.pp)
-            overlaps = layout.pp == 1 and self._overlaps(costs)
+            costs = self._bounding_costs_of(group)
+            workload = costs.workload(ranks)
+            overlaps = ranks == 1 and self._overlaps(costs, state)
         except PptraceError as error:
-            return GroupBounds(reason=short_reason(error), concerns_all=_concerns_all(error))
+            concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZES
+            return GroupBounds(
+                reason=short_reason(error), concerns_all=_concerns_all(error), concerns_sizes=concerns_sizes
+            )
+        of_state = state_bound(workload, ranks)
+        if not of_state.fits and not self.space.request.exhaustive:
+            self._too_large[state] = GroupBounds(
+                plain=of_state, paired=of_state, state=of_state, overlaps=overlaps
+            )
+            return self._too_large[state]
         plain, paired = (
-            work_bound(workload, layout.pp, layout.microbatches, has_pairs=has_pairs)
-            for has_pairs in (False, True)
+            work_bound(workload, ranks, microbatches, has_pairs=has_pairs) for has_pairs in (False, True)
         )
-        factor = estimate_factor(workload, layout.pp, layout.microbatches, max(self.space.chunks_of(layout.pp)))
-        return GroupBounds(plain=plain, paired=paired, factor=factor, overlaps=overlaps)
+        return GroupBounds(
+            plain=plain, paired=paired, state=of_state, overlaps=overlaps,
+            bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(ranks))),
+            is_short=exceeds_memory(workload, ranks, microbatches),
+        )  # fmt: skip
 
     def check(self, group: Group) -> None:
         """Refuse a group that cannot run.
@@ -228,8 +275,15 @@ class Pricing:
         return self.outline_prices(self.space.group(number), members)
 
     def outline_prices(self, group: Group, members: Sequence[Member]) -> list[Price]:
-        """Return the bounds of members from the outlines of their tables."""
+        """Return the bounds of members from the outlines of their tables.
+
+        Members that the framework of the plan does not run have the bounds of their group.
+        """
         return [self._guarded(self._outline_price, group, member) for member in members]
+
+    def foreign_price(self, group: Group, member: Member) -> Price:
+        """Return the bound of a member that the framework does not run, from the outline of its table."""
+        return self._guarded(partial(self._outline_price, foreign=True), group, member)
 
     def price(self, group: Group, member: Member) -> Price:
         """Return the bound of a member from its whole table."""
@@ -248,17 +302,17 @@ class Pricing:
             price.needs_memory = isinstance(error, ConstraintError) and error.needs_memory
         return price
 
-    def _outline_price(self, price: Price, group: Group, member: Member) -> None:
+    def _outline_price(self, price: Price, group: Group, member: Member, *, foreign: bool = False) -> None:
         entry, layout = self.entries[member.entry], group.layout
         key = entry.label, layout.pp, layout.microbatches, member.chunks
         outline, price.foreign, error = self._outlines.of(key, lambda: self._outline(entry, layout, member.chunks))
         if error is not None:
             raise error
-        if outline is None or _changes_more(entry):
+        if outline is None or _changes_more(entry) or (price.foreign and not foreign):
             return
-        costs = self._costs_of(group)
+        costs = self._bounding_costs_of(group)
         workload = self._split_costs(
-            price, costs, member, outline.chunks, edges=outline.edges, has_pairs=outline.has_pairs
+            price, group, member, costs, outline.chunks, edges=outline.edges, has_pairs=outline.has_pairs
         )
         if workload is not None:
             price.bound = outline.bound(workload, costs.experiment)
@@ -284,8 +338,9 @@ class Pricing:
     def _split_costs(
         self,
         price: Price,
-        costs: _GroupCosts,
+        group: Group,
         member: Member,
+        costs: _GroupCosts,
         chunks: int,
         *,
         edges: tuple[tuple[int, int], ...],
@@ -295,10 +350,10 @@ class Pricing:
 
         Only chains of stages have a balanced split.
         """
-        stages = costs.ranks * chunks
+        stages = group.layout.pp * chunks
         price.chunks = chunks
         split = "even" if edges and member.split == "balanced" else member.split
-        price.layers = costs.split(split, stages, self.space.layers)
+        price.layers = self._bounding_costs_of(group).split(split, stages, self.space.layers)
         price.is_even = price.layers is None and member.split == "balanced"
         return None if price.is_even else costs.workload(stages, price.layers, edges=edges, has_pairs=has_pairs)
 
@@ -307,7 +362,7 @@ class Pricing:
         cached = self.tables.of(entry, layout, member.chunks)
         has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
         edges = cached.table.placement.graph if cached.table else ()
-        workload = self._split_costs(price, costs, member, cached.chunks, edges=edges, has_pairs=has_pairs)
+        workload = self._split_costs(price, group, member, costs, cached.chunks, edges=edges, has_pairs=has_pairs)
         if workload is None:
             return
         layer_settings = (setting(LAYERS, price.layers),) if price.layers is not None else ()
@@ -350,48 +405,62 @@ class Pricing:
         ]
         return accepted or ([default] if requested else [])
 
-    def _overlaps(self, costs: _GroupCosts) -> bool:
+    def _overlaps(self, costs: _GroupCosts, state: Hashable) -> bool:
         """Return whether overlapped pairs of a schedule hide communication on one rank.
 
-        Costs have segments for all values of :data:`_REQUESTED` or for none, unless a stack reads these values.
+        Groups with the same training state have segments, or none of them has.
         """
         if not any(map(self.has_pairs, self.entries)):
             return False
-        return self._segmented.of(costs.family, lambda: bool(costs.workload(1, has_pairs=True).segments))
+        return self._segmented.of(state, lambda: bool(costs.workload(1, has_pairs=True).segments))
 
     def _costs_of(self, group: Group) -> _GroupCosts:
-        return self._groups.of(group.number, lambda: self._build_costs(group))
+        return self._groups.of(group.number, lambda: _GroupCosts(self._build_costs(group), group.varied))
 
-    def _build_costs(self, group: Group) -> _GroupCosts:
+    def _bounding_costs_of(self, group: Group) -> _GroupCosts:
+        """Return the costs of a group without times of reductions, which no bound has."""
+
+        def build() -> _GroupCosts:
+            costs = self._build_costs(group)
+            own = costs.request.collectives
+            if isinstance(own, LinkCollectives):
+                within = self._within.of(own, lambda: own.without(*_REPLICAS))
+                costs = replace(costs, request=replace(costs.request, collectives=within))
+            return _GroupCosts(costs, group.varied)
+
+        return self._bounding.of(group.number, build)
+
+    def _build_costs(self, group: Group) -> Costs:
         """Return the costs of a group.
 
         They are those of the first group of its family with other values, if configurations with these values are
         known to be valid and the values change the request alone.
         """
         values = {key_text(each.path): each.value for each in group.varied}
-        key = tuple((name, repr(value)) for name, value in values.items() if name not in _REQUESTED)
-        family = self._families.of(key, lambda: self._family(group))
         texts = {name: repr(values[name]) for name in _REQUESTED if name in values}
-        changed = {name for name, text in texts.items() if text != family.texts[name]}
-        is_checked = all((name, texts[name]) in self._checked for name in changed)
-        if is_checked and not changed & family.fixed:
+        others = tuple((name, repr(value)) for name, value in values.items() if name not in _REQUESTED)
+        first = None
+        if others not in self._fixed:
+            first = self._resolved_costs(group)
+            self._fixed[others] = self._fixed_keys(first)
+        fixed = tuple(texts.get(name) for name in sorted(self._fixed[others]))
+        family = self._families.of((others, fixed), lambda: _Family(first or self._resolved_costs(group), texts))
+        changed = {name for name in {*texts, *family.texts} if texts.get(name) != family.texts.get(name)}
+        if all((name, texts.get(name)) in self._checked for name in changed):
             known = {name: self._checked[name, texts[name]] for name in changed}
             costs = _with_request_values(family.costs, known, group.layout)
         else:
             costs = self._resolved_costs(group)
         checked = _request_values(costs.request)
         self._checked |= {(name, text): checked[name] for name, text in texts.items() if name in checked}
-        return _GroupCosts(costs, group.varied, (key, *(texts.get(name) for name in sorted(family.fixed))))
+        return costs
 
-    def _family(self, group: Group) -> _Family:
-        """Return the family of a group that is its first one."""
-        costs = self._resolved_costs(group)
-        texts = {key_text(each.path): repr(each.value) for each in group.varied}
-        read_by_stack = condition_keys(Inputs(resolved=costs.resolved, registry=self.problem.registry))
-        fixed = {*_REQUESTED} - _request_values(costs.request).keys() | ({*_REQUESTED} & read_by_stack)
+    def _fixed_keys(self, costs: Costs) -> frozenset[str]:
+        """Return the keys of :data:`_REQUESTED` that change more than the request to the cost model."""
         if costs.sequences is not None:
-            fixed |= {*_REQUESTED}
-        return _Family(costs=costs, texts=texts, fixed=frozenset(fixed))
+            return frozenset(_REQUESTED)
+        read_by_stack = condition_keys(Inputs(resolved=costs.resolved, registry=self.problem.registry))
+        return frozenset({*_REQUESTED} - _request_values(costs.request).keys() | ({*_REQUESTED} & read_by_stack))
 
     def _resolved_costs(self, group: Group) -> Costs:
         """Return the costs of a group's configuration; layouts on the same cluster share plans of collectives."""
@@ -404,14 +473,12 @@ class Pricing:
 
 
 class _Family(NamedTuple):
-    """Groups whose settings differ in :data:`_REQUESTED` alone."""
+    """Groups whose settings differ only in those of :data:`_REQUESTED` that change the request alone."""
 
     costs: Costs
     """The costs of its first group."""
     texts: Mapping[str, str]
-    """The settings of its first group."""
-    fixed: frozenset[str]
-    """The keys of :data:`_REQUESTED` that change more than the request to the cost model."""
+    """The values of :data:`_REQUESTED` of its first group."""
 
 
 def _request_values(request: CostRequest) -> dict[str, Any]:
@@ -449,8 +516,8 @@ def _changes_more(entry: Entry) -> bool:
 class _GroupCosts:
     """The costs of a group, for each split of layers."""
 
-    def __init__(self, costs: Costs, varied: tuple[Assignment, ...], family: Hashable) -> None:
-        self.costs, self.varied, self.family = costs, varied, family
+    def __init__(self, costs: Costs, varied: tuple[Assignment, ...]) -> None:
+        self.costs, self.varied = costs, varied
         self._by_split: dict[tuple[int, ...], Costs] = {(): self.costs}
         self._splits: dict[int, list[int] | None] = {}
 

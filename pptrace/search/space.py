@@ -455,11 +455,14 @@ _LONG, _LONGER = 8_192, 16_384
 _MOST_STAGES = 64
 """Largest default number of pipeline ranks."""
 _COPIED = "schedule.offload.ratio"
+_NOTHING = "none"
+"""The value of :data:`RECOMPUTE` without recomputation."""
 _EVEN, _BALANCED = "even", "balanced"
 _NEAREST = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Orders of the axes on a cluster: replicas, or pipeline neighbours, inside a node."""
 _ZERO, _SHARD = "costs.zero", "data_parallel.shard"
 _SWITCHES = (RECOMPUTE, _ZERO)
+_OFFLOADED = "model.offloaded_layers"
 _SHARDED = 3
 """ZeRO's stage that shards weights."""
 
@@ -487,6 +490,7 @@ class Space:
         self.splits = self._splits()
         self.entries = self._with_varied_options(self._entries())
         self._combinations: dict[int, list[tuple[Assignment, ...]]] = {}
+        self._variants: dict[int, list[tuple[int, ...]]] = {}
         self.divisions = list(self._divisions())
         if not self.divisions or not self.entries or not self._settings_of(0):
             raise self._empty_error()
@@ -501,18 +505,35 @@ class Space:
 
     def group(self, number: int) -> Group:
         """Return the group with a number, in the order of divisions, batches, microbatches and other settings."""
-        division = bisect_right(self._ends, number)
-        combinations = self._settings_of(division)
-        first = self._ends[division - 1] if division else 0
-        rest, combination = divmod(number - first, len(combinations))
-        sequences, micro = divmod(rest, len(self.micro))
+        division, batch, combination = self._place_of(number)
+        sequences, micro = divmod(batch, len(self.micro))
         gpus, pp, tp, cp, ep, dp = self.divisions[division]
         layout = Layout(
             gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=self.micro[micro],
             sequences=self.sequences[sequences],
         )  # fmt: skip
-        varied = (*self._size_settings(layout), *combinations[combination])
+        varied = (*self._size_settings(layout), *self._settings_of(division)[combination])
         return Group(number=number, layout=layout, varied=varied)
+
+    def variants_of(self, number: int) -> tuple[int, ...]:
+        """Return the numbers of the groups that differ from a group in recomputation alone, and its own.
+
+        The first of them recomputes nothing. A group without such a variant is its only one. Where layers are
+        offloaded, it is also its only one: recomputation then shortens copies.
+        """
+        if _OFFLOADED in self.problem.axes or self.problem.facts.get(_OFFLOADED.partition(".")[2]):
+            return (number,)
+        division, _, combination = self._place_of(number)
+        shard = self._shard_group(*self.divisions[division])
+        if shard not in self._variants:
+            self._variants[shard] = _recomputations(self._settings_of(division))
+        return tuple(number - combination + other for other in self._variants[shard][combination])
+
+    def _place_of(self, number: int) -> tuple[int, int, int]:
+        """Return the division of a group, and the numbers of its batch and of its other settings there."""
+        division = bisect_right(self._ends, number)
+        first = self._ends[division - 1] if division else 0
+        return division, *divmod(number - first, len(self._settings_of(division)))
 
     def _divisions(self) -> Iterator[tuple[int, ...]]:
         """Yield the GPUs, pp, tp, cp, ep and dp of every division of the GPUs."""
@@ -734,6 +755,22 @@ class Space:
             return ConfigError(message, file="--gpus")
         message = f"no pp x tp x cp x dp of the given sizes is {gpus_text(job)}: give other sizes"
         return ConfigError(message, file="--vary")
+
+
+def _recomputations(combinations: Sequence[tuple[Assignment, ...]]) -> list[tuple[int, ...]]:
+    """Return for each combination the indices of those that differ in recomputation alone, without it first."""
+    others, words = [], []
+    for settings in combinations:
+        values = {key_text(override.path): override.value for override in settings}
+        words.append(values.get(RECOMPUTE))
+        others.append(repr([(key, value) for key, value in values.items() if key not in {RECOMPUTE, *OPTIONS}]))
+    variants: dict[str, list[int]] = {}
+    for index in sorted(range(len(words)), key=lambda index: words[index] != _NOTHING):
+        variants.setdefault(others[index], []).append(index)
+    return [
+        tuple(variants[other]) if words[variants[other][0]] == _NOTHING else (index,)
+        for index, other in enumerate(others)
+    ]
 
 
 def _with_option(entry: Entry, key: str, axis: Axis) -> tuple[Entry, ...]:

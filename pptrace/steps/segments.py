@@ -107,8 +107,8 @@ def problem_of(segment: Segment, place: int) -> str:
         return "times and sizes are from 0"
     if not (segment.is_computation or segment.stream.is_group):
         return f"runs on {segment.stream.name}: expected compute or a stream of a parallel group"
-    needs = segment.needs_of(place)
-    if any(not 0 <= need < place for need in needs) or (place and not needs):
+    needs = segment.needs
+    if needs is not None and (any(not 0 <= need < place for need in needs) or (place and not needs)):
         return f"needs segments {list(needs)}: one or more of those before it, which count from 0"
     if segment.link and not segment.size_bytes:
         return f"goes over {segment.link} and has no size_bytes"

@@ -241,7 +241,10 @@ class Workload:
             if len(stages) != self.stages:
                 msg = f"segments of {kind.name} are for {len(stages)} stages of {self.stages}: one list each"
                 raise ValueError(msg)
-            for stage, segments in enumerate(stages):
+            # Equal stages share their segments.
+            distinct = {id(segments): stage for stage, segments in reversed([*enumerate(stages)])}
+            for stage in sorted(distinct.values()):
+                segments = stages[stage]
                 check_segments(segments, f"{kind.name} of stage {stage}")
                 total = self._alone_ns(segments)
                 if total != self.duration_ns(kind)[stage]:
@@ -268,8 +271,9 @@ class Workload:
 
     def _alone_ns(self, segments: Sequence[Segment]) -> int:
         """Return the duration of an action outside pairs."""
-        alone = single(segments)
-        return overlapped_ns(alone) if self.overlapped else sum(segment.duration_ns for segment in alone)
+        if self.overlapped:
+            return overlapped_ns(single(segments))
+        return sum(segment.duration_ns for segment in segments if not segment.paired)
 
     def collective_ns(self, kind: Kind) -> Int64s:
         """Return the collective part of the duration, per stage."""
