@@ -182,7 +182,7 @@ def _setting(text: str, source: str) -> tuple[str, str]:
     """Return a setting's key as ``--set`` takes it, and its value."""
     match = _SETTING.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text!r} is no setting: write key=value, such as vp=2", file=source)
+        raise ConfigError(f"{text!r} is not a setting: write key=value, such as vp=2", file=source)
     key, value = match[1], match[2].strip()
     if key in {"schedule", "schedule.name"}:
         raise ConfigError("an entry begins with the name of its schedule", file=source)

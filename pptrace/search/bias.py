@@ -92,7 +92,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], given: Mapping[str, Any]
     except ValueError:
         measured_ns = math.nan
     if not 1 <= measured_ns <= _LARGEST_NS:
-        message = f"{row[MEASURED]!r:.40} is no step in seconds, such as 8.15"
+        message = f"{row[MEASURED]!r:.40} is not a step in seconds, such as 8.15"
         raise ConfigError(message, key=MEASURED, file=path, line=line)
     try:
         assigned = tuple(_settings(row[COMMAND] or ""))

@@ -209,7 +209,7 @@ def crossover(
         PptraceError: invalid input, or no value in the range that both schedules can run.
     """
     if len(between) != _PAIR:
-        raise ConfigError(f"{len(between)} is no pair: name two, such as gpipe,1f1b", file="--between")
+        raise ConfigError(f"{len(between)} is not a pair: name two, such as gpipe,1f1b", file="--between")
     if points < _PAIR or not 0 < tolerance < 1:
         raise ConfigError("a search needs two points or more, and a tolerance between 0 and 1")
     for entry in between:

@@ -175,7 +175,7 @@ def _coupled(word: str, source: str) -> Value:
     """Return a mapping of keys as one value."""
     settings = parse_value(word, source)
     if not isinstance(settings, dict) or not settings:
-        raise ConfigError(f"{word} is no mapping of keys: write such as {{pp: 8, tp: 2}}", file=source)
+        raise ConfigError(f"{word} is not a mapping of keys: write such as {{pp: 8, tp: 2}}", file=source)
     varied: list[Assignment] = []
     for key, below in settings.items():
         if key in _SCHEDULE_KEYS and isinstance(below, str):
@@ -201,13 +201,13 @@ def _expand(word: str, source: str) -> Iterator[str]:
     match = _RANGE.fullmatch(word)
     if match is None:
         if _LOOKS_LIKE_RANGE.match(word):
-            raise ConfigError(f"{word} is no range: write 8..64*2 (doubling) or 8..64+8", file=source)
+            raise ConfigError(f"{word} is not a range: write 8..64*2 (doubling) or 8..64+8", file=source)
         yield word
         return
     number, last, step = int(match[1]), int(match[2]), int(match[4])
     grows = step > 1 and number > 0 if match[3] == "*" else step > 0
     if not grows or number > last:
-        raise ConfigError(f"{word} is no range: it must grow from its first number to its last", file=source)
+        raise ConfigError(f"{word} is not a range: it must grow from its first number to its last", file=source)
     for _ in range(_MOST_VALUES):
         yield f"{number}{match[5] or ''}"
         number = number * step if match[3] == "*" else number + step
@@ -228,7 +228,7 @@ def _text(key: str, value: Any) -> str:
     try:
         return json.dumps(value.item() if hasattr(value, "item") else value, allow_nan=False)
     except (TypeError, ValueError):
-        message = f"a {type(value).__name__} is no number, text, list or mapping"
+        message = f"a {type(value).__name__} is not a number, text, list or mapping"
         raise ConfigError(message, file=f"--over {key}") from None
 
 
@@ -506,7 +506,7 @@ def check_replicas(gpus: int, overrides: Sequence[Assignment], axes: Sequence[Ax
         ConfigError: the value and its location.
     """
     if gpus < 1:
-        raise ConfigError(f"{gpus} is no number of GPUs: write 1 or more", file="--gpus")
+        raise ConfigError(f"{gpus} is not a number of GPUs: write 1 or more", file="--gpus")
     for path, source in [(override.path, str(override.place.source)) for override in overrides] + [
         (path, f"--over {axis.key}") for axis in axes for path in axis.paths
     ]:

@@ -43,12 +43,12 @@ class Scale:
         """Return the integer of a value.
 
         Raises:
-            ConfigError: the text is no value of this scale.
+            ConfigError: the text is not a value of this scale.
         """
         if self.dimension is not None:
             return self.dimension.parse(text)
         if not (_INTEGER if self.is_count else _DECIMAL).fullmatch(text):
-            raise ConfigError(f"{text!r} is no {'whole ' if self.is_count else ''}number")
+            raise ConfigError(f"{text!r} is not a {'whole ' if self.is_count else ''}number")
         return int(text) if self.is_count else round(Decimal(text) * _NANO)
 
     def exact(self, value: int) -> str:
@@ -78,7 +78,7 @@ _DIMENSIONS = (SIZE, RATE, DURATION, FLOPS)
 
 
 def scale_of(value: object) -> Scale | None:
-    """Return the scale of a configured value; None where it is no number.
+    """Return the scale of a configured value; None where it is not a number.
 
     >>> scale_of("50 GB/s").shown(2_500_000_000), scale_of(3), scale_of(True)
     ('2.5 GB/s', Scale(dimension=None, is_count=True), None)
@@ -176,7 +176,7 @@ def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
 def _ends(text: str, source: str) -> tuple[str, str]:
     low, dots, high = (part.strip() for part in text.partition(".."))
     if not dots or not low or not high:
-        raise ConfigError(f"{text!r} is no range: write LOW..HIGH, such as 8..256", file=source)
+        raise ConfigError(f"{text!r} is not a range: write LOW..HIGH, such as 8..256", file=source)
     return low, high
 
 
@@ -224,7 +224,7 @@ def _scale(value: object, key: str, ends: tuple[str, str] | None) -> Scale | Non
 
 def _no_number(key: str, known: Mapping[str, object], source: str) -> ConfigError:
     if key in known:
-        return ConfigError(f"{known[key]!r} is no number", key=key, file=source)
+        return ConfigError(f"{known[key]!r} is not a number", key=key, file=source)
     numbers = [name for name, value in known.items() if scale_of(value) is not None]
     section = [name for name in numbers if name.partition(".")[0] == key.partition(".")[0]]
     advice = "; one that has no value yet needs a range, KEY=LOW..HIGH" if section else ""

@@ -72,7 +72,7 @@ _CONTENDERS = 5
 _NEAR = Fraction(11, 10)
 """The largest score of a contender, relative to that of the first place."""
 _NOT_SHOWN = frozenset({"error", "point", SEARCHED_TABLE})
-"""Cells of a simulated row that are no figures."""
+"""Cells of a simulated row that are not figures."""
 MARGIN = Fraction(2, 100)
 """Largest lead that counts as a tie.
 

@@ -231,7 +231,7 @@ class Pricing:
         layout = group.layout
         if not layout.microbatches:
             step = layout.dp * layout.micro
-            return GroupBounds(reason=f"batch.global: {layout.sequences} is no multiple of dp x micro = {step}")
+            return GroupBounds(reason=f"batch.global: {layout.sequences} is not a multiple of dp x micro = {step}")
         values = {key_text(each.path): each.value for each in group.varied}
         state = tuple((key, repr(value)) for key, value in values.items() if key not in _STATELESS)
         if state in self._too_large:

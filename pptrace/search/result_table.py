@@ -47,7 +47,7 @@ def is_input(column: str) -> bool:
 
 
 def check_table(path: Path) -> None:
-    """Refuse a file name that is no table's.
+    """Refuse a file name that is not a table's.
 
     Raises:
         OutputError: another suffix than .csv or .parquet.
@@ -118,7 +118,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
 
 
 def _no_table(path: Path) -> OutputError:
-    return OutputError(f"is no table of pptrace sweep: {ADVICE}", file=path)
+    return OutputError(f"is not a table of pptrace sweep: {ADVICE}", file=path)
 
 
 def _written(cell: Cell) -> str:

@@ -206,7 +206,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
         elif settings:
             settings[-1] += f":{part}"
         else:
-            raise ConfigError(f"{part!r} is no option: write {name}:key=value", key=_KEY)
+            raise ConfigError(f"{part!r} is not an option: write {name}:key=value", key=_KEY)
     pairs = (setting.partition("=") for setting in settings)
     return name, {key.strip(): parse_value(value, f"--executor {text}") for key, _, value in pairs}
 

@@ -89,7 +89,7 @@ def varied_settings(names: Sequence[str], source: str) -> tuple[VariableSetting,
     known = [setting.name for setting in VARIED]
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name!r} is no variable setting{nearest(name, known)}", file=source)
+            raise ConfigError(f"{name!r} is not a variable setting{nearest(name, known)}", file=source)
     return tuple(s for s in VARIED if (s.name in names if names else not s.on_request))
 
 

@@ -120,14 +120,14 @@ class PlanRequest:
             ConfigError: no GPUs, no places, no time, an unknown objective or an unknown framework.
         """
         if self.gpus < 1:
-            raise ConfigError(f"{self.gpus} is no number of GPUs: write 1 or more", file="--gpus")
+            raise ConfigError(f"{self.gpus} is not a number of GPUs: write 1 or more", file="--gpus")
         if self.top < 1:
-            raise ConfigError(f"{self.top} is no number of places: write 1 or more", file="--top")
+            raise ConfigError(f"{self.top} is not a number of places: write 1 or more", file="--top")
         if self.objective not in OBJECTIVES:
-            message = f"{self.objective!r} is no objective{nearest(self.objective, OBJECTIVES)}"
+            message = f"{self.objective!r} is not an objective{nearest(self.objective, OBJECTIVES)}"
             raise ConfigError(message, file="--objective")
         if self.framework and self.framework not in {*FRAMEWORKS, ANY}:
-            message = f"{self.framework!r} is no framework: write {', '.join(FRAMEWORKS)} or {ANY}"
+            message = f"{self.framework!r} is not a framework: write {', '.join(FRAMEWORKS)} or {ANY}"
             raise ConfigError(message, file="--for")
 
         self.deadline_ns(0)
@@ -136,7 +136,7 @@ class PlanRequest:
         """Return the end of a search that starts at a time, in ns; None without a limit.
 
         Raises:
-            ConfigError: the limit is no time.
+            ConfigError: the limit is not a time.
         """
         if self.time is None:
             return None
@@ -390,7 +390,7 @@ def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> 
     if name in (tree.get(section) or {}) and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         place = place_of(key, places)
         raise ConfigError(
-            f"{value} is no whole number from 1; for several: --vary {name}=64,128", key=key,
+            f"{value} is not a whole number from 1; for several: --vary {name}=64,128", key=key,
             file=place.source if place else "", line=place.line if place else 0,
         )  # fmt: skip
     return int(value)
@@ -625,7 +625,7 @@ class Space:
         values = [value.varied[0].value for value in axis.values] if axis else []
         for value in values:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{value!r} is no size: write whole numbers from 1", file=f"--vary {key}")
+                raise ConfigError(f"{value!r} is not a size: write whole numbers from 1", file=f"--vary {key}")
         return tuple(values)
 
     def _sizes(self, name: str) -> tuple[int, ...]:
@@ -652,7 +652,8 @@ class Space:
         splits = tuple(value.varied[0].value for value in axis.values)
         for split in splits:
             if not isinstance(split, list) and split not in {_EVEN, _BALANCED}:
-                raise ConfigError(f"{split!r} is no split: write even, balanced or a list", file="--vary layers")
+                message = f"{split!r} is not a split: write even, balanced or a list"
+                raise ConfigError(message, file="--vary layers")
         return splits
 
     def _entries(self) -> tuple[Entry, ...]:

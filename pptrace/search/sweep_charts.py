@@ -116,9 +116,9 @@ def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers
     if x is not None:
         matches = [key for key in over if x in {key, key_of(key)}]
         if not matches:
-            raise ConfigError(f"{x} is no axis of this sweep{nearest(x, over)}", file="--x")
+            raise ConfigError(f"{x} is not an axis of this sweep{nearest(x, over)}", file="--x")
         if matches[0] not in able:
-            raise ConfigError(f"the values of {x} are no numbers: draw winners, or take another axis", file="--x")
+            raise ConfigError(f"the values of {x} are not numbers: draw winners, or take another axis", file="--x")
         chosen = matches[0]
     else:
         free = [key for key in able if key not in _SCHEDULES]

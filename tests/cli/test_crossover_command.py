@@ -74,7 +74,7 @@ def test_points_and_tolerance_are_taken(pptrace: Pptrace) -> None:
         ([*PAIR], "Missing option '--over'. (see pptrace crossover --help)"),
         (["--over", "microbatches"], "Missing option '--between'. (see pptrace crossover --help)"),
         ([*PAIR, "--over", "pp", "--over", "vp"], "one axis at a time, not pp and vp"),
-        (["--between", "./late.py:first", "--over", "microbatches"], "--between: 1 is no pair"),
+        (["--between", "./late.py:first", "--over", "microbatches"], "--between: 1 is not a pair"),
         (
             [*PAIR, "--over", "microbatches", "--tolerance", "2"],
             "a search needs two points or more, and a tolerance between 0 and 1",

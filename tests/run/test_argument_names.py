@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         (simulate, {"pp": 2}, 'schedule: missing: write a schedule, such as schedule="1f1b"'),
         (simulate, {"sets": ["pp"]}, "sets: write sets=[\"key.path=value\"], not 'pp'"),
         (sweep, {"over": {}}, 'over: missing: write an axis to sweep, such as over=["microbatches=8,16,32"]'),
-        (sweep, {"over": {"pp": [1]}, "gpus": 0}, "gpus: 0 is no number of GPUs: write 1 or more"),
-        (crossover, {"between": "1f1b", "over": "pp"}, "between: 1 is no pair: name two, such as gpipe,1f1b"),
+        (sweep, {"over": {"pp": [1]}, "gpus": 0}, "gpus: 0 is not a number of GPUs: write 1 or more"),
+        (crossover, {"between": "1f1b", "over": "pp"}, "between: 1 is not a pair: name two, such as gpipe,1f1b"),
     ],
 )
 def test_an_error_names_the_argument(

@@ -50,7 +50,7 @@ def test_several_lists_are_one() -> None:
         ("a:vp=2:vp=3", "--schedules a:vp=2:vp=3: sets parallel.vp twice"),
         ("a:vp=2:parallel.vp=2", "--schedules a:vp=2:parallel.vp=2: sets parallel.vp twice"),
         ("a:vp=", "--schedules a:vp=: vp has no value: write vp=VALUE"),
-        ("a:vp=2:x", "--schedules a:vp=2:x: 'x' is no setting: write key=value, such as vp=2"),
+        ("a:vp=2:x", "--schedules a:vp=2:x: 'x' is not a setting: write key=value, such as vp=2"),
         ("a:schedule=b", "--schedules a:schedule=b: an entry begins with the name of its schedule"),
         ("a:x=[1", "--schedules a:x=[1: "),
     ],

@@ -51,7 +51,7 @@ def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_wo
         (["--memory", "15GiB"], "--memory: no schedule fits 15 GiB; 1f1b comes nearest: rank "),
         (["--memory", "5GiB"], " of it before any activation, "),
         (["--memory", "40GiB", "--policies"], "on equal memory, schedules run under one policy"),
-        (["--memory", "40GiB", "--vary", "vpp"], "--vary: 'vpp' is no variable setting (did you mean 'vp'? "),
+        (["--memory", "40GiB", "--vary", "vpp"], "--vary: 'vpp' is not a variable setting (did you mean 'vp'? "),
         (["--memory", "40GiB", "--set", "costs.zero=7"], "--set costs.zero=7: costs"),
         (["--vary", "vp"], "--vary: applies to a comparison on equal memory: give --memory too"),
     ],

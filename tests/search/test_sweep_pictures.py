@@ -194,8 +194,8 @@ def test_failed_points_are_gaps(tmp_path: Path) -> None:
         ({"y": []}, "^y: missing"),
         ({"y": ["idle", "step_ns"]}, "^y: figures of one picture have one unit, not idle in %, step_ns in s"),
         ({"y": ["idle", "mfu"], "plot": "difference"}, "^y: 2 figures; difference show 1 at most"),
-        ({"x": "pp"}, "^x: pp is no axis of this sweep"),
-        ({"x": "schedule"}, "^x: the values of schedule are no numbers"),
+        ({"x": "pp"}, "^x: pp is not an axis of this sweep"),
+        ({"x": "schedule"}, "^x: the values of schedule are not numbers"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(

@@ -147,7 +147,7 @@ def test_another_table_is_told_apart(tmp_path: Path, name: str, content: bytes) 
         pytest.importorskip("pyarrow")
     path.write_bytes(content)
 
-    with pytest.raises(OutputError, match=r"is no table of pptrace sweep: .* --fresh"):
+    with pytest.raises(OutputError, match=r"is not a table of pptrace sweep: .* --fresh"):
         read_table(path)
 
 

@@ -227,7 +227,7 @@ def test_the_executor_of_the_page_runs_points(root: Path) -> None:
     [
         ("threads:prefix=3", "executor.prefix: "),
         ("threads:suffix=a", "executor.suffix: unknown key"),
-        ("threads:fast", "executor: 'fast' is no option: write threads:key=value"),
+        ("threads:fast", "executor: 'fast' is not an option: write threads:key=value"),
         ("serial:fast=1", "executor.fast: serial takes no options: remove it"),
         ({"prefix": "a"}, "executor.name: missing: name the executor, such as processes"),
     ],
