@@ -82,7 +82,7 @@ us."""
 Bandwidth = Annotated[Rate, Field(ge=1_000, le=10**17)]
 Latency = Annotated[Duration, Field(ge=0, le=10**12)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Lanes = Annotated[int, Field(ge=1, le=16)]
+Lanes = Annotated[int, Field(ge=1, le=32)]
 
 
 class Options(BaseModel):

@@ -144,6 +144,43 @@ def _machines() -> tuple[ClusterOffer, ...]:
             "assumption",
         ),
         ClusterOffer(
+            name="dgx-h200",
+            summary="NVIDIA DGX H200: 8 H200 141 GB on NVLink 4, 8 NDR InfiniBand NICs in rails.",
+            values={
+                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
+                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
+            },
+            device="h200-sxm",
+            source="NVIDIA DGX H100/H200 user guide, one for both systems: 8 single-port ConnectX-7 400 Gb/s, 18 "
+            "NVLinks per GPU; rails as DGX H100's",
+        ),
+        ClusterOffer(
+            name="h20-8gpu",
+            summary="Ant Group's nodes of 2025: 8 H20 96 GB on NVLink 4, 4 NICs of 400 Gb/s.",
+            values={
+                "gpus": 8, "nics": 4, "node": {"name": "nvlink", "generation": 4},
+                "fabric": {"name": _FAT_TREE, "generation": "ndr"},
+            },
+            device="h20",
+            source="Zhang et al., Together with SGLang: Best Practices for Serving DeepSeek-R1 on H20-96G (LMSYS "
+            "blog, 2025), table of H20 and H800: 900 GB/s of NVLink, 4 x 400 Gb/s of NICs; the tree between "
+            "them is not published",
+        ),
+        ClusterOffer(
+            name="vr200-nvl72",
+            summary="NVIDIA Vera Rubin NVL72, announced: 72 Rubin in one NVLink 6 domain, 1.6 Tb/s of NICs each.",
+            values={
+                "gpus": 72, "nics": 72,
+                "node": {"name": "nvlink", "generation": 5, "links": 36, "pcie_generation": 6, "pcie_lanes": 32},
+                "fabric": {"name": _FAT_TREE, "generation": "xdr", "bandwidth": "1600 Gb/s"},
+            },
+            device="vr200",
+            source="NVIDIA Vera Rubin NVL72 specifications (2026, before release): 72 GPUs, 3600 GB/s of NVLink 6 "
+            "each, both ways; Decoding Nvidia's Rubin Networking Math (wheelersnetwork.com, 2025): 8 ConnectX-9 "
+            "of 800 Gb/s in a tray of 4 GPUs; assumptions: a GPU's two NICs act as one, with 16 lanes of PCI "
+            "Express 6 each; NVLink 6 has twice NVLink 5's links, and the same share for payload",
+        ),
+        ClusterOffer(
             name="aws-p5",
             summary="AWS p5.48xlarge: 8 H100 80 GB on NVLink 4, four 100 Gb/s EFA NICs each.",
             values={
