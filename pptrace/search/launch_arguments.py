@@ -6,7 +6,9 @@ checks, and the dataclasses whose fields become arguments (``megatron/core/model
 
 Source: torchtitan 0.3.0: ``torchtitan/config/configs.py``, ``torchtitan/trainer.py``,
 ``torchtitan/distributed/pipeline_parallel.py``, ``parallel_dims.py``, ``fsdp.py`` and
-``activation_checkpoint.py`` in the same folder; schedules of ``torch.distributed.pipelining`` 2.13.
+``activation_checkpoint.py`` in the same folder; schedules of ``torch.distributed.pipelining`` 2.13. Releases 0.2.0
+to 0.2.2: ``torchtitan/config/job_config.py``. The main branch counts batches in tokens since commit 73aed7f6c (20
+August 2026).
 """
 
 from __future__ import annotations
@@ -349,24 +351,59 @@ def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str | No
             "training.global_batch_size": batch.global_batch or _DEFAULT_GLOBAL_BATCH,
             **({"training.seq_len": batch.sequence} if batch.sequence else {}),
         }  # fmt: skip
+        is_old = experiment.stack == _OLD
         if parallel.tp > 1 and not parallel.sequence_parallel:
-            words.append("--parallelism.no-enable_sequence_parallel")
-        recomputation, recomputation_differences = _torchtitan_recompute(values_of(experiment.model))
-        words.append(recomputation)
+            words += [] if is_old else ["--parallelism.no-enable_sequence_parallel"]
+            without += ["sequence_parallel false: it splits activations"] if is_old else []
+        recomputation, recomputation_differences = _torchtitan_recompute(
+            values_of(experiment.model), is_old=is_old
+        )
+        words += recomputation
         without += [*differences, *recomputation_differences, *_without_insertions(experiment)]
-    if table.ranks > 1 or (parallel.ep or 1) > 1:
+    if experiment.stack == _MAIN:
+        values = _in_tokens(values, batch.micro, batch.sequence)
+    if experiment.stack != _OLD and (table.ranks > 1 or (parallel.ep or 1) > 1):
         words.insert(0, "--training.disable_cuda_graphs")
     return Arguments(words=(*flag_words(values), *words), without=tuple(without), notes=tuple(notes))
 
 
-def _torchtitan_recompute(model: dict[str, Any]) -> tuple[str, list[str]]:
-    """Return the word that selects recomputation, which follows all flags, and differences from the model's."""
+_OLD, _MAIN = "torchtitan-0.2", "torchtitan-main"
+"""Stacks with other arguments than 0.3."""
+
+
+def _in_tokens(values: Mapping[str, Any], micro: int, sequence: int | None) -> dict[str, Any]:
+    """Return arguments with batches in tokens, from those with batches in sequences.
+
+    Args:
+        values: the arguments by name.
+        micro: sequences of a microbatch.
+        sequence: tokens of a sequence; None for unknown, and arguments that need it are then omitted.
+    """
+    local, total = values["training.local_batch_size"], values.get("training.global_batch_size")
+    tokens: dict[str, tuple[str, Any]] = {
+        "parallelism.pipeline_parallel_microbatch_size": ("parallelism.num_pp_microbatches", local // micro),
+        "training.local_batch_size": (
+            "training.num_tokens_per_microbatch_per_dp_rank", micro * sequence if sequence else None
+        ),
+        "training.global_batch_size": (
+            "training.num_tokens_per_train_step",
+            total if total == _DEFAULT_GLOBAL_BATCH else total * sequence if total and sequence else None,
+        ),
+        "training.seq_len": ("training.max_context_length", sequence),
+    }  # fmt: skip
+    counted = (tokens.get(name, (name, value)) for name, value in values.items())
+    return {name: value for name, value in counted if value is not None}
+
+
+def _torchtitan_recompute(model: dict[str, Any], *, is_old: bool) -> tuple[list[str], list[str]]:
+    """Return the words that select recomputation, after all flags, and differences from the model's."""
     recompute, without = str(model.get("recompute") or "none"), []
     if recompute == "selective":
         without.append("recompute selective: it also keeps matrix products, and recomputes everything else")
     elif model.get("recompute_method"):
         without.append("recompute_method: it recomputes every layer")
-    return f"activation-checkpoint:{recompute}", without
+    words = flag_words({"activation_checkpoint.mode": recompute})
+    return words if is_old else [f"activation-checkpoint:{recompute}"], without
 
 
 def _pipeline(experiment: Experiment, table: Schedule, file: str) -> tuple[dict[str, Any], list[str], list[str]]:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -388,6 +389,30 @@ def test_torchtitan_builds_the_stages_and_microbatches_of_the_table(name: str) -
     assert int(values["local_batch_size"]) == 2 * table.microbatches
     assert values["pipeline_parallel_microbatch_size"] == "2"
     assert int(values["global_batch_size"]) == 2 * int(values["local_batch_size"])
+
+
+def test_the_batch_has_the_arguments_of_the_release_of_torchtitan() -> None:
+    def words(stack: str) -> tuple[str, ...]:
+        changed = {"batch": {"micro": 2}, "model": {"recompute": "full"}, "stack": stack}
+        prepared = small_step(**changed)
+        return torchtitan_arguments(prepared.resolved.experiment, prepared.schedule).words
+
+    named, main, old = words("torchtitan-0.3"), words("torchtitan-main"), words("torchtitan-0.2")
+    pairs = [dict(pairwise(each)) for each in (named, main)]
+    microbatches, dp, sequence = 8, 2, 1024
+
+    assert pairs[0]["--training.local_batch_size"] == str(2 * microbatches)
+    # As the main branch computes: tokens of a microbatch x microbatches x replicas = tokens of a step.
+    assert {name: value for name, value in pairs[1].items() if "num_" in name or "context_length" in name} == {
+        "--parallelism.num_pp_microbatches": str(microbatches),
+        "--training.num_tokens_per_microbatch_per_dp_rank": str(2 * sequence),
+        "--training.num_tokens_per_train_step": str(2 * sequence * microbatches * dp),
+        "--training.max_context_length": str(sequence),
+    }
+    assert not any("batch_size" in word or "seq_len" in word for word in main)
+    assert len(main) == len(named)
+    assert {*old} - {*named} == {"--activation_checkpoint.mode", "full"}
+    assert {*named} - {*old} == {"activation-checkpoint:full", "--training.disable_cuda_graphs"}
 
 
 def test_any_schedule_can_be_run_from_a_file() -> None:

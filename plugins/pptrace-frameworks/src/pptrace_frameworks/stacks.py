@@ -401,6 +401,10 @@ def _stacks() -> tuple[StackOffer, ...]:
         StackOffer(
             name="torchtitan-0.3", summary="torchtitan 0.3 with its defaults.", inherits="torchtitan-0.2"
         ),
+        StackOffer(
+            name="torchtitan-main", inherits="torchtitan-0.3",
+            summary="torchtitan's main branch since 20 August 2026, which counts batches in tokens.",
+        ),
         StackOffer(name="nanotron-0.5", summary="nanotron v0.5.", rules=_NANOTRON),
     )  # fmt: skip
 
