@@ -536,17 +536,9 @@ class Search:
     def _simulate_foreign(self) -> None:
         """Simulate candidates that the framework does not run, in the order of their bounds.
 
-        Those that their group does not exclude get a bound of their outline. At most :data:`_FOREIGN` get a
-        bound of their whole table, as they take no place.
+        At most :data:`_FOREIGN` of them get a bound of their whole table, as they take no place.
         """
-        for candidate in self._foreign:
-            if candidate.origin is not None and not self._is_excluded(candidate.score):
-                self._tick()
-                self._apply(candidate, self.pricing.foreign_price(*candidate.origin))
-        queue = [
-            (candidate.score, candidate.number, candidate) for candidate in self._foreign
-            if candidate.outcome is Outcome.FOREIGN
-        ]  # fmt: skip
+        queue = [(candidate.score, candidate.number, candidate) for candidate in self._fitting_foreign()]
         heapify(queue)
         batch: list[Candidate] = []
         tables = 0
@@ -564,6 +556,17 @@ class Search:
                 self._rank_foreign(batch)
                 batch = []
         self._rank_foreign(batch)
+
+    def _fitting_foreign(self) -> list[Candidate]:
+        """Return the candidates that the framework does not run, with bounds of their outlines.
+
+        Candidates that their group excludes keep its bounds. Candidates that need more memory are omitted.
+        """
+        for candidate in self._foreign:
+            if candidate.origin is not None and not self._is_excluded(candidate.score):
+                self._tick()
+                self._apply(candidate, self.pricing.foreign_price(*candidate.origin))
+        return [candidate for candidate in self._foreign if candidate.outcome is Outcome.FOREIGN]
 
     def _rank_foreign(self, batch: Sequence[Candidate]) -> None:
         """Simulate candidates that the framework does not run, and note the fastest one."""
@@ -623,9 +626,10 @@ class Search:
         if self.ended == "time":
             message = f"no configuration that fits was found in {self.request.time}: give more time"
             return ConfigError(message, file="--time")
-        if self._foreign:
+        foreign = self._fitting_foreign()
+        if foreign:
             title = FRAMEWORKS[self.space.problem.framework].title
-            reason = self._foreign[0].reason
+            reason = foreign[0].reason
             message = f"{title} runs none of the configurations that fit: {reason}; --for {ANY} plans with all"
             return ConfigError(message, file="plan")
         none = f"none of {self.considered:,} configurations"

@@ -337,7 +337,7 @@ def test_a_schedule_that_needs_more_memory_counts_as_such(registry: Registry) ->
     [
         ({}, ", cluster dgx-a100 by default, stack"),
         ({"network": "ideal"}, ", a free network, stack"),
-        ({"device": "vr200"}, ", a free network, stack"),
+        ({"device": "r100"}, ", a free network, stack"),
         ({"cluster": "dgx-a100"}, " reserved, stack"),
         ({"sets": ["device.scale_up_size=4"]}, ", a free network, stack"),
         ({"sets": ["data_parallel.bandwidth=25 GB/s"]}, ", a free network, stack"),
