@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,14 +85,19 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
     computation that can start first is next. Communication is issued right after its last predecessor.
     """
     turns = _turns(members, interleave) if interleave else _first_ready(members)
+    computations = [
+        iter([number for number, segment in enumerate(segments) if segment.is_computation]) for segments in members
+    ]
     order: list[OrderedSegment] = []
     place: dict[tuple[int, int], int] = {}
-    _issue_communication(members, order, place)
+    communication = _Communication(members)
+    communication.issue(order, place)
     for member in turns:
-        number = _next_computation(members[member], member, place)
+        number = next(computations[member])
         place[member, number] = len(order)
         order.append(OrderedSegment(member, number, ROW))
-        _issue_communication(members, order, place)
+        communication.follow(member, number)
+        communication.issue(order, place)
     needs = [
         (place[member, need], index)
         for (member, number), index in sorted(place.items(), key=lambda item: item[1])
@@ -104,33 +110,44 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
     return SegmentOrder(order=tuple(order), needs=tuple(needs), results=results)
 
 
-def _next_computation(segments: Sequence[Segment], member: int, place: dict[tuple[int, int], int]) -> int:
-    return next(
-        number
-        for number, segment in enumerate(segments)
-        if segment.is_computation and (member, number) not in place
-    )
+class _Communication:
+    """The communication of several actions that is not issued yet."""
 
+    def __init__(self, members: Sequence[Sequence[Segment]]) -> None:
+        self._members = members
+        self._dependents: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._unmet: dict[tuple[int, int], int] = {}
+        self._ready: list[tuple[int, int]] = []
+        for member, segments in enumerate(members):
+            for number, segment in enumerate(segments):
+                if segment.is_computation:
+                    continue
+                needs = {*segment.needs_of(number)}
+                self._unmet[member, number] = len(needs)
+                for need in needs:
+                    self._dependents.setdefault((member, need), []).append((member, number))
+                if not needs:
+                    heappush(self._ready, (member, number))
 
-def _issue_communication(
-    members: Sequence[Sequence[Segment]], order: list[OrderedSegment], place: dict[tuple[int, int], int]
-) -> None:
-    """Issue all communication whose predecessors are issued, by member."""
-    while True:
-        ready = [
-            (member, number)
-            for member, segments in enumerate(members)
-            for number, segment in enumerate(segments)
-            if not segment.is_computation and (member, number) not in place
-            and all((member, need) in place for need in segment.needs_of(number))
-        ]  # fmt: skip
-        if not ready:
-            return
-        member, number = ready[0]
-        needs = [place[member, need] for need in members[member][number].needs_of(number)]
-        computed = [index for index in needs if members[order[index].member][order[index].number].is_computation]
-        place[member, number] = len(order)
-        order.append(OrderedSegment(member, number, max(computed, default=STREAM if number else ROW)))
+    def follow(self, member: int, number: int) -> None:
+        """Note that a segment is issued."""
+        for dependent in self._dependents.get((member, number), ()):
+            self._unmet[dependent] -= 1
+            if not self._unmet[dependent]:
+                heappush(self._ready, dependent)
+
+    def issue(self, order: list[OrderedSegment], place: dict[tuple[int, int], int]) -> None:
+        """Issue all communication whose predecessors are issued, by member."""
+        while self._ready:
+            member, number = heappop(self._ready)
+            segments = self._members[member]
+            needs = [place[member, need] for need in segments[number].needs_of(number)]
+            computed = [
+                index for index in needs if self._members[order[index].member][order[index].number].is_computation
+            ]
+            place[member, number] = len(order)
+            order.append(OrderedSegment(member, number, max(computed, default=STREAM if number else ROW)))
+            self.follow(member, number)
 
 
 def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> list[int]:
