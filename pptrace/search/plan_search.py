@@ -3,8 +3,8 @@
 A group is a layout with settings; its members differ in schedule, chunks and split. Groups get a bound in an order
 that covers the space evenly. A group is expanded into candidates only if its bound can be among the first places.
 Candidates are bounded by the outline of their table, then by the whole table. The remaining ones are simulated, in
-the order of their bounds and in batches of fixed sizes. The search ends when no bound is below the score of the
-last requested place, so it finds the same places as an exhaustive search. The result depends neither on the
+the order of their expected steps and in batches of fixed sizes. The search ends when no bound is below the score
+of the last requested place, so it finds the same places as an exhaustive search. The result depends neither on the
 machine nor on the order in which simulations finish, unless the time ends first. Worker processes compute bounds
 in advance.
 """
@@ -16,6 +16,7 @@ import signal
 from bisect import insort
 from collections import Counter, deque
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
@@ -309,8 +310,8 @@ class Search:
     def _estimate(self, part: Part) -> Score:
         """Return the score of the expected step of a part, which orders the search."""
         group = part.group
-        step_ns = round(self.bias.bound_ns(part.bound.step_ns) * group.bounds.factor)
-        return self.request.score(step_ns, group.group.layout)
+        factor = group.bounds.factor(has_pairs=part.has_pairs)
+        return self.request.score(round(self.bias.bound_ns(part.bound.step_ns) * factor), group.group.layout)
 
     def _parts_of(self, group: CandidateGroup) -> list[Part]:
         """Return the parts of a group that have members and can run."""
@@ -414,7 +415,14 @@ class Search:
 
     def _push(self, candidate: Candidate) -> None:
         if candidate.is_bounded and not self._is_excluded(candidate.score):
-            heappush(self._queue, (candidate.score, candidate.number, candidate))
+            heappush(self._queue, (self._expected(candidate), candidate.number, candidate))
+
+    def _expected(self, candidate: Candidate) -> Score:
+        """Return the score of the expected step of a candidate, which orders the search."""
+        group = self.groups[candidate.number // _MEMBERS]
+        member = group.members[candidate.number % _MEMBERS]
+        exposure = Fraction(group.bounds.exposure(has_pairs=self._has_pairs(member))).limit_denominator(1000)
+        return (*candidate.score[:-1], candidate.score[-1] * exposure)
 
     def _look(self) -> None:
         """Expand the best groups so far, and simulate their best candidates, or those of least memory."""
@@ -443,9 +451,8 @@ class Search:
                         self._simulate_early(self.request.top)
                         self._expand_ahead()
                 continue
-            score, _, candidate = heappop(self._queue)
-            if self._is_excluded(score):
-                self._queue.clear()
+            *_, candidate = heappop(self._queue)
+            if self._is_excluded(candidate.score):
                 continue
             if candidate.origin is None:
                 batch += [candidate] * candidate.is_bounded

@@ -125,10 +125,15 @@ class GroupBounds:
     concerns_sizes: bool = False
     """Whether no group with these sizes can run for this reason."""
 
-    @property
-    def factor(self) -> float:
-        """Expected step over its bound; it orders a search."""
-        return (1 + self.bubble) * (1 + self.is_short)
+    def factor(self, *, has_pairs: bool) -> float:
+        """Return the expected step over its bound, which orders a search."""
+        return (1 + self.bubble) * (1 + self.is_short) * self.exposure(has_pairs=has_pairs)
+
+    def exposure(self, *, has_pairs: bool) -> float:
+        """Return the expected work over its bound: overlapped pairs hide half of the collectives in it."""
+        if not has_pairs or self.plain is None or self.paired is None or not self.paired.step_ns:
+            return 1.0
+        return (self.plain.step_ns + self.paired.step_ns) / (2 * self.paired.step_ns)
 
     def for_recomputation(self) -> GroupBounds | None:
         """Return bounds of groups that also recompute activations, from those of a group that recomputes nothing.

@@ -341,6 +341,31 @@ def test_groups_that_share_costs_have_the_bounds_of_their_own(
     assert len({bound.plain for bound in bounds}) > 1
 
 
+def test_groups_that_recompute_have_no_lower_bounds_than_they_inherit(registry: Registry) -> None:
+    config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 2}}
+    vary = {"schedule": ["1f1b", "combined-1f1b"], "tp": [2], "pp": [1, 4], "micro": [1, 8]}
+    space = planned(registry, config=config, gpus=16, vary=vary, top=1).search.space
+    pricing = Pricing(space)
+    families = [space.variants_of(number) for number in range(space.groups)]
+    compared = 0
+
+    assert {family for family in families if len(family) > 1}
+    for number, family in enumerate(families):
+        assert number in family
+        assert families[family[0]] == family
+        inherited = pricing.bounds_of(family[0]).for_recomputation()
+        own = pricing.bounds_of(number)
+        for has_pairs in (False, True) if inherited is not None else ():
+            low, high = inherited.of(has_pairs=has_pairs), own.of(has_pairs=has_pairs)
+            assert (low is None) == (high is None)
+            if low is not None and high is not None:
+                compared += low.step_ns < high.step_ns
+                assert (low.step_ns, low.peak_bytes) <= (high.step_ns, high.peak_bytes)
+                assert low.peak_bytes <= high.peak_bytes
+                assert low.fits or not high.fits
+    assert compared
+
+
 PLACES = {"vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1], "micro": [1, 2]}, "top": 8}
 
 
