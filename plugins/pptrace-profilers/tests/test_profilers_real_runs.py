@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from forked_python import ForkedPython
 
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -19,6 +19,8 @@ from pptrace_profilers.annotation import module_for
 from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pptrace.timeline.timeline import Timeline
 
 HERE = Path(__file__).parent
@@ -76,19 +78,30 @@ def test_the_recorded_run_names_no_machine() -> None:
         assert not any(word in text for word in (b"host_name", b"/home", b"/root", b"username"))
 
 
+@pytest.fixture(scope="module")
+def torch_python() -> Iterator[ForkedPython]:
+    with ForkedPython("torch.distributed", "torch.multiprocessing", "torch.profiler", python=str(TORCH)) as python:
+        yield python
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(TORCH is None, reason="no torch; PPTRACE_TORCH_PYTHON names a Python that has it")
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_a_run_marked_by_the_printed_module_reads_as_its_schedule(schedule: str, tmp_path: Path) -> None:
+def test_a_run_marked_by_the_printed_module_reads_as_its_schedule(
+    schedule: str, tmp_path: Path, torch_python: ForkedPython
+) -> None:
     marks = tmp_path / "pptrace_annotate.py"
     marks.write_text(module_for("pytorch"), encoding="utf-8")
     port = str(29_600 + os.getpid() % 400 + 400 * (schedule == "gpipe"))
-    command = [
-        str(TORCH), str(HERE / "record_steps.py"), str(tmp_path / "run"), "--marks", str(marks),
+    arguments = [
+        str(tmp_path / "run"), "--marks", str(marks),
         "--schedule", schedule, "--ranks", "2", "--microbatches", "4", "--steps", "2",
         "--sleep-ms", "5", "--port", port,
     ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+
+    ran = torch_python.run(tmp_path, *arguments, program=HERE / "record_steps.py")
+
+    assert ran.returncode == 0, ran.stderr
 
     measured = read(tmp_path / "run")
 
