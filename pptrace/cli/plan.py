@@ -51,8 +51,8 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 )  # fmt: skip
 @experiment_flags()
 @outputs_option(
-    "Write the best (.yaml), a script (.sh) or a recipe of Megatron-Bridge (.py) that runs it, all points (.csv, "
-    ".parquet) or a picture (.png, .svg, .pdf); may be repeated."
+    "Write the best configuration (.yaml), or a script (.sh) or recipe of Megatron-Bridge (.py) that runs it. "
+    "Other names write all points (.csv, .parquet) or a picture (.png, .svg, .pdf). May be repeated."
 )
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",

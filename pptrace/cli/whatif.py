@@ -34,9 +34,9 @@ pptrace whatif mixture.yaml --balance experts
 def command(source: Source, lost: int, balance: str | None, *, as_json: bool) -> None:
     """Simulate CONFIG's step again with one change at a time, on the same number of GPUs.
 
-    The changes are twice the bandwidth, a free network, half the bubble, even stages, no stragglers, one more
-    microbatch, fewer workers (--lost) and other placements of experts (--balance). The first row is the
-    bottleneck of the unchanged step.
+    The changes are twice the bandwidth, a free network, half the bubble, even stages, no stragglers, and one
+    more microbatch. With --lost, they include fewer workers, and with --balance other placements of experts. The
+    first row is the bottleneck of the unchanged step.
     """
     file = source.file
     from pptrace.config.resolution import load

@@ -244,7 +244,7 @@ class Offload(_Modifier):
     alone: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1,
         description="Share of its time that a copy takes if no copy in the other direction overlaps with it on "
-        "its rank, or with `pair` on both ranks. The overlap is that of a step in which all copies take their "
+        "its rank. With `pair`, both ranks count. The overlap is that of a step in which all copies take their "
         "whole time. PipeOffload's program has 0.7.",
     )
     stream: CopyStream = Field(

@@ -52,7 +52,7 @@ BETTER = {
 PATTERN = re.compile(rf"\b(?:{'|'.join(BETTER)})\b", re.IGNORECASE)
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`]*`|https?://\S+")
-LONGEST_SENTENCE = 30
+LONGEST_SENTENCE = 25
 """Words of the longest sentence on a page; a link or a piece of code is one word."""
 SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z`*(\[\"0-9]|pptrace |torchtitan |nanotron )")
 PARAGRAPH_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|#>] ?|\d+\. ))")

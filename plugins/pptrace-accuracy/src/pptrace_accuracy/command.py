@@ -418,10 +418,10 @@ def command(
 ) -> int:
     """Simulate the measured steps in STEPS, and print the error of each simulation.
 
-    Each row is a step: source, model, gpu, n_gpus, precision, tp, pp, cp, ep, vp, dp, mbs, gbs, seq, recompute,
-    zero, schedule, and step_s, tok_s_gpu or tflops_gpu. A column called as a configuration key is, such as
-    model.heads, sets that key.
-    Exits with 1 where no row could be simulated.
+    Each row is a step. Columns of the step are source, model, gpu, n_gpus, precision, mbs, gbs, seq, recompute,
+    zero and schedule. Columns of the layout are tp, pp, cp, ep, vp and dp. The measured value is step_s,
+    tok_s_gpu or tflops_gpu. A column with the name of a configuration key, such as model.heads, sets that key.
+    Exits with 1 if no row could be simulated.
     """
     _check_outputs(outputs)
     if as_json and as_csv:

@@ -19,8 +19,9 @@ class RooflineOptions(Parameters):
     """Precisions of gradients and optimizer state, reserved memory, and the model of kernels and collectives."""
 
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: 1 shards the optimizer state over ranks with the same weights (Megatron-LM's distributed
-    optimizer), 2 also shards gradients, 3 also shards weights (FSDP), which ``data_parallel.reshard`` gathers."""
+    """ZeRO stage. 1 shards the optimizer state over ranks with the same weights (Megatron-LM's distributed
+    optimizer). 2 also shards gradients. 3 also shards weights (FSDP); ``data_parallel.reshard`` sets when they are
+    freed."""
     gradients: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
     optimizer: Literal["adam", "muon"] = "adam"
@@ -32,8 +33,8 @@ class RooflineOptions(Parameters):
     """Muon of matrices that tensor parallelism splits (``--muon-tp-mode``): each device gathers and orthogonalizes
     the whole matrix, or its own part."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
-    """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``, the 16
-    bits of an fp32 copy that bf16 weights lack (``store_param_remainders``); fp32 by default."""
+    """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``; fp32 by
+    default. ``remainder`` has the 16 bits of an fp32 copy that bf16 weights lack (``store_param_remainders``)."""
     exp_avg: Moment | None = None
     """Precision of Adam's first moment (``--exp-avg-dtype``), and of Muon's momentum; fp32 by default."""
     exp_avg_sq: Moment | None = None
@@ -71,8 +72,8 @@ class RooflineOptions(Parameters):
     """Standard deviation of the devices' speeds, relative to the mean. All computation takes the expected time on
     the slowest device of the job."""
     skew: Annotated[Duration, Field(ge=0)] = 0
-    """Standard deviation of the times at which the devices of a tensor-parallel group reach a collective, which
-    waits for the expected time of the last device."""
+    """Standard deviation of the times at which the devices of a tensor-parallel group reach a collective. The
+    collective starts at the expected time of the last device."""
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens reach their experts. ``all-to-all``: a token is sent once per expert. ``deduplicated``: it is
     sent once per device and node, which forward it to several of their experts (DeepEP, HybridEP)."""
@@ -81,14 +82,14 @@ class RooflineOptions(Parameters):
     otherwise the host issues more operations (``host_launch``)."""
     aligned_dispatch: bool = True
     """Whether ``dispatcher: deduplicated`` gathers the routing maps of all devices and aligns the rows of each
-    expert for products in FP8 and FP4, as HybridEP does and DeepEP does not. Without it, kernels copy the rows of
+    expert for products in FP8 and FP4. HybridEP does, DeepEP does not. Without it, kernels copy the rows of
     experts to align them, before and after their products (Transformer Engine's ``Fp8Padding``)."""
     fused_loss: bool = False
     """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``); otherwise memory
     holds the logits in fp32."""
     every_nic: bool = False
-    """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL, at most at
-    the rate of the node's links. Otherwise each ring uses one NIC."""
+    """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL. Their rate is
+    at most that of the node's links. Otherwise each ring uses one NIC."""
     overlap_tp: bool = False
     """Whether tensor-parallel collectives of attention and MLP overlap with matrix products
     (``--tp-comm-overlap``). They overlap with dependent products in one piece per device. In the backward, whole
@@ -100,8 +101,8 @@ class RooflineOptions(Parameters):
     """Time in which the host issues the kernels of a forward of a layer with experts, in place of the time that
     follows from ``host_launch``; a backward takes twice as long."""
     host_kernel: Annotated[Duration, Field(ge=0)] = 0
-    """Time in which the host issues one kernel of a forward of a layer without experts, with the framework's code
-    around it, where ``host_launch`` is 0. Casts and tensor-parallel collectives count as well. A backward takes
+    """Time in which the host issues one kernel of a forward of a layer without experts, including the framework's
+    code. It applies if ``host_launch`` is 0. Casts and tensor-parallel collectives count as well. A backward takes
     twice as long. It is a lower bound of the layer's time."""
     host_action: Annotated[Duration, Field(ge=0)] = 0
     """Additional host time per forward of a stage with such layers, for messages, buffers and the schedule; a
@@ -114,9 +115,9 @@ class RooflineOptions(Parameters):
     has such pairs, a group communicates within actions, and ``overlap_tp`` and ``accumulation`` have their
     defaults."""
     alone: Literal["in-order", "overlapped"] = "in-order"
-    """Segments of an action outside pairs: they run one after another, or computation overlaps with communication
-    that it does not need, as with tensor-parallel collectives in Megatron-LM's backward. Exchanges of experts stay
-    exposed."""
+    """Order of an action's segments outside pairs: one after another, or computation overlaps with communication
+    that it does not need. Megatron-LM's backward overlaps tensor-parallel collectives in this manner. Exchanges of
+    experts stay exposed."""
     delay_wgrad: bool = True
     """Whether exchanges of experts start before the weight gradients of the same half of a layer, as with
     Megatron-LM's ``--delay-wgrad-compute``, or after them."""

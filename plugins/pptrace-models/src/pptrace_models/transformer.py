@@ -462,11 +462,12 @@ class Transformer(Parameters):
     """Number of layers of each stage, in order; by default an even split, with the remainder on the middle stages,
     later ones first."""
     balance: Literal["layers", "products"] = "layers"
-    """What an even split balances: the number of layers, or the weights of layers and LM head that multiply each
-    token, as nanotron's ``build_model`` does for dense layers."""
+    """Quantity that an even split balances: the number of layers, or the weights of layers and LM head that
+    multiply each token. In nanotron, ``build_model`` balances weights for dense layers."""
     layout: str | None = None
-    """Items of each stage, in the syntax of Megatron-LM's ``--pipeline-model-parallel-layout``: ``E`` embedding,
-    ``t`` layer, ``m`` module of multi-token prediction, ``L`` loss, bars between stages, ``*`` to repeat."""
+    """Items of each stage, in the syntax of Megatron-LM's ``--pipeline-model-parallel-layout``. ``E`` is the
+    embedding, ``t`` a layer, ``m`` a module of multi-token prediction, and ``L`` the loss. Bars separate stages,
+    and ``*`` repeats."""
     kv_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Compressed width of keys and values (multi-head latent attention); 0 for none. ``head_dim`` is then the part
     of a head without positions."""

@@ -81,8 +81,8 @@ pptrace optimize run/ -o better.csv"""
               help="Allow schedules with other stages or another placement than the requested ones.")  # fmt: skip
 @click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
               show_default=True,
-              help="Ranks that share a channel for copies to the host and a channel back: as in the cluster, each "
-              "rank alone, or ranks 2i and 2i + 1.")  # fmt: skip
+              help="Ranks that share a channel for copies to the host and a channel back. With direction, "
+              "each rank is alone. With pair, ranks 2i and 2i + 1 share them.")  # fmt: skip
 @click.option("--recompute", is_flag=True, help="Allow recomputed forwards if memory is short.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the table, .csv or .txt."

@@ -32,8 +32,8 @@ class _SearchOptions(BaseModel):
     recompute: bool = Field(default=False, description="Whether forwards may be recomputed if memory is short.")
     copies: Literal["cluster", "direction", "pair"] = Field(
         default="cluster",
-        description="Ranks that share a channel for copies to the host and a channel back: as in the cluster, "
-        "each rank alone (direction), or ranks 2i and 2i + 1 (pair).",
+        description="Ranks that share a channel for copies to the host and a channel back. With "
+        "direction, each rank is alone. With pair, ranks 2i and 2i + 1 share them.",
     )
 
     @model_validator(mode="before")
