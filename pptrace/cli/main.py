@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.registry import Registry
 
-_COLLECTED = 200_000
-"""New objects per garbage collection: Python's default of 700 takes 3 % of a small command."""
 _STARTUP_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
 """Disable numpy's threads for float products, which pptrace does not use, and pydantic's search for plugins."""
 _ERROR = 2
@@ -115,7 +113,6 @@ def main() -> NoReturn:
 
 def _reduce_startup() -> None:
     """Disable slow start-up work of libraries; variables that the user sets take precedence."""
-    gc.set_threshold(_COLLECTED, *gc.get_threshold()[1:])
     for name, value in _STARTUP_VARIABLES.items():
         os.environ.setdefault(name, value)
 
