@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-
-from pptrace_kernel.threshold import CompileBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +24,27 @@ if TYPE_CHECKING:
     Argument: TypeAlias = NDArray[Any] | int | tuple["Argument", ...]
     """A column, an integer, or a record of those."""
 
-__all__ = ["COMPILE_FROM", "always_compiled", "compiles", "fetch", "many_runs", "run", "run_kernel"]
+__all__ = [
+    "BYTES_PER_PROCESS",
+    "COMPILE_FROM",
+    "ROWS_PER_BYTE",
+    "CompileBudget",
+    "always_compiled",
+    "compiles",
+    "fetch",
+    "many_runs",
+    "run",
+    "run_kernel",
+]
 
 COMPILE_FROM = 4_000
 """Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code."""
+
+ROWS_PER_BYTE = 30
+"""Rows interpreted, at 1 µs each, in the time that a byte of bytecode takes to compile: 0.03 ms."""
+
+BYTES_PER_PROCESS = 4_000
+"""Bytes of bytecode that each process compiles for later processes, in about 0.12 s."""
 
 _VALUES_PER_ROW = 64
 """Values of columns whose conversion to a list and back takes as long as interpreting one row."""
@@ -35,6 +52,37 @@ _VALUES_PER_ROW = 64
 _expected_rows = ContextVar("expected_rows", default=0)
 _loaded: set[Callable[..., Any]] = set()
 """Kernels whose compiled code is in this process; it is faster than interpreting for any number of rows."""
+
+
+@dataclass(slots=True)
+class CompileBudget:
+    """The kernels that this process compiled and interpreted."""
+
+    compiled_bytes: int = 0
+    """Bytes of bytecode that were compiled."""
+    interpreted: Counter[Callable[..., Any]] = field(default_factory=Counter)
+    """Interpreted rows of each kernel."""
+
+    def rows(self, kernel: Callable[..., Any], work: int, *, ahead: int = 0) -> int:
+        """Return interpreted rows plus ``work``, or the rows that are expected if these are more."""
+        return max(self.interpreted[kernel] + work, ahead)
+
+    def take(self, rows: int, size: int) -> bool:
+        """Decide whether to compile a kernel; add its size to the budget if so.
+
+        A kernel is compiled if interpreting its rows takes longer. In addition, each process compiles some kernels
+        for later processes: the cache fills over several runs, and no run waits until all kernels are compiled.
+
+        Args:
+            rows: the kernel's rows of this run and of earlier interpreted runs in this process. The total time is
+                at most twice the optimum for a known amount of work.
+            size: bytes of the kernel's bytecode.
+        """
+        is_faster = rows >= ROWS_PER_BYTE * size
+        is_compiled = is_faster or self.compiled_bytes == 0 or self.compiled_bytes + size <= BYTES_PER_PROCESS
+        self.compiled_bytes += size * is_compiled
+        return is_compiled
+
 
 _budget = CompileBudget()
 

@@ -22,7 +22,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
-from pptrace_kernel.threshold import BYTES_PER_PROCESS
+from pptrace_kernel import BYTES_PER_PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

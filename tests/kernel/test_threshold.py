@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace_kernel import COMPILE_FROM
-from pptrace_kernel.threshold import BYTES_PER_PROCESS, ROWS_PER_BYTE, CompileBudget
+from pptrace_kernel import BYTES_PER_PROCESS, COMPILE_FROM, ROWS_PER_BYTE, CompileBudget
 
 if TYPE_CHECKING:
     from conftest import RunProgram
@@ -20,7 +19,7 @@ import pptrace_kernel
 from kernels import double
 
 pptrace_kernel._budget.compiled_bytes = 1  # something was compiled
-pptrace_kernel.threshold.BYTES_PER_PROCESS = 1
+pptrace_kernel.BYTES_PER_PROCESS = 1
 ROWS = int(sys.argv[1])
 
 def run():
