@@ -1,27 +1,20 @@
 """Messages that share links: the event kernel alone and whole simulations, in transfers per second.
 
-    python benchmarks/bench_contention.py [--against PATH [--rounds 5]]
+    python benchmarks/bench_contention.py
 
 The kernel's traffic is on 512 hosts, 8 leaves of 64, 16 spines (4:1), 64 MiB a message, a spine per message by
 hash: each host to the same slot of the next leaf, with and without jitter, and random permutations. Cold
 includes compiling; warm is the best of three runs after it in the same process.
-
-With ``--against``, PATH is a checkout of another commit. Both run each case in turn, round by round, in processes
-of their own; printed are the least processor times, which other work on the machine disturbs least, and ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import multiprocessing
 import time
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pairs import answer, compare_cases
 
 from pptrace.api import simulate as simulate_experiment
 from pptrace.config.choices import Sharing
@@ -79,7 +72,8 @@ def traffic(target: np.ndarray, jitter_ns: int) -> tuple[Graph, int, Jobs, Share
     return graph, HOSTS, jobs, shared
 
 
-def kernel(name: str) -> None:
+def kernel_times(name: str) -> list[float]:
+    """Return the processor times of four runs of a case; the first compiles."""
     random = np.random.default_rng(2)
     if name.startswith("ring"):
         target = np.repeat((np.arange(HOSTS) + LEAF) % HOSTS, EACH).reshape(HOSTS, EACH)
@@ -90,11 +84,11 @@ def kernel(name: str) -> None:
     graph, ranks, jobs, shared = traffic(target, 0 if name.endswith("synchronised") else 1_000_000)
     times = []
     for _ in range(4):
-        start = time.perf_counter()
+        start = time.process_time()
         indexed = jobs._replace(of_task=jobs.of_task.copy())  # simulations index jobs right before they run
         run_jobs(graph, ranks, indexed, shared, Contention())
-        times.append(time.perf_counter() - start)
-    report(name, target.size, times)
+        times.append(time.process_time() - start)
+    return times
 
 
 def pipeline() -> None:
@@ -133,46 +127,18 @@ def apart(function: Any, *args: Any) -> None:
         pool.apply(function, args)
 
 
-CASES = (
-    "ring, jittered",
-    "ring, synchronised",
-    "permutations, jittered",
-    "permutations, synchronised",
-    "pipeline",
-)
+CASES = ("ring, jittered", "ring, synchronised", "permutations, jittered", "permutations, synchronised")
 
 
-def serve(checkout: Path) -> None:
-    """Run the cases that come in on lines, with a checkout's own benchmark; answer each with its least time."""
-    spec: Any = importlib.util.spec_from_file_location(
-        "benchmark", checkout / "benchmarks" / "bench_contention.py"
-    )
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    times: list[float] = []
-    benchmark.report = lambda _name, _transfers, taken: times.append(min(taken[1:]))
-    benchmark.time = SimpleNamespace(perf_counter=time.process_time)
-
-    def measured(case: str) -> float:
-        benchmark.pipeline() if case == "pipeline" else benchmark.kernel(case)
-        return times[-1]
-
-    answer(measured)
+def kernel(name: str) -> None:
+    """Print the rate of a case."""
+    report(name, HOSTS * EACH, kernel_times(name))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--against", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve is not None:
-        serve(given.serve)
-        return
-    if given.against is not None:
-        compare_cases(Path(__file__), given.against, CASES, given.rounds)
-        return
-    for name in CASES[:-1]:
+    """Print the rates."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for name in CASES:
         apart(kernel, name)
     apart(pipeline)
     apart(llama)

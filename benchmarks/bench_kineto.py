@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pairs import compare
 
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
@@ -144,13 +143,8 @@ def main() -> None:
     parser.add_argument("--slices", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--read", action="store_true", help="read the file back, too")
-    parser.add_argument("--against", type=Path, help="another checkout, to write pair by pair with")
-    parser.add_argument("--pairs", type=int, default=9)
     options = parser.parse_args()
     microbatches = -(-options.slices // (4 * 64 - 2))
-    if options.against:
-        compare(options.against, "kineto", 64, microbatches, pairs=options.pairs)
-        return
     timeline = staircase(64, microbatches)
     print(f"{len(timeline):,} slices; best of {options.repeat} runs after the first; events are lines")
     with tempfile.TemporaryDirectory() as name:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench_kineto import staircase
-from pairs import compare
 
 from pptrace.steps.kinds import Kind
 from pptrace.timeline.messages import messages
@@ -109,12 +108,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=128)
     parser.add_argument("--microbatches", type=int, default=2048)
     parser.add_argument("--baseline-microbatches", type=int, default=128, help="0 leaves the baseline out")
-    parser.add_argument("--against", type=Path, help="another checkout, to write pair by pair with")
-    parser.add_argument("--pairs", type=int, default=9)
     args = parser.parse_args()
-    if args.against:
-        compare(args.against, "perfetto", args.ranks, args.microbatches, pairs=args.pairs)
-        return
     timeline = staircase(args.ranks, args.microbatches)
     sends = sum(int((timeline.kind == kind).sum()) for kind in (Kind.SEND_F, Kind.SEND_B))
     print(f"{len(timeline):,} slices, {sends:,} messages")

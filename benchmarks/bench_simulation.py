@@ -1,13 +1,9 @@
 """Whole simulations and the sweep kernel alone, beside PyTorch's unit-step simulator where torch is installed.
 
     python benchmarks/bench_simulation.py [--ranks 128] [--microbatches 2048] [--policy async]
-    python benchmarks/bench_simulation.py --against PATH [--rounds 5]
 
 An action is counted as PyTorch counts it: computes, SENDs and RECVs. Warm is the best of three runs
 after a first one in the same process; memory is (peak RSS - RSS after import) / actions.
-
-With ``--against``, PATH is a checkout of another commit: both simulate 1F1B 128x2048 in turn, in processes of
-their own; printed are the least processor times, without and with building and measuring, and ratios.
 """
 
 from __future__ import annotations
@@ -19,11 +15,9 @@ import io
 import multiprocessing
 import resource
 import time
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding  # noqa: F401 - imported first, so that its own memory is not counted
-from pairs import answer, compare_cases
 
 from pptrace.config.choices import PolicyName
 from pptrace.network.contract import Flat
@@ -43,15 +37,9 @@ def rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def request_of(ranks: int, microbatches: int, chunks: int = 1) -> ScheduleRequest:
-    """Return a request, also of an earlier commit that called microbatches units."""
-    name = "microbatches" if "microbatches" in ScheduleRequest.__dataclass_fields__ else "units"
-    return ScheduleRequest(**{"ranks": ranks, name: microbatches, "chunks": chunks})
-
-
 def whole(name: str, ranks: int, microbatches: int, chunks: int, policy: Policy) -> dict[str, Any]:
     offer = Registry.load().schedules[name].offer
-    request = request_of(ranks, microbatches, chunks)
+    request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks)
     stages = ranks * chunks
     workload = Workload.uniform(
         stages, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=2**25, activation_bytes=2**30,
@@ -100,24 +88,6 @@ def torch_unit_steps(ranks: int, microbatches: int) -> dict[str, Any]:
     return {"actions": actions, "warm_s": took}
 
 
-SIMULATED, WHOLE = "1F1B 128x2048 simulated", "built, simulated, measured"
-
-
-def timed(case: str) -> float:
-    """Return the least processor time of three simulations after a first one."""
-    offer = Registry.load().schedules["1f1b"].offer
-    request = request_of(128, 2048)
-    workload = Workload.uniform(128, f_ns=1_000_000, b_ns=2_000_000, boundary_bytes=2**25)
-    schedule, times = offer.build(request), []
-    for _ in range(4):
-        start = time.process_time()
-        timeline = simulate(offer.build(request) if case == WHOLE else schedule, workload, NETWORK)
-        if case == WHOLE:
-            measure(timeline, workload)
-        times.append(time.process_time() - start)
-    return min(times[1:])
-
-
 def apart(function: Any, *args: Any) -> Any:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, args)
@@ -128,16 +98,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=128)
     parser.add_argument("--microbatches", type=int, default=2048)
     parser.add_argument("--policy", choices=[name.value for name in PolicyName], default="async")
-    parser.add_argument("--against", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve is not None:
-        answer(timed)
-        return
-    if given.against is not None:
-        compare_cases(Path(__file__), given.against, (SIMULATED, WHOLE), given.rounds)
-        return
     policy = Policy(name=PolicyName(given.policy))
     print(f"{given.ranks} ranks x {given.microbatches} microbatches, p2p {given.policy}")
     for name, chunks in (("1f1b", 1), ("interleaved-1f1b", 2)):
