@@ -118,9 +118,9 @@ def test_places_are_ranked_by_measured_and_expected_steps(tmp_path: Path) -> Non
     [
         ("command\nx\n", "points.csv: has no column measured_s: add it"),
         ("command,measured_s\npptrace simulate,\n", "points.csv: has no measured step: write seconds"),
-        ("command,measured_s\npptrace simulate --pp 2,fast\n", r"points.csv:2: measured_s: 'fast' is no step"),
-        ("command,measured_s\npptrace simulate --pp 2,nan\n", r"points.csv:2: measured_s: 'nan' is no step"),
-        ("command,measured_s\npptrace simulate --pp 2,1e300\n", r"points.csv:2: measured_s: '1e300' is no step"),
+        ("command,measured_s\npptrace simulate --pp 2,fast\n", "points.csv:2: measured_s: 'fast' is not a step"),
+        ("command,measured_s\npptrace simulate --pp 2,nan\n", "measured_s: 'nan' is not a step"),
+        ("command,measured_s\npptrace simulate --pp 2,1e300\n", "measured_s: '1e300' is not a step"),
         ("command,measured_s\npptrace simulate --model llama3-8b,3\n",
          r"points.csv:2: command: model.preset is 'llama3-8b', and 'gpt2' in the plan"),
         ("command,measured_s\npptrace simulate --speed 2,3\n", "points.csv:2: command: .*unknown flag"),
