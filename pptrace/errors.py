@@ -98,8 +98,8 @@ class ConstraintError(ScheduleError):
 
     ``needs_memory`` is whether the schedule takes them with more memory.
 
-    >>> print(ConstraintError("10 is no multiple of ranks (4)", key="batch.microbatches", nearest="8 or 12"))
-    batch.microbatches: 10 is no multiple of ranks (4); nearest that work: 8 or 12
+    >>> print(ConstraintError("10 is not a multiple of ranks (4)", key="batch.microbatches", nearest="8 or 12"))
+    batch.microbatches: 10 is not a multiple of ranks (4); nearest that work: 8 or 12
     """
 
     def __init__(

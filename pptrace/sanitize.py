@@ -37,7 +37,7 @@ def printable_line(text: str) -> str:
 
 
 def shell_word(text: str) -> str:
-    """Return a file name quoted for a shell, such that it is no option.
+    """Return a file name quoted for a shell, such that it is not an option.
 
     >>> shell_word("step.pftrace"), shell_word("-x; rm.json")
     ('step.pftrace', "'./-x; rm.json'")

@@ -35,7 +35,7 @@ def _fields(events: Sequence[dict[str, Any]]) -> Iterator[str]:
             if not _on_grid(event.get(key)):
                 yield f"event {index}: {key} {event.get(key)!r} is not on the nanosecond grid, or negative"
         if phase == "C" and not all(isinstance(value, int | float) for value in event["args"].values()):
-            yield f"event {index}: a counter's value is no number"
+            yield f"event {index}: a counter's value is not a number"
 
 
 def _on_grid(microseconds: object) -> bool:

@@ -374,7 +374,7 @@ def check(path: Path) -> None:
             if not head:
                 raise TraceError(f"is empty; expected {_ACCEPTED}", file=path)
             if not (_is_perfetto(head) or _is_chrome_json(head, file)):
-                raise TraceError(f"is no trace; expected {_ACCEPTED}", file=path)
+                raise TraceError(f"is not a trace; expected {_ACCEPTED}", file=path)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise TraceError("is a truncated or damaged gzip file; write it again", file=path) from None
     except OSError as error:
@@ -387,7 +387,7 @@ def _require_file(path: Path) -> None:
     if not path.exists():
         raise TraceError("there is no such file; check the path", file=path)
     if not path.is_file():
-        raise TraceError("is no regular file; save it to one first", file=path)
+        raise TraceError("is not a regular file; save it to one first", file=path)
 
 
 def _is_perfetto(head: bytes) -> bool:

@@ -190,7 +190,7 @@ def check_regular(path: Path) -> None:
     except (OSError, ValueError):  # whoever opens it says so
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise TraceError("is no regular file: save its contents to one first", file=path)
+        raise TraceError("is not a regular file: save its contents to one first", file=path)
 
 
 def is_named_pipe(path: Path) -> bool:
@@ -210,7 +210,7 @@ def most_memory() -> int:
     """Return the memory limit in bytes: the user's setting, by default four fifths of the available memory.
 
     Raises:
-        ConfigError: :data:`~pptrace.config.limits.MEMORY` is no size.
+        ConfigError: :data:`~pptrace.config.limits.MEMORY` is not a size.
     """
     limit = size_of(MEMORY)
     return limit if limit is not None else _spare() * _FIFTHS[0] // _FIFTHS[1]
@@ -282,7 +282,7 @@ def size_of(variable: str) -> int | None:
     """Return the number in an environment variable; None where it is not set or empty.
 
     Raises:
-        ConfigError: it is no number, or of no unit of KiB, MiB, GiB and TiB.
+        ConfigError: it is not a number, or of no unit of KiB, MiB, GiB and TiB.
     """
     text = os.environ.get(variable, "")
     if not text.strip():

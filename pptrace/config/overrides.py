@@ -59,7 +59,7 @@ def assignment(key: str, text: str, source: str) -> Assignment:
     """
     path = _path(key_of(key))
     if path is None:
-        raise ConfigError(f"{_brief(key)!r} is no key: write one such as network.bandwidth", file=source)
+        raise ConfigError(f"{_brief(key)!r} is not a key: write one such as network.bandwidth", file=source)
     return _assignment(path, parse_value(text, source), source)
 
 
@@ -186,7 +186,7 @@ def _assign(tree: dict[str, Any], override: Assignment) -> None:
 def _check_item(below: object, index: int, override: Assignment, depth: int) -> None:
     key = key_text(override.path[:depth])
     if not isinstance(below, list):
-        raise override.place.error(key, f"is no list, so it has no item {index}")
+        raise override.place.error(key, f"is not a list, so it has no item {index}")
     if index >= len(below):
         raise override.place.error(key, f"has no item {index}; its {len(below)} items count from 0")
 
@@ -207,7 +207,7 @@ def plain(value: object, source: str) -> Any:
         return {str(key): plain(below, source) for key, below in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain(below, source) for below in value]
-    raise ConfigError(f"a {type(value).__name__} is no number, text, list or mapping", file=source)
+    raise ConfigError(f"a {type(value).__name__} is not a number, text, list or mapping", file=source)
 
 
 def _copy(value: Any) -> Any:

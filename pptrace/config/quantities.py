@@ -62,7 +62,7 @@ class Dimension:
             raise ConfigError(self._bare(text))
         match = re.fullmatch(_NUMBER + r"\s*(\S*)", text.strip())
         if match is None:
-            raise ConfigError(f"{_shown(text)} is no {self.name}; {self._forms()}")
+            raise ConfigError(f"{_shown(text)} is not a {self.name}; {self._forms()}")
         number, unit = match.groups()
         if not unit:
             raise ConfigError(self._bare(number))
@@ -154,7 +154,7 @@ def parse_share(value: object, key: str) -> float:
     except ValueError:
         share = -1.0
     if isinstance(value, bool) or not 0 <= share < float("inf"):
-        raise ConfigError(f"{text!r} is no share: write such as 2% or 0.02", key=key)
+        raise ConfigError(f"{text!r} is not a share: write such as 2% or 0.02", key=key)
     return share
 
 

@@ -280,7 +280,7 @@ def _with_batch(resolved: Resolved) -> Resolved:
     if rest:
         below = batch.global_batch - rest
         nearest_sizes = " or ".join(str(size) for size in (below, below + step) if size)
-        reason = f"{batch.global_batch} is no multiple of dp x micro = {dp} x {micro} = {step}"
+        reason = f"{batch.global_batch} is not a multiple of dp x micro = {dp} x {micro} = {step}"
         raise resolved.error("batch.global", f"{reason}; nearest that work: {nearest_sizes}")
     if batch.microbatches is None:
         return resolved.with_values("batch", {"microbatches": microbatches}, "derived: global / (dp x micro)")

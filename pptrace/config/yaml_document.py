@@ -27,7 +27,7 @@ def read_yaml(path: Path, example: str = "schedule: 1f1b") -> Document:
         example: a key and its value, for the message where there is none.
 
     Raises:
-        ConfigError: it cannot be read, is no text, no YAML, too large, or no mapping.
+        ConfigError: it cannot be read, is not text, no YAML, too large, or no mapping.
     """
     document = parse_yaml(_text(path), str(path))
     if document.value is None:
@@ -166,7 +166,7 @@ class Builder:
         """Return the value of the node at ``path``.
 
         Raises:
-            ConfigError: a key that stands twice or is no text, a tag, too many or too deep values.
+            ConfigError: a key that stands twice or is not text, a tag, too many or too deep values.
         """
         self.count += 1
         if self.count > _MOST_VALUES:
@@ -216,7 +216,7 @@ class Builder:
         try:
             node.value.encode()
         except UnicodeEncodeError:
-            raise self._error(node, path, "half of a surrogate pair is no text") from None
+            raise self._error(node, path, "half of a surrogate pair is not text") from None
         return str(node.value)
 
     def _place(self, node: yaml.Node) -> Place:

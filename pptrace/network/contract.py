@@ -232,7 +232,7 @@ def check_reachable(paths: Paths, src: Int32s, dst: Int32s) -> None:
 
 def _check_link_lists(ptr: Int32s, link: Int32s, rows: int, links: int, name: str) -> None:
     if ptr.size != rows + 1 or int(ptr[0]) != 0 or int(ptr[-1]) != link.size or (np.diff(ptr) < 0).any():
-        raise PluginError(f"the network's {name}_ptr is no list of {rows + 1} rising places in {name}")
+        raise PluginError(f"the network's {name}_ptr is not a list of {rows + 1} rising places in {name}")
     low, high = int(link.min(initial=0)), int(link.max(initial=-1))
     if low < 0 or high >= links:
         invalid = low if low < 0 else high

@@ -340,11 +340,11 @@ def _unknown_name(name: str, known: Iterable[str], kind: OfferKind[Any], registr
         return f"{name!r} are several {kind.plural.replace('_', ' ')}: name one"
     flags = [flag for flag in FLAGS.values() if flag.offers and flag.offers != kind.plural]
     section = next((flag.key for flag in flags if name in getattr(registry, flag.offers)), None)
+    article = "an" if kind.noun[0] in "aeiou" else "a"
     if section is not None:
-        return f"{name!r} is no {kind.noun}: write it under {section}"
+        return f"{name!r} is not {article} {kind.noun}: write it under {section}"
     file_hint = ", or write ./FILE.py:FUNCTION for your own" if kind is Registry.schedules else ""
     advice = f"{more_of(kind, registry)}{file_hint}"
-    article = "an" if kind.noun[0] in "aeiou" else "a"
     return f"no installed plugin offers {article} {kind.noun} named {name!r}{nearest(name, known)}{advice}"
 
 

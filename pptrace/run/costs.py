@@ -305,7 +305,7 @@ def _options(inputs: Inputs, offer: CostModelOffer) -> dict[str, Any]:
         takers = [name for name, options in known.items() if options and option in options().model_fields]
         others = " or ".join(name for name in takers if name != offer.name)
         if option in models and offer.name not in takers:
-            message = f"it is no option: write costs.name: {option}, and its options beside it"
+            message = f"it is not an option: write costs.name: {option}, and its options beside it"
         elif others and offer.name not in takers:
             message = f"{offer.name} costs do not take it: remove it, or write costs.name: {others}"
         elif others and "costs.name" not in inputs.resolved.positions:

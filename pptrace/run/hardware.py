@@ -219,7 +219,7 @@ def _preset(
         name, _, nodes = section.preset.rpartition("x")
         is_count = _NODES.fullmatch(nodes) is not None and int(nodes) <= _MOST_NODES
         if section.preset not in registry.clusters and name in registry.clusters and not is_count:
-            message = f"{nodes!r} is no number of nodes: write 1 to {_MOST_NODES:,}, such as {name}x4"
+            message = f"{nodes!r} is not a number of nodes: write 1 to {_MOST_NODES:,}, such as {name}x4"
             raise ConfigError(message, key="cluster.preset")
         if section.preset in registry.clusters or not is_count:
             return registry.clusters[section.preset], None

@@ -164,7 +164,9 @@ class Inputs:
             prefix = key if options is None else f"{key}.options"
             plugin = section.policy if key == "p2p" else section.name
             is_key = options is not None and name in type(section).model_fields
-            message = f"it is no option: write {key}.{name}" if is_key else f"{plugin} takes no options: remove it"
+            message = f"{plugin} takes no options: remove it"
+            if is_key:
+                message = f"it is not an option: write {key}.{name}"
             raise self.resolved.error(f"{prefix}.{name}", message)
         return {}
 

@@ -158,12 +158,12 @@ def _read_lengths(resolved: Resolved, file: str, key: str) -> list[int]:
     try:
         content = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else "") or "it is no text"
+        reason = (error.strerror if isinstance(error, OSError) else "") or "it is not a text file"
         raise resolved.error(key, f"{file} cannot be read: {reason}") from None
     for line, text in enumerate(content.splitlines(), start=1):
         for word in _NUMBER.findall(text):
             if not word.isdecimal() or not 0 < int(word) < 2**31:
-                message = f"{file}, line {line}: {word[:20]!r} is no number of tokens: a whole number from 1"
+                message = f"{file}, line {line}: {word[:20]!r} is not a number of tokens: a whole number from 1"
                 raise resolved.error(key, message)
             lengths.append(int(word))
     return lengths
@@ -497,7 +497,7 @@ def _check_groups(resolved: Resolved) -> None:
     if batch.micro > 1:
         raise resolved.error(key, f"a group computes one sequence, not {batch.micro}: write batch.micro: 1")
     if (batch.sequence or 0) % cp:
-        raise resolved.error(key, f"batch.sequence ({batch.sequence}) is no multiple of parallel.cp ({cp})")
+        raise resolved.error(key, f"batch.sequence ({batch.sequence}) is not a multiple of parallel.cp ({cp})")
 
 
 class _Drawn:
@@ -574,7 +574,7 @@ def _random(resolved: Resolved, documents: Documents, random: Generator) -> Call
 
 def _edge(resolved: Resolved, text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= _LONGEST:
-        message = f"{text!r} is no number of tokens: write the longest length of each bin"
+        message = f"{text!r} is not a number of tokens: write the longest length of each bin"
         raise resolved.error(f"{_DOCUMENTS}.histogram", message)
     return int(text)
 

@@ -39,7 +39,7 @@ def parse_only(text: Sequence[str]) -> Selection:
     Selection(ranks=(0, 6, 7), microbatches=(0, 1, 2))
 
     Raises:
-        ConfigError: a key is unknown or given twice, or a value is no number or range.
+        ConfigError: a key is unknown or given twice, or a value is not a number or range.
     """
     selected: dict[str, tuple[int, ...]] = {}
     for item in text:

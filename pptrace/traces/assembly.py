@@ -216,7 +216,7 @@ def _check_timeline(timeline: Timeline, path: Path) -> None:
     """
     provenance = timeline.provenance
     if not isinstance(provenance, dict) or not all(isinstance(provenance.get(key, {}), dict) for key in _MAPPINGS):
-        raise ValueError("its provenance is no mapping")
+        raise ValueError("its provenance is not a mapping")
     placement, rows = timeline.placement, len(timeline)
     for name, values, low, limit in (
         ("rank of a stage", placement.stage_rank, -1, placement.ranks),

@@ -81,7 +81,7 @@ def test_points_and_tolerance_are_taken(pptrace: Pptrace) -> None:
         ),
         (
             [*PAIR, "--over", "microbatches", "--tolerance", "x%"],
-            "Invalid value for '--tolerance': 'x%' is no share",
+            "Invalid value for '--tolerance': 'x%' is not a share",
         ),
         (
             [*PAIR, "--over", "microbatches", "--points", "1"],

@@ -70,7 +70,7 @@ def test_another_file_is_named_with_what_is_accepted(tmp_path: Path, name: str, 
     path = tmp_path / "step.pftrace"
     path.write_bytes(gzip.compress(NO_TRACES[name]) if packed else NO_TRACES[name])
 
-    with pytest.raises(TraceError, match=r"step\.pftrace: is no trace; expected .*\.pftrace.*\.json.*\.gz$"):
+    with pytest.raises(TraceError, match=r"step\.pftrace: is not a trace; expected .*\.pftrace.*\.json.*\.gz$"):
         check(path)
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "none.json", "there is no such file"),
         (tmp_path, "is a folder"),
-        (Path("/dev/null"), "is no regular file"),
+        (Path("/dev/null"), "is not a regular file"),
         (tmp_path / ("long" * 100), "cannot be read: File name too long"),
     ):
         with pytest.raises(TraceError, match=message) as caught:

@@ -158,11 +158,11 @@ def test_what_plugins_refuse_has_its_place_on_the_command_line(
         ),
         (
             ["simulate", "step.yaml", "--set", "p2p.options={stream: pair}"],
-            "--set p2p.options={stream: pair}: p2p.options.stream: it is no option: write p2p.stream",
+            "--set p2p.options={stream: pair}: p2p.options.stream: it is not an option: write p2p.stream",
         ),
         (
             ["simulate", "step.yaml", "--set", "costs={table: {forward: 1 ms}}"],
-            "--set costs={table: {forward: 1 ms}}: costs.table: it is no option: write costs.name: table, and its",
+            "--set costs={table: {forward: 1 ms}}: costs.table: it is not an option: write costs.name: table, and",
         ),
         (["simulate", "1f1b"], "1f1b: no such file; if it is a schedule, write --schedule 1f1b"),
         (["show", "zorro"], "no installed plugin offers a schedule named 'zorro'"),

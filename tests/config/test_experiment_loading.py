@@ -194,7 +194,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         (
             FULL.replace("1024", "1023"),
             (
-                "step.yaml:3:9: batch.global: 1023 is no multiple of dp x micro = 4 x 1 = 4; "
+                "step.yaml:3:9: batch.global: 1023 is not a multiple of dp x micro = 4 x 1 = 4; "
                 "nearest that work: 1020 or 1024"
             ),
         ),

@@ -102,7 +102,7 @@ def test_a_flag_may_be_text_or_a_number(changed: Any) -> None:
         ("parallel.pp.x=3", "--set parallel.pp.x=3: parallel.pp: is a single value; it has no key 'x'"),
         ("model.split.x=3", "model.split: is a list, whose items are set as key[0]; it has no key 'x'"),
         ("model.split[4]=3", "--set model.split[4]=3: model.split: has no item 4; its 4 items count from 0"),
-        ("network[0]=3", "--set network[0]=3: network: is no list, so it has no item 0"),
+        ("network[0]=3", "--set network[0]=3: network: is not a list, so it has no item 0"),
         ("parallel.pp=[1", "--set parallel.pp=[1: broken YAML: expected ',' or ']'"),
         ("parallel.pp='8'", "parallel.pp: must be a whole number, not '8'; remove the quotes"),
         ("parallel.pp={a: 1}", "parallel.pp: must be a whole number, not a mapping"),
@@ -137,7 +137,7 @@ def test_a_wrong_set_is_one_line(changed: Any, text: str, message: str) -> None:
         ({"ranks": 3}, "--ranks: unknown flag (known:"),
         ({"microbatch": 3}, "--microbatch: unknown flag (did you mean 'microbatches'?"),
         ({"contention": "fif"}, "--contention: contention.links: unknown value 'fif' (did you mean 'fifo'?"),
-        ({"network": object()}, "--network: a object is no number, text, list or mapping"),
+        ({"network": object()}, "--network: a object is not a number, text, list or mapping"),
         ({"network": "{name"}, "--network: broken YAML"),
     ],
 )
@@ -220,5 +220,5 @@ def test_what_a_study_varies_wins_over_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["", "a..b", "batch.[0]"])
 def test_what_a_study_varies_must_be_a_key(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"--over x: '.*' is no key"):
+    with pytest.raises(ConfigError, match=r"--over x: '.*' is not a key"):
         assignment(key, "1", "--over x")

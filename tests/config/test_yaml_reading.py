@@ -93,7 +93,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: !!binary eA==", "is not allowed here"),
         (f"a: {'9' * 5000}", "t:1:4: a: a number of 5000 characters is too long"),
         ("a: \x01", "t:1:4: broken YAML: character '\\x01' is not allowed"),
-        (r'a: "\ud800"', "t:1:4: a: half of a surrogate pair is no text"),
+        (r'a: "\ud800"', "t:1:4: a: half of a surrogate pair is not text"),
         (r'a: "\Uffffffff"', "t: the text is no YAML"),
         ("[" * 3000, "t: values are nested more than 32 deep"),
         ("a: &a [*a]", "values are nested more than 32 deep"),

@@ -159,7 +159,7 @@ def test_an_unknown_name_says_which_are_known_which_is_nearest_and_how_to_get_mo
 def test_a_name_of_another_section_names_that_section() -> None:
     registry = Registry.load(entry_points=False)
 
-    with pytest.raises(PluginError, match=r"^'hockney' is no cluster: write it under network$"):
+    with pytest.raises(PluginError, match=r"^'hockney' is not a cluster: write it under network$"):
         _ = registry.clusters["hockney"]
 
 

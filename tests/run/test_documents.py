@@ -183,7 +183,7 @@ def test_attention_of_a_table_follows_the_squares() -> None:
     ({}, {}, "no lengths: write lengths, lognormal"),
     ({"fixed": 8, "uniform": [1, 2]}, {}, "uniform, fixed: keep one of them"),
     ({"uniform": [9, 2]}, {}, "9 to 2: write the smaller length first"),
-    ({"histogram": {"many": 1}}, {}, "'many' is no number of tokens"),
+    ({"histogram": {"many": 1}}, {}, "'many' is not a number of tokens"),
     ({"histogram": {"8": 0}}, {}, "all shares are 0"),
     ({"lengths": "no-such.csv"}, {}, "batch.documents.lengths: no-such.csv cannot be read"),
     ({"fixed": 8, "dynamic_cp": True}, {}, "groups are powers of two up to parallel.cp (1)"),

@@ -160,7 +160,7 @@ def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "lengths.csv"
     file.write_text("1, 2\n3, many\n", encoding="utf-8")
 
-    with pytest.raises(ConfigError, match=r"lengths.csv, line 2: 'many' is no number of tokens"):
+    with pytest.raises(ConfigError, match=r"lengths.csv, line 2: 'many' is not a number of tokens"):
         of_model(str(file))
 
 

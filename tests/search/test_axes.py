@@ -87,7 +87,7 @@ def test_commas_within_brackets_and_quotes_part_nothing(words: list[str]) -> Non
         ("pp=1..8+0", "--over pp: 1..8+0 is not a range: it must grow"),
         ("pp=1..100000+1", "--over pp: 1..100000+1 has more than 10,000 values"),
         ("costs.forward=[1", "--over costs.forward=[1: broken YAML"),
-        ("network..x=1", "is no key"),
+        ("network..x=1", "is not a key"),
     ],
 )
 def test_what_is_no_axis_is_refused_in_one_line(text: str, complaint: str) -> None:

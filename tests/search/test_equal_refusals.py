@@ -46,7 +46,7 @@ def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_wo
     ("arguments", "line"),
     [
         (["--memory", "76"], "--memory: 76 has no unit"),
-        (["--memory", "much"], "--memory: 'much' is no size"),
+        (["--memory", "much"], "--memory: 'much' is not a size"),
         (["--memory", "0 B"], "--memory: nothing fits into 0 bytes"),
         (["--memory", "15GiB"], "--memory: no schedule fits 15 GiB; 1f1b comes nearest: rank "),
         (["--memory", "5GiB"], " of it before any activation, "),

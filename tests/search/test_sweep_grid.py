@@ -125,7 +125,7 @@ REFUSED = [
     (["parallel.pp.deep=1"], {}, "it has no key 'deep'"),
     (["microbatches=8"], {"file": None}, "missing: write a schedule"),
     (["microbatches=8"], {"file": None, "schedule": "eager"}, "parallel.pp: missing"),
-    (["dp=3,5"], {}, "batch.global: 8 is no multiple"),
+    (["dp=3,5"], {}, "batch.global: 8 is not a multiple"),
     (["microbatches=8"], {"file": "gone.yaml"}, "gone.yaml: no such file"),
     (["pp=1..1000+1", "microbatches=1..1001+1"], {}, "--over: 1,001,000 points; the most is 1,000,000"),
 ]

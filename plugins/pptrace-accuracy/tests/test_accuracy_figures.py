@@ -78,7 +78,7 @@ def test_a_row_without_a_time_is_compared_by_its_memory() -> None:
     [
         ({"mbs": ""}, "column mbs is blank"),
         ({"gbs": "?"}, "column gbs is blank"),
-        ({"pp": "four"}, "column pp holds 'four', which is no number"),
+        ({"pp": "four"}, "column pp holds 'four', which is not a number"),
         ({"pp": "2.5"}, "column pp holds '2.5': a whole number is needed"),
         ({"pp": "-4"}, "column pp holds '-4': a positive number is needed"),
         ({"dp": "3"}, "column dp holds 3, but n_gpus / (tp x cp x pp) is 2"),

@@ -387,7 +387,7 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
     ("line", "given_values", "message"),
     [
         (JOB, {"device": "h100-sxm"}, "num_gpus: the number of GPUs is unknown: add --gpus"),
-        (JOB, {"device": "h100-sxm", "gpus": 3}, r"num_gpus: 3 GPUs are no multiple of tp x pp x cp, 2"),
+        (JOB, {"device": "h100-sxm", "gpus": 3}, r"num_gpus: 3 GPUs are not a multiple of tp x pp x cp, 2"),
         (JOB, {"gpus": 8, "device": "h100-sxm"}, "model: no model preset is in the name line: add --model"),
         (JOB, {"gpus": 8, "model": "llama3-8b"}, "device: no device preset is in the name line: add --device"),
         (f"{JOB} --num-layers 8 --hidden-size 64 --num-attention-heads 4", {"gpus": 8, "device": "h100-sxm"},
@@ -430,7 +430,7 @@ def test_files_of_gpt_2_have_its_tokens() -> None:
     [
         ("A_CONFIG = 1\nB_CONFIG = 2\n", "", "has 2 recipes: name one of them, such as B_CONFIG"),
         ("A_CONFIG = 1\n", "B_CONFIG", "has no recipe 'B_CONFIG' .did you mean 'A_CONFIG'. known: A_CONFIG"),
-        ("A_CONFIG = 1\n", "A_CONFIG", "A_CONFIG is no recipe: it has no fields"),
+        ("A_CONFIG = 1\n", "A_CONFIG", "A_CONFIG is not a recipe: it has no fields"),
         ("x = (\n", "", "is no Python"),
         ("import os\n", "", "has no recipe: no name in upper case"),
         ("def f():\n    return f()\ndef a_config():\n    return f()\n", "a_config", "f is nested too deeply"),

@@ -79,7 +79,7 @@ CASES = {
     ),
     "options-of-deepspeed": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p deepspeed --set p2p.options.receive=asap",
-        "p2p.options.receive: it is no option: write p2p.receive",
+        "p2p.options.receive: it is not an option: write p2p.receive",
     ),
     "unknown-receive-of-torch": (
         f"--pp 4 {LOOPED} --p2p torch --set p2p.options.receive=later",

@@ -249,7 +249,7 @@ def test_parquet_is_read_as_csv(costs: Callable[..., Workload], tmp_path: Path) 
         ("FILE", "expert,count\n0,1\n", "has no column tokens; its columns are expert, count"),
         ("FILE", "expert,tokens\n", "has no rows"),
         ("FILE", "expert,tokens\n0,-1\n", "column tokens is not of whole numbers from 0"),
-        ("FILE", "expert,tokens\n0,many\n", "is no table of whole numbers"),
+        ("FILE", "expert,tokens\n0,many\n", "is not a table of whole numbers"),
         ({"name": "zipf", "redundant": 4}, "", "write placement: balanced beside it"),
         (
             {"name": "zipf", "placement": "balanced", "redundant": 3},

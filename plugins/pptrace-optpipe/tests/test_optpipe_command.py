@@ -202,7 +202,7 @@ WRONG = [
     (["--time", "3s", "--work", "3"], "give time or work, not both"),
     (["--work", "inf"], "work: a number must be finite"),
     (["--memory", "30GiB", "--time", "5ms"], "--time: 5ms is too short for any search; nearest that work: 0.1s"),
-    (["--memory", "many"], "--memory: 'many' is no size"),
+    (["--memory", "many"], "--memory: 'many' is not a size"),
     (["--recompute", "--set", "costs.recompute=0 ms"], "recompute: the model's backward already recomputes"),
     (["--from", "routes.csv"], "microbatches take several routes: give a table in which all take one"),
     (["--time", "100s", "-o", "missing/best.csv"], "missing/best.csv: cannot be written: the folder does"),

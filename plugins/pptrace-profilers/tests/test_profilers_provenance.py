@@ -63,4 +63,4 @@ def test_a_changed_provenance_does_no_harm(value: str, tmp_path: Path) -> None:
 
     result = CliRunner().invoke(replay, [str(tmp_path / "step.json")])
 
-    assert result.exception is None or "its provenance is no mapping" in str(result.exception)
+    assert result.exception is None or "its provenance is not a mapping" in str(result.exception)

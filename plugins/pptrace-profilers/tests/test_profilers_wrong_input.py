@@ -159,7 +159,7 @@ def test_computations_that_overlap_are_cut_and_counted(tmp_path: Path) -> None:
 
 ODD = {
     "a world without end": {"rank": 0, "world_size": 10**12},
-    "a world that is no number": {"rank": 0, "world_size": "four"},
+    "a world that is not a number": {"rank": 0, "world_size": "four"},
     "a rank without end": {"rank": 10**30},
     "a negative rank": {"rank": -3},
     "groups that are none": {"rank": 0, "pg_config": 5},

@@ -69,7 +69,7 @@ def scan(raw: bytes, file: str) -> Events:
     """Return the events of one file.
 
     Raises:
-        TraceError: the file is no trace, ends too early, or is not pptrace's.
+        TraceError: the file is not a trace, ends too early, or is not pptrace's.
     """
     events = Events()
     offset, length = 0, len(raw)
@@ -89,7 +89,7 @@ def scan(raw: bytes, file: str) -> Events:
             runs = list(events.step["runs"])
         offset = stop
     if not events.step:
-        raise TraceError("is no trace that pptrace wrote, or a truncated one", file=file)
+        raise TraceError("is not a trace that pptrace wrote, or is truncated", file=file)
     begins = events.single[BEGIN]
     for rows, columns in (
         ([row for row in begins if _LINK_FIELD not in row], events.begins),

@@ -358,7 +358,7 @@ def _number(row: Mapping[str, str], column: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ConfigError(f"column {column} holds {text!r}, which is no number") from None
+        raise ConfigError(f"column {column} holds {text!r}, which is not a number") from None
     if not 0 < value < float("inf"):
         raise ConfigError(f"column {column} holds {text!r}: a positive number is needed")
     return value

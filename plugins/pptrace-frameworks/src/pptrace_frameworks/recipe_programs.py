@@ -127,7 +127,7 @@ class Steps:
         """
         self.taken += 1
         if self.taken > _MOST_STEPS:
-            raise ConfigError("is no recipe: its values take too long to evaluate", file=file)
+            raise ConfigError("is not a recipe: its values take too long to evaluate", file=file)
 
 
 def read_module(file: Path) -> Module:
@@ -163,7 +163,7 @@ def evaluate_recipe(module: Module, name: str) -> tuple[Fields, list[str]]:
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply", file=module.file) from None
     if not isinstance(value, Fields) or not value:
-        raise ConfigError(f"{name} is no recipe: it has no fields with a known value", file=module.file)
+        raise ConfigError(f"{name} is not a recipe: it has no fields with a known value", file=module.file)
     return value, list(steps.left_out)
 
 

@@ -223,7 +223,7 @@ def _parallel(settings: _Settings, given: Given) -> dict[str, Any]:
         raise ConfigError("the number of GPUs is unknown: add --gpus", key="num_gpus")
     if rest or not replicas:
         raise ConfigError(
-            f"{gpus} GPUs are no multiple of tp x pp x cp, {tp * pp * cp}: give --gpus", key="num_gpus"
+            f"{gpus} GPUs are not a multiple of tp x pp x cp, {tp * pp * cp}: give --gpus", key="num_gpus"
         )
     parallel = {"pp": pp, "tp": tp, "cp": cp, "dp": replicas, "ep": ep, "vp": _chunks(settings, pp)}
     if etp and ep > 1:

@@ -385,7 +385,7 @@ def _read_file(path: Path, _changed_ns: int, _size: int) -> _Table:
     elif path.suffix.lower() == ".csv":
         columns = _csv(path)
     else:
-        _refuse(f"{path} is no table: give a .csv or .parquet with columns {', '.join(_COLUMNS)}, or a folder")
+        _refuse(f"{path} is not a table: give a .csv or .parquet with columns {', '.join(_COLUMNS)}, or a folder")
     missing = [column for column in _NEEDED if column not in columns]
     if missing:
         _refuse(f"{path} has no column {missing[0]}; its columns are {', '.join(columns) or 'none'}")
@@ -405,7 +405,7 @@ def _csv(path: Path) -> dict[str, ArrayLike]:
         values = np.loadtxt(io.StringIO(body), delimiter=",", dtype=np.int64, ndmin=2) if body.strip() else None
     except ValueError as error:
         reason = str(error).partition(";")[0].replace("\n", " ")
-        _refuse(f"{path} is no table of whole numbers: {reason}")
+        _refuse(f"{path} is not a table of whole numbers: {reason}")
     if values is None:
         return {name: np.zeros(0, dtype=np.int64) for name in names}
     if values.shape[1] != len(names):
@@ -464,7 +464,7 @@ def _read_trace(manifest: Path) -> tuple[tuple[int, int, int], Int64s]:
         return places, np.bincount(ids.ravel(), minlength=int(content["num_experts"]))
     except (OSError, ValueError, KeyError, TypeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         hint = "convert it to a .csv with columns layer, microbatch, step, expert and tokens"
-        _refuse(f"{manifest.parent} is no trace v1 of Megatron-LM ({type(error).__name__}: {error}): {hint}")
+        _refuse(f"{manifest.parent} is not a trace v1 of Megatron-LM ({type(error).__name__}: {error}): {hint}")
 
 
 _DTYPES = {"LongStorage": np.int64, "IntStorage": np.int32}

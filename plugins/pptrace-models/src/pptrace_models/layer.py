@@ -222,7 +222,7 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
     _divide("parallel.ep", request.ep, name, devices, near)
     shared = request.shard * request.cp * request.tp
     if shared % (request.ep * etp):
-        message = f"{request.shard} x cp x tp = {shared} is no multiple of ep x etp = {request.ep * etp}"
+        message = f"{request.shard} x cp x tp = {shared} is not a multiple of ep x etp = {request.ep * etp}"
         raise ConstraintError(message, nearest=f"{request.dp}", key="data_parallel.shard")
 
 

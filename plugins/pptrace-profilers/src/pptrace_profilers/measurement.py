@@ -177,7 +177,7 @@ def _from_layout(by_rank: dict[int, Recording], text: str) -> dict[str, tuple[in
     for part in text.split(","):
         match = _SIZE.fullmatch(part.strip())
         if match is None or match[1] not in Layout().order or not int(match[2]):
-            raise ConfigError(f"{part!r} is no size: write such as pp=4,tp=2,dp=8", file="--layout")
+            raise ConfigError(f"{part!r} is not a size: write such as pp=4,tp=2,dp=8", file="--layout")
         sizes[match[1]] = int(match[2])
     pp, dp, cp, ep, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "ep", "tp"))
     layout = Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp)

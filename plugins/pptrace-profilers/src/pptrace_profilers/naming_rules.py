@@ -247,7 +247,7 @@ def _number(groups: Mapping[str, str], key: str, most: int = 2**31) -> int | Non
     """Return the number of a group, None without the group.
 
     Raises:
-        ValueError: the text is no number, or the number is too large.
+        ValueError: the text is not a number, or the number is too large.
     """
     text = groups.get(key)
     if text is None:
