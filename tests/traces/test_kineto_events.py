@@ -254,7 +254,7 @@ def test_times_on_the_microsecond_grid_are_integers(tmp_path: Path) -> None:
         ({"ph": "s", "id": 1, "ts": 50, "cat": "p2p"}, "flow 1 of p2p touches no slice"),
         ({"ph": "f", "id": 1, "cat": "p2p"}, "flow 1 of p2p goes 'f'"),
         ({"ph": "f", "id": 1, "cat": "p2p"}, "ends at the slice that starts next"),
-        ({"ph": "C", "args": {"bytes": "5"}}, "no number"),
+        ({"ph": "C", "args": {"bytes": "5"}}, "not a number"),
     ],
 )
 def test_lint_names_what_an_importer_would_drop(event: Event, fault: str) -> None:

@@ -81,7 +81,7 @@ def test_a_trace_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign.pftrace"
     path.write_bytes(foreign.SerializeToString())
     assert not recognises(path, path.read_bytes())
-    with pytest.raises(TraceError, match="no trace that pptrace wrote"):
+    with pytest.raises(TraceError, match="not a trace that pptrace wrote"):
         read([path])
 
 
