@@ -44,8 +44,8 @@ def searched(name: str, config: str, limit: str, sets: list[str], time: str) -> 
     """Search once, keep the table, and return a row; the step is empty where nothing can fit."""
     words = ["pptrace", "optimize", config, "--memory", f"{limit}GiB", "--time", time, "--no-cache", "--json"]
     words += ["-o", f"results/{name}.csv", *[word for one in sets for word in ("--set", one)]]
-    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)  # noqa: S603 - pptrace itself
     words += ["--placement", "v"] * name.endswith("-v")
+    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)  # noqa: S603 - pptrace itself
     kept = " ".join(one.replace(" ", "_") for one in sets)
     row = {"name": name, "config": config, "limit_gib": limit, "sets": kept}
     if done.returncode:
