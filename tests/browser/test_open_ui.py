@@ -86,6 +86,7 @@ def page(perfetto_ui: Any) -> Iterator[Any]:
 
     page.route(lambda url: not url.startswith("http://127.0.0.1"), answer)
     yield page
+    page.unroute_all(behavior="ignoreErrors")  # the page may still fetch what no test waits for
     context.close()
 
 
