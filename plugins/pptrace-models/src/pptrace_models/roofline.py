@@ -86,6 +86,7 @@ def build(request: CostRequest) -> Workload:
         layer_kept=cache(partial(memory.layer_kept, model, part)),
         layer_held=cache(partial(memory.layer_held, model, part)),
     )  # fmt: skip
+    peak_flops = devices.peaks(model.precision, request.rank_gpus)
     costings = {device: job.costing(device) for device in devices.distinct}
     of_stages = tuple(costings[device] for device in devices.of_stages)
     sent = job.sent()
@@ -108,7 +109,7 @@ def build(request: CostRequest) -> Workload:
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
         tokens=sequences * request.sequence,
         model_flops=job.flops(sequences),
-        peak_flops=devices.peaks(model.precision, request.rank_gpus),
+        peak_flops=peak_flops,
         plausible_flops=devices.plausible(model.precision, request.rank_gpus),
         notes=(*notes, loads.note) if loads else notes,
         units=count_units(model),
