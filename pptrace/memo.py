@@ -74,9 +74,11 @@ def shared(
         return compute()
     place = (key, *map(id, inputs))
     known = memo.results.get(place)
+    result: Result
     if known is not None:
         memo.keep(place, *known)
-        return known[1]  # type: ignore[no-any-return] # the result of an equal call
+        result = known[1]
+        return result
     result = compute()
     if keeps():
         memo.keep(place, inputs, result, rows)

@@ -412,7 +412,7 @@ def _distributions() -> Iterator[_Distribution | metadata.Distribution]:
     """
     for place in sys.path:
         try:
-            names = os.listdir(place or ".")  # noqa: PTH208 - as above
+            names = [entry.name for entry in os.scandir(place or ".")]
         except NotADirectoryError:
             from importlib import metadata
 

@@ -45,7 +45,7 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     parallel, reduction = experiment.parallel, experiment.data_parallel
     encoder_dp, encoder_cp, _ = parallel.encoder_sizes
     replicas = max(parallel.dp * parallel.cp, encoder_dp * encoder_cp)
-    if replicas == 1 or reduction.bandwidth is not None or (parallel.pp or 1) < 2:  # noqa: PLR2004 - a pair
+    if replicas == 1 or reduction.bandwidth is not None or (parallel.pp or 1) == 1:
         return resolved
     path = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
     rate = int(path.rate_kbps[0]) * 1000

@@ -138,16 +138,17 @@ def on_grid(encoder: dict[str, Any], parallel: dict[str, Any], **sections: Any) 
 @settings(max_examples=8)
 @given(
     st.fixed_dictionaries({name: st.sampled_from([1, 2, 4]) for name in ("tp", "cp", "dp")}),
-    st.sampled_from([(3, 1), (3, 2), (4, 2)]), st.sampled_from(["1f1b", "gpipe", "zb-h1"]), st.booleans(),
-    st.sampled_from([0, 1, 3]), st.sampled_from(NETWORKS), st.sampled_from([{}, {"frozen": True}]),
+    st.sampled_from([(3, 1), (3, 2), (4, 2)]), st.sampled_from(["1f1b", "gpipe", "zb-h1"]),
+    st.fixed_dictionaries({"segments": st.booleans(), "zero": st.sampled_from([0, 1, 3])}),
+    st.sampled_from(NETWORKS), st.sampled_from([{}, {"frozen": True}]),
 )  # fmt: skip
 def test_equal_grids_are_the_step_without_grids_to_the_nanosecond(
-    sizes: dict[str, int], ranks: tuple[int, int], schedule: str, segments: bool, zero: int,  # noqa: FBT001 - drawn
+    sizes: dict[str, int], ranks: tuple[int, int], schedule: str, costs: dict[str, Any],
     network: dict[str, Any], frozen: dict[str, Any],
 ) -> None:  # fmt: skip
-    parallel, costs = {"pp": ranks[0], **sizes}, {"name": "roofline", "zero": zero, "segments": segments}
+    parallel = {"pp": ranks[0], **sizes}
     one, two = (
-        on_grid(encoder, parallel | grid, schedule=schedule, costs=costs, **network)
+        on_grid(encoder, parallel | grid, schedule=schedule, costs={"name": "roofline", **costs}, **network)
         for encoder, grid in (
             ({"stages": ranks[1], **frozen}, {}), (frozen, {"encoder": {"pp": ranks[1], **sizes}})
         )
