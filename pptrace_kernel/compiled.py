@@ -22,8 +22,6 @@ import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
-from pptrace_kernel import BYTES_PER_PROCESS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -179,7 +177,7 @@ def _entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], 
     if entry_point is not None:
         return entry_point
     _compiled_sizes.append(bytecode_size(kernel))
-    if sum(_compiled_sizes) > BYTES_PER_PROCESS:
+    if sum(_compiled_sizes) > REPORTED_BYTES:
         _report_compilation()
     from pptrace_kernel.translation import translate
 
@@ -305,6 +303,9 @@ _entry_points: dict[tuple[Callable[..., Any], Layout], Callable[[int], int]] = {
 
 _functions: dict[str, Callable[[int], int]] = {}
 """The functions in LLVM's engine, by name."""
+
+REPORTED_BYTES = 4_000
+"""Bytes of bytecode, compiled in about 0.12 s, from which compilation is reported."""
 
 _compiled_sizes: list[int] = []
 """Bytes of bytecode of each kernel that this process compiled, to report only compilations that take long."""

@@ -12,7 +12,6 @@ from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pptrace_kernel import fetch
 from pptrace_kernel.llvm_text import (
     NO_RESULT,
     PREFETCH_DECLARATION,
@@ -41,6 +40,8 @@ _OPERATORS = {
     ast.LShift: "shl", ast.RShift: "ashr",
 }  # fmt: skip
 _INTEGER = Integer()
+_FETCH = "pptrace_kernel.fetch"
+"""The function whose calls become prefetch instructions."""
 
 
 class Expressions(Writer, ABC):
@@ -436,7 +437,7 @@ class _Function(Expressions):
         return "\n".join([head, *self.allocations, *self.lines, "}"])
 
     def call(self, function: Callable[..., Any], values: Sequence[Value]) -> Value:
-        if function is fetch:
+        if f"{function.__module__}.{function.__name__}" == _FETCH:
             self.prefetch_columns(values)
             return Value(NO_RESULT, ())
         name, kind = self.module.function(function, tuple(value.kind for value in values))

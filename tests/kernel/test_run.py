@@ -19,7 +19,7 @@ REPORTED = """
 import numpy as np
 from kernels import double
 from pptrace_kernel import compiled, run
-compiled.BYTES_PER_PROCESS = 0
+compiled.REPORTED_BYTES = 0
 out = np.zeros(4, dtype=np.int32)
 run(double, (np.arange(4, dtype=np.int32),), (out,), work=10**9)
 print(out.tolist())
