@@ -215,6 +215,7 @@ class Side:
     def __init__(self, tree: Path) -> None:
         paths = [tree, *sorted(tree.glob("plugins/*/src")), HERE / "benchmarks"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or a new checkout compiles in each process
         self._tree, self._environment = tree, environment
 
     def figure(self, number: int) -> float | None:
