@@ -1,9 +1,9 @@
 """Import of a large trace of PyTorch's profiler: megabytes of decompressed JSON in a second on one core.
 
 A recorded GPU trace is repeated with shifted times, every argument as it was, until it has the size that is asked
-for; each repetition is given eight annotated actions, so that its kernels are attributed. The import runs in a
-process of its own on one core, or on two with ``--cores 2``, which states its time, that of its children, and the
-most memory that it held.
+for; each repetition is given eight annotated actions, so that its kernels are attributed. A separate
+process imports the file on one core, or on two with ``--cores 2``. It prints its time, that of its children, and
+its largest memory.
 """
 
 from __future__ import annotations

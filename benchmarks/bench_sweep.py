@@ -4,8 +4,8 @@
 
 8 to 64 ranks, 4 to 256 microbatches, gpipe and 1f1b, with their tables and formulas, written as CSV. With
 ``--costs``, all points have one table, interleaved 1F1B on 8 ranks with 256 microbatches, and other costs. Each
-run is a process of its own; ``--cold`` begins with a run that finds no compiled code on the disk. ``--against``
-alternates with another checkout and compares the tables.
+run has a separate process. With ``--cold``, the first run compiles all kernels, because its cache is empty.
+``--against`` alternates with another checkout and compares the tables.
 """
 
 from __future__ import annotations

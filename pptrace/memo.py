@@ -74,12 +74,7 @@ def shared(
         return compute()
     place = (key, *map(id, inputs))
     known = memo.results.get(place)
-    result: Result
-    if known is not None:
-        memo.keep(place, *known)
-        result = known[1]
-        return result
-    result = compute()
-    if keeps():
+    result: Result = compute() if known is None else known[1]
+    if known is not None or keeps():
         memo.keep(place, inputs, result, rows)
     return result
