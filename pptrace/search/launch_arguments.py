@@ -246,6 +246,7 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
     groups = parallel.dp // (experiment.data_parallel.shard or parallel.dp)
     words += flag_words({"num-distributed-optimizer-instances": groups}) if groups > 1 else []
+    words += flag_words({"outer-dp-sharding-strategy": "optim"}) if costs.get("outer_sharding") else []
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
     # Without this argument, gathers of sharded weights are not overlapped.
     words += ["--overlap-param-gather"] if experiment.data_parallel.overlap and zero > 1 else []

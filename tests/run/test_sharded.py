@@ -139,7 +139,7 @@ def test_units_are_gathered_again_when_they_were_freed(reshard: str, gathers: in
     assert step.metrics.memory.weights_bytes.tolist() == [(4 * 2 + units * 8) * 2**20]
 
 
-def run_alone(zero: int, schedule: str = "1f1b", **data: Any) -> pptrace.Run:
+def run_alone(zero: int, schedule: str = "1f1b", *, outer_sharding: bool = False, **data: Any) -> pptrace.Run:
     """Simulate a model without a pipeline."""
     experts = {"num_experts": 8, "top_k": 2, "expert_ffn": 1024} if schedule == "combined-1f1b" else {}
     return pptrace.simulate({
@@ -147,7 +147,7 @@ def run_alone(zero: int, schedule: str = "1f1b", **data: Any) -> pptrace.Run:
         "device": {"preset": "h100-sxm", "network_efficiency": 1, "scale_up_latency": "0 ns"},
         "parallel": {"pp": 1, "dp": 4, "ep": 4 if experts else 1},
         "batch": {"microbatches": 3, "sequence": 1024}, "schedule": {"name": schedule},
-        "costs": {"zero": zero, "every_nic": False},
+        "costs": {"zero": zero, "every_nic": False, "outer_sharding": outer_sharding},
         "data_parallel": {"overlap": True, "bandwidth": "50 GB/s", **data},
     })  # fmt: skip
 
@@ -172,6 +172,20 @@ def test_shard_groups_gather_in_the_group_and_reduce_between_groups() -> None:
     assert hybrid.optimizer_bytes[layer] == 2 * full.optimizer_bytes[layer]
     assert hybrid.unshard_ns[layer] == pytest.approx(count * 2 / 2 / inside, rel=1e-4)
     assert hybrid.reduce_ns[layer] == pytest.approx(count * 4 / 2 / inside + all_reduce_ns, rel=1e-4)
+
+
+def test_outer_sharding_divides_the_optimizer_state_and_communicates_between_groups_once_per_step() -> None:
+    hybrid, outer = (
+        run_alone(3, shard=2, outer_sharding=sharding).prepared.workload for sharding in (False, True)
+    )
+
+    layer, microbatches = 1, 3
+    share, between = int(hybrid.gathered_bytes[layer]) // 2 // 2, 50  # weights of a device; bytes per ns
+    outer_ns, inner_ns = share * (4 + 2) / 2 / between, hybrid.reduce_ns[layer] - 2 * share * 4 / 2 / between
+    assert (outer.weights_bytes == hybrid.weights_bytes).all()
+    assert (outer.gradients_bytes == hybrid.gradients_bytes).all()
+    assert 2 * outer.optimizer_bytes[layer] == hybrid.optimizer_bytes[layer]
+    assert outer.reduce_ns[layer] == pytest.approx(inner_ns + outer_ns / microbatches, rel=1e-4)
 
 
 def test_only_sharded_state_has_units_by_default() -> None:

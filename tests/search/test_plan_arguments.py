@@ -327,9 +327,11 @@ def test_sharding_and_recomputation_are_told() -> None:
     assert value(titan, "--parallelism.fsdp_reshard_after_forward") == "always"
     alone = {"pp": 1, "dp": 8, "vp": 1}
     groups, shards = flag_words(
-        costs={"zero": 3}, parallel=alone, data_parallel={"shard": 4}, batch={"global": 32}
-    )
+        costs={"zero": 3, "outer_sharding": True}, parallel=alone, data_parallel={"shard": 4},
+        batch={"global": 32},
+    )  # fmt: skip
     assert value(groups, "--num-distributed-optimizer-instances") == "2"
+    assert value(groups, "--outer-dp-sharding-strategy") == "optim"
     assert "--use-megatron-fsdp" in groups.words
     assert value(shards, "--parallelism.data_parallel_replicate_degree") == "2"
     assert value(shards, "--parallelism.data_parallel_shard_degree") == "4"

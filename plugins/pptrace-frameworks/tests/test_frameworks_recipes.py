@@ -380,6 +380,18 @@ def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path
     assert found["costs"] == {"zero": 2, "dispatcher": "deduplicated"}
 
 
+@pytest.mark.parametrize(("arguments", "shard", "costs"), [
+    ("--num-distributed-optimizer-instances 4 --outer-dp-sharding-strategy optim", 2, {"outer_sharding": True}),
+    ("--num-distributed-optimizer-instances 4", 2, {}),
+    ("--outer-dp-sharding-strategy optim", None, {}),
+])  # fmt: skip
+def test_outer_sharding_needs_groups(arguments: str, shard: int | None, costs: dict[str, Any]) -> None:
+    found, _ = of_line(f"--bf16 --use-megatron-fsdp {arguments}", gpus=8, model="llama3-8b", device="h100-sxm")
+
+    assert found["data_parallel"].get("shard") == shard
+    assert found["costs"] == {"zero": 3, **costs}
+
+
 JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
 
 

@@ -304,25 +304,20 @@ def _reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, An
         reduction["reduce_each"] = True
     if zero == _SHARDS["optim_grads_params"]:
         reduction["reshard"] = "always"
-    groups = settings.size("num_distributed_optimizer_instances")
-    if zero and groups > 1 and parallel["dp"] % groups == 0:
+    groups = _shard_groups(settings, parallel)
+    if zero and groups > 1:
         reduction["shard"] = parallel["dp"] // groups
     return reduction
 
 
+def _shard_groups(settings: _Settings, parallel: Mapping[str, Any]) -> int:
+    """Return the number of groups of replicas that each share all sharded state; 1 if they do not divide them."""
+    groups = settings.size("num_distributed_optimizer_instances")
+    return groups if parallel["dp"] % groups == 0 else 1
+
+
 def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
-    costs: dict[str, Any] = {}
-    zero = _zero(settings)
-    if zero is not None:
-        costs["zero"] = zero
-    gradients = _gradients(settings)
-    if gradients:
-        costs["gradients"] = gradients
-    is_typed = settings.read("use_precision_aware_optimizer")
-    for name in ("main_params", "exp_avg", "exp_avg_sq"):
-        kind = settings.read(f"{name}_dtype")
-        if kind and is_typed:
-            costs[name] = _STATE_TYPES.get(str(kind), str(kind))
+    costs = _state(settings, parallel)
     overlap = settings.read("tp_comm_overlap")
     if parallel["tp"] > 1 and (not overlap or recipe.is_command) and overlap is not None:
         costs["overlap_tp"] = bool(overlap)  # where it is true, a stack of Megatron-Bridge has it by device
@@ -337,6 +332,26 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
         costs["cuda_graphs"] = graphs
     if settings.read("overlap_moe_expert_parallel_comm") and "delay_wgrad_compute" in settings:
         costs["delay_wgrad"] = bool(settings.read("delay_wgrad_compute"))
+    return costs
+
+
+def _state(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sharding and the precisions of gradients and of optimizer state."""
+    costs: dict[str, Any] = {}
+    zero = _zero(settings)
+    if zero is not None:
+        costs["zero"] = zero
+    is_outer = settings.read("outer_dp_sharding_strategy") == "optim"
+    if is_outer and zero == _SHARDS["optim_grads_params"] and _shard_groups(settings, parallel) > 1:
+        costs["outer_sharding"] = True
+    gradients = _gradients(settings)
+    if gradients:
+        costs["gradients"] = gradients
+    is_typed = settings.read("use_precision_aware_optimizer")
+    for name in ("main_params", "exp_avg", "exp_avg_sq"):
+        kind = settings.read(f"{name}_dtype")
+        if kind and is_typed:
+            costs[name] = _STATE_TYPES.get(str(kind), str(kind))
     return costs
 
 

@@ -290,7 +290,7 @@ def _weight_part(model: Transformer, shard: Shard, kind: Layer) -> int:
     return model.operand_bytes(between + mixing + inner)
 
 
-_GRADIENTS, _WEIGHTS = 2, 3
+_GRADIENTS, WEIGHTS = 2, 3
 """ZeRO stages from which gradients, and weights, are sharded."""
 
 
@@ -363,7 +363,13 @@ def head_held(model: Transformer, shard: Shard, *, with_embedding: bool) -> Held
 
 
 def state(
-    costing: Costing, held: Held, *, gathered: Held, reduced: Held | None, muon: Counter[Matrix]
+    costing: Costing,
+    held: Held,
+    *,
+    gathered: Held,
+    reduced: Held | None,
+    reductions: int,
+    muon: Counter[Matrix],
 ) -> dict[str, int]:
     """Return a stage's training state on one device, in bytes, and the times of its reduction and update, in ns.
 
@@ -373,6 +379,7 @@ def state(
         gathered: the most parameters with gathered weights at once, if weights are sharded.
         reduced: the most parameters with unreduced gradients at once; None if all are reduced together, and the
             device's share then replaces the unreduced gradients.
+        reductions: the number of reductions of a step.
         muon: the number of matrices of each shape that Muon updates.
     """
     model, shard, options = costing.model, costing.shard, costing.options
@@ -380,13 +387,14 @@ def state(
     kept = optimizer_bytes(options, master=master)
     gradient, count = gradient_bytes(options), held.trained()
     owned = _owned(shard, held) if options.zero else count
+    updated = _owned(shard, held, outer=True) if options.outer_sharding else owned
     by_muon = Held(
         dense=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if not matrix.expert),
         experts=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if matrix.expert),
     )
     saved_moment = kept - optimizer_bytes(options, master=master, moments=1)
     saved = saved_moment * (_owned(shard, by_muon) if options.zero else by_muon.trained())
-    shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= _WEIGHTS
+    shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= WEIGHTS
     # Read the gradient, read and write moments and main weights, write the model's weights. Read these as well if
     # main weights have only the remaining bits.
     passes = 2 if not master or options.main_params == "remainder" else 1
@@ -406,10 +414,10 @@ def state(
     return {
         "weights_bytes": ((owned if shards_weights else count) + frozen) * model.element_bytes,
         "gradients_bytes": (owned if shards_gradients else count) * gradient,
-        "optimizer_bytes": owned * kept - saved,
-        "reduce_ns": _reduce_ns(costing, held),
+        "optimizer_bytes": updated * kept - saved,
+        "reduce_ns": _reduce_ns(costing, held, reductions),
         "optimizer_ns": update_ns(costing, muon)
-        + _update_ns(costing.device, owned * touched - 2 * saved + _cast_bytes(costing, count)),
+        + _update_ns(costing.device, updated * touched - 2 * saved + _cast_bytes(costing, count)),
         "unshard_ns": unshard_ns,
         "gathered_bytes": _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0,
         "unreduced_bytes": unreduced_count * gradient,
@@ -434,9 +442,10 @@ def _gathers_in_fp8(costing: Costing) -> bool:
     return costing.options.fp8_param_gather and costing.model.precision == "fp8"
 
 
-def _owned(shard: Shard, held: Held) -> int:
-    """Return the parameters of one device's share."""
-    return -(-held.dense // shard.shards) + -(-held.experts // shard.expert_shards)
+def _owned(shard: Shard, held: Held, *, outer: bool = False) -> int:
+    """Return the parameters of one device's share in its shard group, or with ``outer`` among all replicas."""
+    dense, experts = (shard.replicas, shard.expert_replicas) if outer else (shard.shards, shard.expert_shards)
+    return -(-held.dense // dense) + -(-held.experts // experts)
 
 
 def _shared_held_bytes(shard: Shard, held: Held) -> int:
@@ -479,11 +488,13 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
     return sum(inputs * outputs for inputs, outputs in shapes) * model.element_bytes
 
 
-def _reduce_ns(costing: Costing, held: Held) -> int:
+def _reduce_ns(costing: Costing, held: Held, reductions: int) -> int:
     """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
 
     With ZeRO 1, an all-gather of the weights follows. Muon needs whole gradients, so it has an all-reduce. Shard
-    groups (HSDP) reduce the shares between them after the reduce-scatter.
+    groups (HSDP) reduce the shares between them after the reduce-scatter. With ``outer_sharding``, they
+    reduce-scatter the shares, and gather the weights. Megatron-FSDP does so once per step, so each of
+    ``reductions`` has its share of this time (``param_and_grad_buffer.py`` of Megatron-Core 0.19).
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
@@ -501,6 +512,9 @@ def _reduce_ns(costing: Costing, held: Held) -> int:
     share = Held(
         dense=-(-held.dense // costing.shard.shards), experts=-(-held.experts // costing.shard.expert_shards)
     )
+    if options.outer_sharding:
+        between = [("reduce-scatter", gradient), ("all-gather", costing.model.element_bytes)]
+        return reduce_ns + _replicas_ns(costing.groups, share, between, "replicate") // reductions
     return reduce_ns + _replicas_ns(costing.groups, share, [("all-reduce", gradient)], "replicate")
 
 

@@ -22,6 +22,10 @@ class RooflineOptions(Parameters):
     """ZeRO stage. 1 shards the optimizer state over ranks with the same weights (Megatron-LM's distributed
     optimizer). 2 also shards gradients. 3 also shards weights (FSDP); ``data_parallel.reshard`` sets when they are
     freed."""
+    outer_sharding: bool = False
+    """Whether all replicas share the optimizer state, not only those of a shard group (``data_parallel.shard``;
+    Megatron-FSDP's ``outer_dp_sharding_strategy: optim``). Once per step, the groups then reduce-scatter gradients
+    and gather weights. Needs ``zero: 3``."""
     gradients: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
     optimizer: Literal["adam", "muon"] = "adam"

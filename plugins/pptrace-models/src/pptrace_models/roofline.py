@@ -70,6 +70,9 @@ def build(request: CostRequest) -> Workload:
     if request.shard and (not options.zero or options.optimizer == "muon"):
         reason = "muon updates whole matrices" if options.zero else "no state is sharded: write costs.zero: 3"
         raise ConfigError(f"{reason}, or remove the key", key="data_parallel.shard")
+    if options.outer_sharding and not (request.shard and options.zero == memory.WEIGHTS):
+        message = "shard groups share less than all state: write costs.zero: 3 and data_parallel.shard beside it"
+        raise ConfigError(message, key="costs.outer_sharding")
     if request.vocabulary_shares > 1 and request.encoder and request.encoder.ranks:
         reason = "shares of the vocabulary are on ranks of the decoder only: write 0, or another schedule"
         raise ConfigError(reason, key="parallel.encoder.pp")
@@ -410,7 +413,7 @@ class _Job:
             costing, held,
             gathered=gathered if self.request.reshard == "always" else held,
             reduced=reduced if self.request.reduce_each else None,
-            muon=matrices,
+            reductions=self.request.microbatches if self.request.reduce_each else 1, muon=matrices,
         )  # fmt: skip
 
     def _muon_matrices(self, costing: Costing, stage: Stage) -> Counter[muon.Matrix]:
