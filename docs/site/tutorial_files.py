@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<content>.*?)^```\n", re.DOTALL | re.MULTILINE)
-NAMED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+NAMED = re.compile(r"# ([\w/-]+\.(?:py|yaml))\n")
 """The first line of a block that a reader saves as a file."""
 PICTURE = re.compile(r" ([\w-]+\.svg)")
 
@@ -69,6 +69,7 @@ def pictures(page: str) -> Iterator[tuple[str, str]]:
                         _run(command, folder)
                         yield from ((name, (folder / name).read_text(encoding="utf-8")) for name in names)
             elif file := NAMED.match(block["content"]):
+                (folder / file[1]).parent.mkdir(exist_ok=True)
                 (folder / file[1]).write_text(block["content"], encoding="utf-8")
 
 

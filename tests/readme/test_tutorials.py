@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pptrace.testing import assert_schedule_family, grid
+
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<content>.*?)^```$", re.DOTALL | re.MULTILINE)
-NAMED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+NAMED = re.compile(r"# ([\w/-]+\.(?:py|yaml))\n")
 """The first line of a block that a reader saves as a file."""
+NEEDS_PYTORCH = "pytorch-loop.md"
+"""The tutorial that the tests of pptrace-torch run."""
 
 pytestmark = pytest.mark.needs_plugins
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.md")))
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.md") if path.name != NEEDS_PYTORCH))
 def test_a_tutorial_prints_what_it_shows(
     name: str, examples: Path, shell: Any, pytestconfig: pytest.Config
 ) -> None:
@@ -39,6 +44,17 @@ def test_a_tutorial_prints_what_it_shows(
     if pytestconfig.getoption("--regenerate"):
         (FOLDER / name).write_text(run, encoding="utf-8")
     assert run == (FOLDER / name).read_text(encoding="utf-8")
+
+
+def test_the_package_of_a_tutorial_passes_its_test() -> None:
+    page = (FOLDER / "schedule-plugin.md").read_text(encoding="utf-8")
+    shown = (block["content"] for block in BLOCK.finditer(page))
+    (code,) = (content for content in shown if content.startswith("# pptrace-longer-warm-up/"))
+    module = types.ModuleType("page")
+    exec(compile(code, "page", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - our own page
+
+    assert_schedule_family(module.OFFER)
+    assert_schedule_family(module.OFFER, sizes=grid(ranks=(1, 4), microbatches=(1, 6), options={"extra": 3}))
 
 
 @pytest.mark.parametrize("name", ["llama3-70b-cluster.yaml", "plan-1f1b.yaml"])

@@ -1,4 +1,4 @@
-"""The page on the loop with PyTorch: its commands and its program run as they are printed."""
+"""The tutorial and the page on PyTorch: their commands and programs run as they are printed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
 ]
 TORCHRUN = "from torch.distributed.run import main; main()"
-PAGE = Path(__file__).parents[3] / "docs" / "pytorch.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = [DOCS / "tutorials" / "pytorch-loop.md", DOCS / "pytorch.md"]
 
 
-def test_the_page_runs_from_top_to_bottom(tmp_path: Path, torch_python: ForkedPython) -> None:
+def test_the_pages_run_from_top_to_bottom(tmp_path: Path, torch_python: ForkedPython) -> None:
     """The search for a better table has less time than on the page."""
-    (program,) = (text for language, text in blocks(PAGE) if language == "python")
+    shown = [block for page in PAGES for block in blocks(page)]
+    (program,) = (text for language, text in shown if language == "python")
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     commands = [
         line
-        for language, text in blocks(PAGE)
+        for language, text in shown
         if language == "bash"
         for line in text.replace("\\\n", "").replace("--time 5s", "--time 500ms").splitlines()
     ]
