@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -22,17 +23,24 @@ class Memo:
 
     results: dict[Hashable, tuple[tuple[object, ...], Any, int]] = field(default_factory=dict)
     """By key: the objects that the key identifies, which stay alive with it; the result; its number of rows."""
+    rows: int = 0
+    """Rows of all results."""
+    _lock: Lock = field(default_factory=Lock)
 
     def keep(self, key: Hashable, inputs: tuple[object, ...], result: Any, rows: int) -> None:
         """Keep a result in place of the least recently used ones; drop a result that is too large."""
-        self.results.pop(key, None)
-        if 4 * rows > _MOST_ROWS:
-            return
-        self.results[key] = inputs, result, rows
-        excess = sum(kept for _, _, kept in self.results.copy().values()) - _MOST_ROWS
-        for oldest, (_, _, kept) in self.results.copy().items():
-            if excess > 0 and self.results.pop(oldest, None) is not None:
-                excess -= kept
+        with self._lock:
+            self._remove(key)
+            if 4 * rows > _MOST_ROWS:
+                return
+            self.results[key] = inputs, result, rows
+            self.rows += rows
+            while self.rows > _MOST_ROWS:
+                self._remove(next(iter(self.results)))
+
+    def _remove(self, key: Hashable) -> None:
+        if key in self.results:
+            self.rows -= self.results.pop(key)[2]
 
 
 _memo: ContextVar[Memo | None] = ContextVar("memo", default=None)

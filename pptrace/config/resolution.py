@@ -18,6 +18,7 @@ from pptrace.config.places import Document, Place, Places, error_at, key_text, r
 from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, nearest
+from pptrace.memo import shared
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,6 +32,8 @@ _OPTIONS_APART = (ScheduleChoice, PointToPoint)
 Config: TypeAlias = str | Path | Mapping[str, Any]
 """A YAML file, or its content."""
 
+_SECTION_ROWS = 100
+"""Rows of a memo that take as much memory as a section."""
 _MAPPING = "config"
 """The source of values from a mapping instead of a file."""
 
@@ -82,17 +85,26 @@ class Resolved:
         apart = isinstance(section, _OPTIONS_APART)
         prefix = f"{key}.options" if apart else key
         values = section.options if apart else section.values if section else {}
-        checked = validate_options(model, merged(preset, values), prefix, self.positions, file=self.file)
-        label = f"preset {getattr(section, 'preset', None)}"
-        user_values = leaves_by_key(values, prefix)
-        origins = {key: label for key in leaves_by_key(preset, prefix) if key not in user_values}
-        filled = checked.model_dump(mode="json", by_alias=True)
-        if apart:
-            section = section.model_copy(update={"options": filled})
-        elif section is not None:
+
+        def fill() -> tuple[BaseModel | None, dict[str, str], Model]:
+            checked = validate_options(model, merged(preset, values), prefix, self.positions, file=self.file)
+            label = f"preset {getattr(section, 'preset', None)}"
+            user_values = leaves_by_key(values, prefix)
+            origins = {key: label for key in leaves_by_key(preset, prefix) if key not in user_values}
+            filled = checked.model_dump(mode="json", by_alias=True)
+            if apart:
+                return section.model_copy(update={"options": filled}), origins, checked
+            if section is None:
+                return None, origins, checked
             keys = section.model_dump(include=set(type(section).model_fields))
-            section = type(section).model_validate({**filled, **keys})
-        return self.with_section(key, section, origins), checked
+            return type(section).model_validate({**filled, **keys}), origins, checked
+
+        # Whether a quantity can be an integer depends on which keys the user wrote.
+        written = tuple(name for name in self.positions if name.startswith(prefix))
+        filled, origins, checked = shared(
+            fill, ("options", key, repr(section), repr(preset), written), model, rows=_SECTION_ROWS
+        )
+        return self.with_section(key, filled, origins), checked
 
     def without_chunks(self) -> Resolved:
         """Return a copy without the user's ``parallel.vp``."""
@@ -135,7 +147,11 @@ class Resolved:
         name, *path = key.split(".")
         section = getattr(self.experiment, name)
         nested = reduce(lambda inner, part: {part: inner}, reversed(path), value)
-        checked = validate_options(type(section), nested, name).model_dump(exclude_unset=True)
+
+        def check() -> dict[str, Any]:
+            return dict(validate_options(type(section), nested, name).model_dump(exclude_unset=True))
+
+        checked = shared(check, ("key", key, repr(value)), type(section))
         update = {
             field: merged(getattr(section, field, {}), inner) if isinstance(inner, dict) else inner
             for field, inner in checked.items()

@@ -184,7 +184,7 @@ def _network(inputs: Inputs, known: dict[Any, Network] | None = None) -> Network
     options = inputs.fill_options("network", provided.offer.options)
     with at_location(inputs.resolved, "network", options=True):
         request = NetworkRequest(endpoints=inputs.experiment.parallel.pp or 1, options=options)
-        network = build_network(provided, request)
+        network = shared(lambda: build_network(provided, request), ("network", repr(request)), provided.offer)
     inputs.resolved = with_reduction(inputs.resolved, network)
     return network
 

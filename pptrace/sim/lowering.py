@@ -421,13 +421,16 @@ class _CostRows:
             ScheduleError: the times could exceed 2**62 ns.
             PluginError: the network returns invalid paths.
         """
-        routes = find_routes(graph.placement.ranks, self.lowering.lanes, network, ())
+        ranks, lanes = graph.placement.ranks, self.lowering.lanes
+        routes = shared(
+            lambda: find_routes(ranks, lanes, network, ()), "routes", lanes, network, rows=ranks * ranks
+        )
         if routes.columns.ways != self.lowering.routes.columns.ways:
             return None
         placed = replace(self.lowering, routes=routes).place(workload)
         task, (duration, lag) = placed.task, np.zeros((2, graph.tasks), dtype=np.int64)
         duration[: graph.rows], lag[: graph.rows] = task.duration_ns[self.row], task.lag_ns[self.row]
-        check_total(graph.placement.ranks, duration, lag)
+        check_total(ranks, duration, lag)
         return replace(
             graph, paths=routes.paths, size_bytes=task.size_bytes[self.row], path=task.path[self.row],
             collective_ns=task.collective_ns[self.row], duration_ns=duration, lag_ns=lag,

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pptrace.steps.actions import Cells
-from pptrace.steps.kinds import COMPUTE, Stream
+from pptrace.steps.kinds import COMPUTE, TABLE, Stream
+from pptrace.timeline import kernels
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -87,31 +89,43 @@ _GROUPS = (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL,
 
 def group_times(timeline: Timeline) -> tuple[GroupTime, ...]:
     """Return the total and hidden communication time of each group, in the order of streams."""
-    sums = {group: np.zeros((2, timeline.ranks), dtype=np.int64) for group in _GROUPS}
-    for lane, rows, hidden in _hidden_by_lane(timeline):
-        durations = timeline.end_ns[rows] - timeline.start_ns[rows]
-        sums[Stream(int(timeline.lane_stream[lane]))][:, timeline.lane_rank[lane]] += durations.sum(), hidden.sum()
-    present = set(timeline.lane_stream.tolist())
-    return tuple(
-        GroupTime(stream=group, total_ns=total, hidden_ns=hidden)
-        for group, (total, hidden) in sums.items()
-        if group in present
-    )
+    lanes, total, hidden = _hide(timeline, np.zeros(0, dtype=np.int64))
+    stream, rank = timeline.lane_stream[lanes], timeline.lane_rank[lanes]
+    times = []
+    for group in _GROUPS:
+        chosen = stream == group
+        if chosen.any():
+            sums = np.zeros((2, timeline.ranks), dtype=np.int64)
+            for of_ranks, of_lanes in zip(sums, (total, hidden), strict=True):
+                np.add.at(of_ranks, rank[chosen], of_lanes[chosen])
+            times.append(GroupTime(stream=group, total_ns=sums[0], hidden_ns=sums[1]))
+    return tuple(times)
 
 
-def _hidden_by_lane(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s]]:
-    """Yield the lanes of groups, each with its rows and the time in which the rank computed during each row."""
-    computing = {int(rank): lane for lane, rank in enumerate(timeline.lane_rank.tolist())
-                 if timeline.lane_stream[lane] == Stream.COMPUTE}  # fmt: skip
-    for lane in np.flatnonzero(np.isin(timeline.lane_stream, _GROUPS)).tolist():
-        rows = slice(*timeline.lane_ptr[lane : lane + 2].tolist())
-        rank = int(timeline.lane_rank[lane])
-        hidden = np.zeros(rows.stop - rows.start, dtype=np.int64)
-        if rank in computing:
-            inside = timeline.parts is None and Stream(int(timeline.lane_stream[lane])).is_group
-            clock = ComputeClock.of(timeline, computing[rank], waits_first=inside)
-            hidden = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
-        yield lane, rows, hidden
+def _hide(timeline: Timeline, hidden_ns: Int64s) -> tuple[NDArray[np.intp], Int64s, Int64s]:
+    """Return the lanes of groups, their busy time, and the part of it in which the rank computed.
+
+    Fill in ``hidden_ns`` of their rows, unless it is empty.
+    """
+    stream = timeline.lane_stream
+    lanes = np.flatnonzero(np.isin(stream, _GROUPS))
+    compute = np.flatnonzero(stream == Stream.COMPUTE)
+    of_rank = np.full(timeline.ranks, -1, dtype=np.int32)
+    of_rank[timeline.lane_rank[compute]] = compute
+    # Waits inside actions have no rows, unless actions consist of segments.
+    excludes_waits = (stream[lanes] >= Stream.TENSOR_PARALLEL) & (timeline.parts is None)
+    rows = kernels.Computations(timeline.kind, timeline.start_ns, timeline.end_ns, timeline.collective_ns)
+    total, hidden = np.zeros((2, lanes.size), dtype=np.int64)
+    run(
+        kernels.hide_rows,
+        (
+            lanes.astype(np.int32), of_rank[timeline.lane_rank[lanes]], excludes_waits.astype(np.int8),
+            timeline.lane_ptr, rows, TABLE,
+        ),
+        (total, hidden, hidden_ns),
+        work=len(timeline) if lanes.size else 0,
+    )  # fmt: skip
+    return lanes, total, hidden
 
 
 class ComputeClock(NamedTuple):
@@ -125,16 +139,11 @@ class ComputeClock(NamedTuple):
     """Shape (computations + 1,): computation time before each computation, then the total."""
 
     @classmethod
-    def of(cls, timeline: Timeline, lane: int, *, waits_first: bool = False) -> ComputeClock:
-        """Return the clock of a compute stream's lane.
-
-        With ``waits_first``, computations begin with their waits for the rank's groups, which do not count.
-        """
+    def of(cls, timeline: Timeline, lane: int) -> ComputeClock:
+        """Return the clock of a compute stream's lane."""
         rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
         rows = rows[COMPUTE.mask(timeline.kind[rows])]
         start, end = timeline.start_ns[rows], timeline.end_ns[rows]
-        if waits_first:
-            start = start + timeline.collective_ns[rows]
         return cls(start, end, np.concatenate([[0], np.cumsum(end - start)]))
 
     def at(self, time_ns: Int64s) -> Int64s:
@@ -156,8 +165,7 @@ def actions_in_parts(timeline: Timeline) -> Actions:
     first[action[::-1]] = rows[::-1]
     start, end = _extents(action, count, timeline.start_ns[rows], timeline.end_ns[rows])
     hidden_ns = np.zeros(len(timeline), dtype=np.int64)
-    for _, lane_rows, lane_hidden_ns in _hidden_by_lane(timeline):
-        hidden_ns[lane_rows] = lane_hidden_ns
+    _hide(timeline, hidden_ns)
     duration_ns = timeline.end_ns[rows] - timeline.start_ns[rows]
     hidden_ns, grouped = hidden_ns[rows], in_group(timeline)[rows]
     terms = duration_ns * ~grouped, hidden_ns * grouped, (duration_ns - hidden_ns) * grouped

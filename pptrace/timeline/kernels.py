@@ -146,6 +146,45 @@ def follow_memory(
                 count -= n
 
 
+class Computations(NamedTuple):
+    """Rows of compute lanes."""
+
+    kind: Any
+    start: Any
+    end: Any
+    collective: Any
+    """Waits for the rank's groups at the start of computations."""
+
+
+def hide_rows(group_lane, compute_lane, excludes_waits, lane_ptr, rows, kinds, total, hidden, of_row):
+    """Sum the time of groups' lanes, and the part of it in which a compute lane computed; -1 for no such lane.
+
+    Waits for groups do not count as computation of lanes that exclude them. ``of_row`` gets the hidden time of
+    each row, unless it is empty.
+    """
+    for index in range(len(group_lane)):
+        lane, excluded = compute_lane[index], excludes_waits[index]
+        low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
+        done = 0
+        for row in range(lane_ptr[group_lane[index]], lane_ptr[group_lane[index] + 1]):
+            low, done, before = _computed(rows.start[row], low, high, done, excluded, rows, kinds)
+            low, done, after = _computed(rows.end[row], low, high, done, excluded, rows, kinds)
+            total[index] += rows.end[row] - rows.start[row]
+            hidden[index] += after - before
+            if len(of_row) > 0:
+                of_row[row] = after - before
+
+
+def _computed(until, low, high, done, excluded, rows, kinds):
+    """Return the next row that computes, and the computation time before this row and until a time."""
+    while low < high and (kinds.role[rows.kind[low]] != COMPUTES or rows.end[low] <= until):
+        if kinds.role[rows.kind[low]] == COMPUTES:
+            done += rows.end[low] - rows.start[low] - excluded * rows.collective[low]
+        low += 1
+    running = max(0, until - rows.start[low] - excluded * rows.collective[low]) if low < high else 0
+    return low, done, done + running
+
+
 def follow_causes(cause, last, path):
     """Walk back from ``last`` along the causes; return how many rows the path holds, last first."""
     length = 0

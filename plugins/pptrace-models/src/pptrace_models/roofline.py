@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size
+from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size, shared
 from pptrace_models import memory, muon
 from pptrace_models.accelerator import groups_of
 from pptrace_models.encoder_costs import tower_of, with_grid
@@ -82,7 +82,8 @@ def build(request: CostRequest) -> Workload:
     if request.units:
         stages = units_of(model, request.stages)
     else:
-        stages = stages_of(model, request.stages, request.vocabulary_shares)
+        sizes = request.stages, request.vocabulary_shares
+        stages = shared(lambda: stages_of(model, *sizes), ("stages", sizes), model, rows=model.layers)
     job = _Job(
         request=request, model=model, options=options, part=part,
         stages=with_loads(stages, *loads.mean) if loads else stages, tower=tower_of(model, request),

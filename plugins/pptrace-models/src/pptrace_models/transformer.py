@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, Typ
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pptrace.plugin import ConfigError, nearest
+from pptrace.plugin import ConfigError, nearest, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_PARAMETER_ROWS = 100
+"""Rows of shared results that take as much memory as a set of parameters."""
 _FIELD = re.compile(r'^    (\w+): .*(?:\n {5,}.*|\n    [)\]}].*)*\n    """((?s:.*?))"""', re.MULTILINE)
 """A field, on one line or more, and its docstring."""
 
@@ -48,8 +50,12 @@ def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
         ConfigError: the first key that is unknown, missing or wrong, as ``key.name``.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    try:
+
+    def validate() -> _Model:
         return model.model_validate(given, context={"integers": True})
+
+    try:
+        return shared(validate, ("checked", repr(given)), model, rows=_PARAMETER_ROWS)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join([key, *(str(part) for part in first["loc"])])
