@@ -171,6 +171,8 @@ def _indices(rows: Int64s, wanted: Int64s) -> Int64s:
     if not rows.size:
         return np.full_like(wanted, -1)
     if rows[-1] - rows[0] + 1 == rows.size:  # no row is missing
+        if not rows[0] and -1 <= wanted.min(initial=-1) <= wanted.max(initial=-1) < rows.size:
+            return wanted
         index: Int64s = wanted - rows[0]
         index[(index < 0) | (index >= rows.size)] = -1
         return index

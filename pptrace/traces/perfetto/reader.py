@@ -35,13 +35,50 @@ if TYPE_CHECKING:
 
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.timeline import Timeline
-    from pptrace.traces.perfetto.wire import Layout
 
 _PACKET_TAG = 0x0A
 _MOST_TRACKS = 1 << 24
 _LARGEST = 2**62
 _LINK_FIELD = "transfer"
 """A field that only slices on links have."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Begins:
+    """Slice begins on lanes, by their rows."""
+
+    first_row: int = 0
+    """The row of the first slice of the file."""
+    rows: int = 0
+    """Number of rows."""
+    tracks: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The track of each lane."""
+    count: int = 0
+    """Number of begins that were added."""
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """``position``, ``lane``, ``start``, the typed fields that any of them has, and ``end`` where the end follows
+    the begin; -1 for absent values."""
+
+    def add(self, columns: dict[str, NDArray[Any]]) -> None:
+        """Add slice begins; begins on tracks without a lane are ignored, and the last begin of a row counts."""
+        lane = _lanes(columns.pop("track"), self.tracks)
+        row = columns.pop("row") - self.first_row if "row" in columns else np.full_like(lane, -1)
+        self.count += int(np.count_nonzero(lane >= 0))
+        columns["lane"] = lane
+        inside = (row >= 0) & (row < self.rows) & (lane >= 0)
+        if not inside.all():
+            row, columns = row[inside], {name: values[inside] for name, values in columns.items()}
+        for name, values in columns.items():
+            column = self.column(name, values.dtype)
+            if column.dtype != values.dtype:
+                column = self.columns[name] = column.astype(np.int64)
+            column[row] = values
+
+    def column(self, name: str, dtype: Any = np.int32) -> NDArray[Any]:
+        """Return a column, shape (rows,)."""
+        if name not in self.columns:
+            self.columns[name] = np.full(self.rows, -1, dtype=dtype)
+        return self.columns[name]
 
 
 @dataclass(slots=True)
@@ -52,9 +89,8 @@ class Events:
     """The attribute :data:`~pptrace.traces.perfetto.descriptors.STEP_KEY`."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """The attribute :data:`~pptrace.traces.perfetto.descriptors.PROVENANCE_KEY`."""
-    begins: list[dict[str, Int64s]] = field(default_factory=list)
-    """Slice begins: ``position``, ``track``, ``start``, the typed fields that any of them has, and ``end`` if the
-    end follows each begin."""
+    begins: Begins = field(default_factory=Begins)
+    """Slice begins."""
     hops: list[dict[str, Int64s]] = field(default_factory=list)
     """Begins of slices on links: ``link``, ``transfer`` and ``hop``."""
     ends: list[dict[str, Int64s]] = field(default_factory=list)
@@ -87,56 +123,47 @@ def scan(raw: bytes, file: str) -> Events:
         _add_packet(raw[start:stop], offset, events, file)
         if events.step and not known:
             runs = list(events.step["runs"])
+            # A wrong number of slices takes no more memory than the file.
+            rows, tracks = min(events.step["slices"], length), np.array(events.step["lanes"][3], dtype=np.int64)
+            events.begins = Begins(first_row=events.step["first_row"], rows=rows, tracks=tracks)
         offset = stop
     if not events.step:
         raise TraceError("is not a trace that pptrace wrote, or is truncated", file=file)
     begins = events.single[BEGIN]
-    for rows, columns in (
-        ([row for row in begins if _LINK_FIELD not in row], events.begins),
-        ([row for row in begins if _LINK_FIELD in row], events.hops),
-        (events.single[END], events.ends),
-        (events.single[COUNTER], events.points),
+    for rows, add in (
+        ([row for row in begins if _LINK_FIELD not in row], events.begins.add),
+        ([row for row in begins if _LINK_FIELD in row], events.hops.append),
+        (events.single[END], events.ends.append),
+        (events.single[COUNTER], events.points.append),
     ):
         if rows:
             names = {name for row in rows for name in row}
-            columns.append({n: np.array([row.get(n, -1) for row in rows], dtype=np.int64) for n in sorted(names)})
+            add({n: np.array([row.get(n, -1) for row in rows], dtype=np.int64) for n in sorted(names)})
     return events
 
 
-def _decode_runs(raw: bytes, start: int, runs: list[Any], events: Events, file: str) -> int:
+def _decode_runs(raw: bytes, begin: int, runs: list[Any], events: Events, file: str) -> int:
     """Decode the runs from an offset of the file; return their size in bytes."""
     decoded_bytes = 0
     for run in runs:
         layout, records = layout_of(run["parts"]), run["records"]
         size = records * layout.size
         check_events(records, file)
-        offset = start + decoded_bytes
+        offset = begin + decoded_bytes
         if offset + size > len(raw):
             return decoded_bytes
-        columns = _decode(raw, offset, layout, records)
-        if columns is None:
-            return decoded_bytes
-        columns["position"] = offset + np.arange(records, dtype=np.int64) * layout.size
-        if "segment" in run:
-            columns["segment"] = np.full(records, run["segment"], dtype=np.int64)
-        _add_columns(columns, events)
-        decoded_bytes += size
+        matrix = np.frombuffer(raw, dtype=np.uint8, count=size, offset=offset).reshape(records, layout.size)
+        for start in range(0, records, layout.chunk_rows):
+            columns = layout.decode(matrix[start : start + layout.chunk_rows])
+            if columns is None:
+                return decoded_bytes
+            count = next(iter(columns.values())).size
+            columns["position"] = offset + (start + np.arange(count, dtype=np.int64)) * layout.size
+            if "segment" in run:
+                columns["segment"] = np.full(count, run["segment"], dtype=np.int32)
+            _add_columns(columns, events)
+            decoded_bytes += count * layout.size
     return decoded_bytes
-
-
-def _decode(raw: bytes, offset: int, layout: Layout, records: int) -> dict[str, Int64s] | None:
-    """Return the columns of a run's records; None where the bytes have another layout."""
-    matrix = np.frombuffer(raw, dtype=np.uint8, count=records * layout.size, offset=offset).reshape(
-        records, layout.size
-    )
-    columns = {cell.name: np.empty(records, dtype=cell.dtype) for _, cell in layout.cells}
-    for start in range(0, records, layout.chunk_rows):
-        decoded = layout.decode(matrix[start : start + layout.chunk_rows])
-        if decoded is None:
-            return None
-        for name, values in decoded.items():
-            columns[name][start : start + values.size] = values
-    return columns
 
 
 def _add_columns(columns: dict[str, Int64s], events: Events) -> None:
@@ -146,7 +173,7 @@ def _add_columns(columns: dict[str, Int64s], events: Events) -> None:
     if _LINK_FIELD in columns:
         events.hops.append(columns)
     elif "start" in columns:
-        events.begins.append(columns)
+        events.begins.add(columns)
     elif "end" in columns:
         events.ends.append(columns)
 
@@ -259,22 +286,20 @@ def _read_part(path: Path) -> StepPart:
 
 def _part(events: Events, path: Path) -> StepPart:
     step = events.step
-    tracks = np.array(step["lanes"][3], dtype=np.int64)
-    names = ("position", "track", "start", "end", "row", *_FIELDS)
-    begin = {name: _concatenate(events.begins, name) for name in names}
+    begins = events.begins
+    begin = {name: begins.column(name) for name in ("position", "lane", "start", "end", *_FIELDS)}
     end = {name: _concatenate(events.ends, name) for name in ("position", "track", "end")}
-    begin["lane"], end["lane"] = _lanes(begin["track"], tracks), _lanes(end["track"], tracks)
-    index = _index_of_row(begin, step["first_row"])
-    if index.size != step["slices"] or (index < 0).any():
-        raise TraceError(f"holds {index.size} of its {step['slices']} slices; write it again", file=path)
-    end_ns = _ends_by_row(begin, end, index)
+    end["lane"] = _lanes(end["track"], begins.tracks)
+    if not begins.count == begins.rows == step["slices"] or (begin["lane"] < 0).any():
+        raise TraceError(f"holds {begins.count} of its {step['slices']} slices; write it again", file=path)
+    end_ns = _ends_by_row(begin, end)
     if end_ns is None:
-        end_ns = _ends_by_time(begin, end, str(path))[index]
-    columns = {column: begin[name][index] for name, column in _FIELDS.items()}
-    columns |= {"start_ns": begin["start"][index], "end_ns": end_ns}
+        end_ns = _ends_by_time(begin, end, str(path))
+    columns: dict[str, NDArray[Any]] = {column: begin[name] for name, column in _FIELDS.items()}
+    columns |= {"start_ns": begin["start"], "end_ns": end_ns}
     _fill_defaults(columns)
-    columns["row"] = step["first_row"] + np.arange(index.size)
-    slices = np.bincount(begin["lane"][index], minlength=tracks.size)
+    columns["row"] = np.arange(begins.rows, dtype=np.int32) + step["first_row"]
+    slices = np.bincount(begin["lane"], minlength=begins.tracks.size)
     return StepPart(
         path=path, step=step, provenance=events.provenance, columns=columns, links=links_of(step),
         lanes=np.stack([*np.array(step["lanes"][:3], dtype=np.int64), slices], axis=1),
@@ -282,32 +307,22 @@ def _part(events: Events, path: Path) -> StepPart:
     )  # fmt: skip
 
 
-def _index_of_row(begin: dict[str, Int64s], first_row: int) -> Int64s:
-    """Return the begin of each row from ``first_row``, -1 for a row without one."""
-    begins = np.flatnonzero(begin["lane"] >= 0)
-    row = begin["row"][begins] - first_row
-    index = np.full(begins.size, -1, dtype=np.int64)
-    inside = (row >= 0) & (row < begins.size)
-    index[row[inside]] = begins[inside]
-    return index
-
-
 def _lanes(track: Int64s, tracks: Int64s) -> Int64s:
     """Return the lane of each track, -1 for a track without a lane."""
     if not 0 <= tracks.min(initial=0) <= tracks.max(initial=0) < _MOST_TRACKS:
         message = f"a track is not in 0 to {_MOST_TRACKS - 1}"
         raise ValueError(message)
-    lane = np.full(tracks.max(initial=0) + 2, -1, dtype=np.int64)
+    lane = np.full(tracks.max(initial=0) + 2, -1, dtype=np.int32)
     lane[tracks] = np.arange(tracks.size)
     return lane.take(track, mode="clip")
 
 
-def _ends_by_row(begin: dict[str, Int64s], end: dict[str, Int64s], index: Int64s) -> Int64s | None:
+def _ends_by_row(begin: dict[str, Int64s], end: dict[str, Int64s]) -> Int64s | None:
     """Return the end of each row where slices of a lane follow one another in the order of rows; else None.
 
-    ``index`` has the begin of each row. The ends of a lane then have the order of its rows.
+    The ends of a lane then have the order of its rows.
     """
-    lane, start_ns, end_ns = begin["lane"][index], begin["start"][index], begin["end"][index]
+    lane, start_ns, end_ns = begin["lane"], begin["start"], begin["end"].astype(np.int64)
     separate = np.flatnonzero(end_ns < 0)
     ends = np.flatnonzero(end["lane"] >= 0)
     ends = ends[_sorted_by(end["lane"][ends], end["end"][ends])]
@@ -325,12 +340,12 @@ def _sorted_by(lane: Int64s, time_ns: Int64s) -> NDArray[np.intp]:
     first_ns, last_ns = int(time_ns.min(initial=0)), int(time_ns.max(initial=0))
     length_ns = last_ns - first_ns + 1
     if int(lane.max(initial=0) + 1) * length_ns < _LARGEST:
-        return np.argsort(lane * length_ns + (time_ns - first_ns), kind="stable")
+        return np.argsort(lane.astype(np.int64) * length_ns + (time_ns - first_ns), kind="stable")
     return np.lexsort((time_ns, lane))
 
 
 def _ends_by_time(begin: dict[str, Int64s], end: dict[str, Int64s], file: str) -> Int64s:
-    """Return the end of each begin; begins and ends are paired as by a trace processor."""
+    """Return the end of each row; begins and ends are paired as by a trace processor."""
     joint = np.flatnonzero(begin["end"] >= 0)
     lane = np.concatenate([begin["lane"], begin["lane"][joint], end["lane"]])
     time = np.concatenate([begin["start"], begin["end"][joint], end["end"]])
@@ -338,7 +353,7 @@ def _ends_by_time(begin: dict[str, Int64s], end: dict[str, Int64s], file: str) -
     events = np.flatnonzero(lane >= 0)
     order = events[np.lexsort((position[events], time[events], lane[events]))]
     first, second = order[0::2], order[1::2]
-    begins = begin["track"].size
+    begins = begin["lane"].size
     if (
         first.size != second.size
         or (first >= begins).any()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.columns import Int32s
 
 _PIECES = {2: ("<u2",), 4: ("<u4",), 8: ("<u8",), 10: ("<u8", "<u2"), 12: ("<u8", "<u4")}
 _LOW = 0x007F007F007F007F
@@ -137,9 +137,9 @@ class Cell:
             words = [np.where(absent, np.uint64(f), w) for f, w in zip(self.filler, words, strict=True)]
         return words
 
-    def decode(self, words: list[NDArray[np.uint64]]) -> NDArray[np.int64] | None:
+    def decode(self, words: list[NDArray[np.uint64]]) -> NDArray[np.signedinteger] | None:
         """Return the values, -1 for an absent value; None where the words have another encoding."""
-        values: NDArray[np.int64] = (words[1] if self.fixed else self._values(words)).astype(np.int64)
+        values = (words[1] if self.fixed else self._values(words)).astype(self.dtype)
         differing = np.zeros(values.size, dtype=np.uint64)
         for word, (mask, bits) in zip(words, self.constant, strict=True):
             differing |= (word & np.uint64(mask)) ^ np.uint64(bits)
@@ -278,13 +278,13 @@ class Layout:
         raw = b"".join(b"\xff" * len(part) if isinstance(part, bytes) else bytes(part.size) for part in self.parts)
         return np.frombuffer(raw, dtype=np.uint8)
 
-    def decode(self, records: NDArray[np.uint8]) -> dict[str, Int64s] | None:
+    def decode(self, records: NDArray[np.uint8]) -> dict[str, NDArray[np.signedinteger]] | None:
         """Return the columns of ``records``; None where they have another layout."""
         differing = records ^ self.template
         differing &= self.constant
         if differing.any():
             return None
-        columns: dict[str, Int64s] = {}
+        columns: dict[str, NDArray[np.signedinteger]] = {}
         for offset, cell in self.cells:
             values = cell.decode([view.astype(np.uint64) for view in _views(records, offset, cell)])
             if values is None:
