@@ -163,6 +163,7 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
 
     names = sorted(known)
     close = [one for one in names if one.casefold() == name.casefold()]
+    close = close or [one for one in names if name and one.startswith(f"{name}-")]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not names:
         return " (none is known)"

@@ -59,7 +59,7 @@ def command(
     color: str,
     **options: Any,
 ) -> None:
-    """Convert SOURCES to TARGET, each in the format that its name or content says.
+    """Convert SOURCES to TARGET. Names and contents determine the formats.
 
     Tables are .csv and .txt; traces are .pftrace and .json, with .gz too: what pptrace wrote, or what profilers
     recorded, files or a folder. A step can become a picture too, .svg, .png or .pdf.

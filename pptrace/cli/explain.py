@@ -87,7 +87,7 @@ def _simulated_side(steps: tuple[Path, ...], request: ImportRequest, step: str, 
         raise click.UsageError(f"{steps[1]}: a configuration or a table is explained alone")
     ignored = ignored_options(step, request)
     if ignored:
-        echo_notes([f"{ignored}: {steps[0]} is no measurement"])
+        echo_notes([f"{ignored}: {steps[0]} is not a measurement"])
     return side
 
 

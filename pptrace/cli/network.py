@@ -32,7 +32,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         first, comma, second = str(value).partition(",")
         if not comma or not first.strip().isdecimal() or not second.strip().isdecimal():
-            self.fail(f"{value!r} is no pair of GPUs: write two numbers, such as 0,9", param, ctx)
+            self.fail(f"{value!r} is not a pair of GPUs: write two numbers, such as 0,9", param, ctx)
         return int(first), int(second)
 
 

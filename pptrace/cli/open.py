@@ -385,7 +385,7 @@ def _require_file(path: Path) -> None:
     if path.is_dir():
         raise TraceError("is a folder; name a file in it", file=path)
     if not path.exists():
-        raise TraceError("there is no such file; check the path", file=path)
+        raise TraceError("no such file", file=path)
     if not path.is_file():
         raise TraceError("is not a regular file; save it to one first", file=path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,10 +93,10 @@ def command(
 
     paths = [Path(output) for output in outputs]
     with report_journal(paths), status("planning") as watch:
-        result = plan(
+        result = unwrap(plan)(  # without the wrapper that names arguments in place of flags
             file, gpus=gpus, memory=memory, objective=objective, vary=vary, top=top, exhaustive=exhaustive,
             time=time, framework=framework, measured=measured, robust=robust, sets=source.sets, outputs=paths,
-            fresh=fresh, executor=executor, workers=workers, progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
+            fresh=fresh, executor=executor, workers=workers, progress=watch, **source.flags,
         )  # fmt: skip
     echo_result(result, as_json=as_json)
     report_written(result.files_of(paths))

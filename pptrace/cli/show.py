@@ -48,8 +48,8 @@ _MOST_LINES = 120
 @click.option(
     "--messages",
     is_flag=True,
-    help="Draw each send (>) and receive (<) in a slot, as PyTorch's simulator does; the bubble is that "
-    "without messages.",
+    help="Draw each send (>) and receive (<) in a slot, as PyTorch's simulator does; the printed "
+    "bubble excludes messages.",
 )
 @click.option(
     "--slots",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pptrace.search.sweep_charts import Picture
 
 _EXAMPLES = """\b
-pptrace sweep llama.yaml --over microbatches=8..256*2 --over schedule=gpipe,1f1b -o results.csv -o fig.png
-pptrace sweep llama.yaml --over network.bandwidth=50..400*2 'GB/s' --over schedule=1f1b,hanayo:waves=2
+pptrace sweep llama.yaml --over 'microbatches=8..256*2' --over schedule=gpipe,1f1b -o results.csv -o fig.png
+pptrace sweep llama.yaml --over 'network.bandwidth=50..400*2 GB/s' --over schedule=1f1b,hanayo:waves=2
 pptrace sweep llama.yaml --over pp=4,8 --over microbatches=16,64 --over schedule=gpipe,1f1b -o w.svg --plot winners
 """
 _REDRAW_S = 0.1

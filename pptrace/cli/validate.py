@@ -32,7 +32,7 @@ pptrace validate table.csv --p2p ordered --receive deferred"""
 def command(file: Path, p2p: str | None, receive: str | None) -> None:
     """Check the schedule table in FILE (.csv or .txt): every action once and in place, no deadlock.
 
-    Exits 0 where the table is valid, 2 with one line where it is not.
+    Exits with 0 if the table is valid, and with 2 and one line if it is not.
     """
     schedule = read_table(file).schedule
     if p2p is not None:

@@ -43,7 +43,7 @@ class Flag:
             return self.text
         *words, last = self.choices.words()
         if self.offers:
-            words, last = [*words, last], "one that a plugin offers"
+            words, last = [*words, last], "a policy of a plugin"
         return f"{self.text[:-1]}: {', '.join(words)} or {last}."
 
 
@@ -52,7 +52,7 @@ FLAGS: Mapping[str, Flag] = {
         "schedule", "The schedule: a plugin's, FILE.py:FUNCTION, or a table file (.csv or .txt).",
         headline="name", offers="schedules", takes_file=True,
     ),
-    "pp": Flag("parallel.pp", "Pipeline ranks; a table file defines them itself."),
+    "pp": Flag("parallel.pp", "Pipeline-parallel size (pipeline ranks); a table file defines it."),
     "tp": Flag("parallel.tp", "Tensor-parallel size."),
     "dp": Flag("parallel.dp", "Data-parallel replicas of the pipeline."),
     "cp": Flag("parallel.cp", "Context-parallel size."),
@@ -61,9 +61,9 @@ FLAGS: Mapping[str, Flag] = {
     "global": Flag("batch.global", "Sequences in a step, over all data-parallel replicas."),
     "microbatches": Flag("batch.microbatches", "Microbatches that one pipeline runs in a step."),
     "micro": Flag("batch.micro", "Sequences in a microbatch."),
-    "sequence": Flag("batch.sequence", "Tokens in a sequence; needed where a model is given."),
+    "sequence": Flag("batch.sequence", "Tokens in a sequence; required with a model."),
     "model": Flag(
-        "model", "The model that is trained; without one, costs are units.", headline="preset", offers="models"
+        "model", "The model; without one, actions have unit costs.", headline="preset", offers="models"
     ),
     "device": Flag("device", "The accelerator of each process.", headline="preset", offers="devices"),
     "stack": Flag(
@@ -81,7 +81,7 @@ FLAGS: Mapping[str, Flag] = {
         offers="message_policies",
     ),
     "costs": Flag(
-        "costs", "Cost model of actions; unit by default, or with a model the one that reads models.",
+        "costs", "Cost model of actions; by default unit, or with a model the one that reads models, roofline.",
         headline="name", offers="cost_models",
     ),
 }  # fmt: skip
@@ -152,7 +152,7 @@ _Result = TypeVar("_Result")
 
 _HINT = re.compile(r"(?P<before>such as |write |or )--(?P<flag>[a-z][\w-]*) (?P<value>\S+?)(?=[,;)]?(?:\s|$))")
 """A flag with a value in a suggestion."""
-_LISTS = ("set", "over")
+_LISTS = ("set", "over", "vary")
 """Flags whose arguments are lists."""
 _FLAG = re.compile(r"(?<![\w-])--(?P<flag>[a-z][\w-]*)")
 

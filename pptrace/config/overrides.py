@@ -86,7 +86,7 @@ def overlaid(
 
     A new name for a model, schedule, device, network or cost model drops the file's options of the old one.
     Keys that every schedule takes, such as ``offload``, stay. A new policy drops the old policy's options. An
-    assignment of ``global`` or ``microbatches`` drops the other one.
+    assignment of ``global`` or ``microbatches`` drops the other one, and one of a cluster drops the network.
 
     Raises:
         ConfigError: an assignment below a value that has no keys.
@@ -157,6 +157,10 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
             tree[section] = {key: tree[section][key] for key in tree[section] if key != "options"}
         elif renamed and section != "contention":
             tree[section] = {key: value for key, value in values.items() if key in _KEPT.get(section, ())}
+    if last.get(("cluster", HEADLINES["cluster"])):  # A cluster describes the network.
+        tree.pop("network", None)
+        for key in [key for key in places if key.partition(".")[0] == "network"]:
+            del places[key]
     batch = tree.get("batch")
     for given, follows in _DERIVED_FROM_EACH_OTHER:
         if isinstance(batch, dict) and ("batch", given) in last and ("batch", follows) not in last:
@@ -207,7 +211,9 @@ def plain(value: object, source: str) -> Any:
         return {str(key): plain(below, source) for key, below in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain(below, source) for below in value]
-    raise ConfigError(f"a {type(value).__name__} is not a number, text, list or mapping", file=source)
+    raise ConfigError(
+        f"a value of type {type(value).__name__} is not a number, text, list or mapping", file=source
+    )
 
 
 def _copy(value: Any) -> Any:

@@ -154,7 +154,7 @@ def parse_share(value: object, key: str) -> float:
     except ValueError:
         share = -1.0
     if isinstance(value, bool) or not 0 <= share < float("inf"):
-        raise ConfigError(f"{text!r} is not a share: write such as 2% or 0.02", key=key)
+        raise ConfigError(f"{text!r} is not a share, such as 2% or 0.02", key=key)
     return share
 
 

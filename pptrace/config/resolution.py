@@ -302,7 +302,7 @@ def _with_batch(resolved: Resolved) -> Resolved:
         return resolved.with_values("batch", {"microbatches": microbatches}, "derived: global / (dp x micro)")
     if batch.microbatches != microbatches:
         made = f"{batch.microbatches} x dp {dp} x micro {micro} make {batch.microbatches * step} sequences"
-        message = f"{made}, but batch.global is {batch.global_batch}; leave one of them out"
+        message = f"{made}, but batch.global is {batch.global_batch}; remove one of the two"
         raise resolved.error("batch.microbatches", message)
     return resolved
 
@@ -317,12 +317,12 @@ def _check_counts(resolved: Resolved) -> None:
     if parallel.processes > _MOST:
         sizes = f"pp {pp} x tp {parallel.tp} x dp {parallel.dp} x cp {parallel.cp}"
         sizes += " and parallel.encoder" if parallel.encoder is not None else ""
-        raise error("parallel", f"{sizes} make {parallel.processes:,} processes; the most is {_MOST:,}")
+        raise error("parallel", f"{sizes} make {parallel.processes:,} processes; the maximum is {_MOST:,}")
     microbatches = experiment.batch.known_microbatches
     actions = 2 * pp * parallel.vp * microbatches
     if actions > _MOST:
         sizes = f"2 x pp {pp} x vp {parallel.vp} x microbatches {microbatches}"
-        raise error("batch.microbatches", f"{sizes} make {actions:,} actions; the most is {_MOST:,}")
+        raise error("batch.microbatches", f"{sizes} make {actions:,} actions; the maximum is {_MOST:,}")
 
 
 def _check_agreement(resolved: Resolved) -> None:

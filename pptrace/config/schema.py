@@ -105,9 +105,7 @@ class Device(Preset):
 class NetworkChoice(OpenSection):
     """A network by name, with its options beside the name."""
 
-    name: str = Field(
-        description="Network that a plugin offers, such as hockney; with its options beside the name."
-    )
+    name: str = Field(description="Name of a network, such as hockney; its options are keys next to the name.")
 
 
 class CostChoice(OpenSection):
@@ -115,8 +113,8 @@ class CostChoice(OpenSection):
 
     name: str | None = Field(
         default=None,
-        description="Cost model that a plugin offers, with its options beside the name; by default unit, or "
-        "with a model the cost model that reads models.",
+        description="Name of a cost model; its options are keys next to the name. The default is unit, and "
+        "with a model the cost model that reads models, roofline.",
     )
 
 

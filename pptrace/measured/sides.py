@@ -366,7 +366,7 @@ def _step_index(measurement: Measurement, step: str) -> int:
     if step.isdecimal() and int(step) < len(steps):
         return int(step)
     known = f"0 ({steps[0].label})" + (f" to {len(steps) - 1} ({steps[-1].label})" if len(steps) > 1 else "")
-    raise ConfigError(f"no step {step}: there are {known}, and median, and all", file=f"--step {step}")
+    raise ConfigError(f"no such step; write {known}, median or all", file=f"--step {step}")
 
 
 _CONFIGURATIONS, _TABLES = frozenset({".yaml", ".yml"}), frozenset({".csv", ".txt"})
@@ -416,7 +416,7 @@ def read_side(
     if simulated is not None:
         return simulated
     if not Path(source).exists():
-        raise TraceError("there is no such file or folder", file=source)
+        raise TraceError("no such file or folder", file=source)
     measurement, measured = read_measurement([Path(source)], registry, request)
     return measured_side(measurement, str(source), step, measured=measured)
 

@@ -15,7 +15,7 @@ API = 1
 
 COMMANDS = {
     "simulate": "Simulate one training step: a summary, and traces with -o.",
-    "costs": "Print what actions cost by stage, and write that as a table to be edited.",
+    "costs": "Print the costs of actions by stage, and write them as an editable table.",
     "plan": "Find the best configuration of a model on a number of GPUs, with reasons.",
     "whatif": "Simulate the effect of single changes on a step.",
     "compare": "Compare schedules as formula, as table and simulated.",

@@ -188,7 +188,7 @@ def _between(job: RankNetwork, hops: Paths, source: int, target: int) -> GpuRout
     gpus = job.network.endpoints
     for gpu in (source, target):
         if not 0 <= gpu < gpus:
-            raise ConfigError(f"GPU {gpu} is not there: the cluster has {gpus}, counted from 0", file="--between")
+            raise ConfigError(f"no GPU {gpu}: the cluster has GPUs 0 to {gpus - 1}", file="--between")
     route = job.network.paths(np.array([source], dtype=np.int32), np.array([target], dtype=np.int32))
     if int(route.rate_kbps[0]) == NO_ROUTE:
         message = f"no route from GPU {source} to GPU {target}: give the cluster a fabric"

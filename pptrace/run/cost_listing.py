@@ -63,7 +63,7 @@ def costs_document(workload: Workload) -> Document:
         known["kernels"] = [dict(zip(_KERNEL_HEAD, row, strict=True)) for row in listed]
         sections.append(Section(title="kernels", blocks=(Table(head=_KERNEL_HEAD, rows=listed),)))
     rest = [
-        f"{format_size(workload.reserved_bytes)} reserved on each rank",
+        f"{format_size(workload.reserved_bytes)} of memory reserved on each rank",
         _capacity(workload),
         f"{workload.model_flops:.4g} floating-point operations in the step" if workload.model_flops else "",
     ]
@@ -77,8 +77,8 @@ def costs_document(workload: Workload) -> Document:
 def _capacity(workload: Workload) -> str:
     if workload.rank_capacity_bytes.size:
         sizes = sorted({*workload.rank_capacity_bytes.tolist()})
-        return f"{' or '.join(map(format_size, sizes))} on its device, by rank"
-    return f"{format_size(workload.capacity_bytes)} on its device" if workload.capacity_bytes else ""
+        return f"{' or '.join(map(format_size, sizes))} of memory per device, by rank"
+    return f"{format_size(workload.capacity_bytes)} of memory per device" if workload.capacity_bytes else ""
 
 
 def _kernels(kernels: Sequence[KernelCost]) -> tuple[tuple[str, ...], ...]:

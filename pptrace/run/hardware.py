@@ -255,7 +255,7 @@ def _nodes(
     here = f"{given} nodes of {gpus} GPUs are {given * gpus}"
     key = "cluster.nodes" if section.nodes is not None else "cluster.preset"
     if layout.gpus > given * gpus:
-        raise resolved.error(key, f"{sizes} need {layout.gpus} GPUs, and {here}: {fits} nodes hold them")
+        raise resolved.error(key, f"{sizes} need {layout.gpus} GPUs, and {here}: use {fits} nodes")
     if layout.gpus < given * gpus and not section.spare:
         advice = f"use all, write {fits} nodes" if fits < given else "use all"
         message = f"{sizes} make {layout.gpus} GPUs, and {here}: {advice}, or cluster.spare: true"

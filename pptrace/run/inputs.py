@@ -177,7 +177,7 @@ class Inputs:
             message = f"write options beside {key}.{HEADLINES[key]}, without the key options"
             raise self.resolved.error(f"{key}.options", message)
         if "name" in values and "name" not in known:
-            raise self.resolved.error(f"{key}.name", f"it is no parameter: write {key}.{HEADLINES[key]}")
+            raise self.resolved.error(f"{key}.name", f"it is not a parameter: write {key}.{HEADLINES[key]}")
 
 
 @contextmanager

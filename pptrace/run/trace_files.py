@@ -279,9 +279,9 @@ def head_of(path: Path) -> bytes:
         with path.open("rb") as file:
             return _read_head(file)
     except OSError as error:
-        raise TraceError(error.strerror or "cannot be read", file=path) from error
+        raise TraceError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from error
     except zlib.error as error:
-        raise TraceError("is no whole gzip file", file=path) from error
+        raise TraceError("is not a complete gzip file", file=path) from error
 
 
 def _read_head(file: BinaryIO) -> bytes:
@@ -353,13 +353,15 @@ def _files(source: Path) -> list[Path]:
 def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceError:
     offers = [provided.offer for provided in registry.importers.values()]
     file = files[0] if files else source
+    if file.is_file() and not file.stat().st_size:
+        return TraceError("the file is empty", file=file)
     advice = advice_on(file, registry)
     if advice:
         return TraceError(advice, file=file)
-    known = ", ".join(f"{offer.name} ({offer.summary})" for offer in offers)
+    known = ", ".join(f"{offer.name} ({offer.summary.removesuffix('.')})" for offer in offers)
     can_measure = any(offer.measure for offer in offers)
     hint = "" if can_measure else f"; measured traces need {installation('pptrace-profilers')}"
-    return TraceError(f"no importer recognises it; there are {known}{hint}", file=file)
+    return TraceError(f"no importer recognises the file; importers: {known}{hint}", file=file)
 
 
 def advice_on(file: Path, registry: Registry) -> str:

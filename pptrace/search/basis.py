@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.flags import ARGUMENTS, key_of
-from pptrace.config.overrides import Assignment, assignment
-from pptrace.config.places import Place
+from pptrace.config.overrides import Assignment, assignment, assignments
+from pptrace.config.places import Place, key_text
 from pptrace.config.quantities import exact_size, parse_size
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PluginError
@@ -45,6 +45,12 @@ class Basis:
     """Values by flag name, without ``schedule``."""
     registry: Registry
     """The plugins."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Settings over the file, by key."""
+        flags = {name: value for name, value in self.flags.items() if value is not None}
+        return {key_text(each.path): each.value for each in assignments(self.sets, flags)}
 
     def resolve(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Resolved:
         """Return the configuration of one run."""

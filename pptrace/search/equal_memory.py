@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.config.resolution import load
+from pptrace.config.resolution import document_of, load
 from pptrace.errors import ConfigError, ConstraintError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
-from pptrace.report.document import Column, Document, Printed, Section, Table, table_of
+from pptrace.report.document import Code, Column, Document, Printed, Section, table_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import job_text, setting_text, time_text
 from pptrace.sanitize import csv_of
 from pptrace.search.basis import LIMITS, limit_settings, memory_limit, short_reason
 from pptrace.search.compare import first_text, rank_text, step_columns
+from pptrace.search.launch_arguments import command_lines, simulate_command
 from pptrace.search.ranking import (
     ANY_TABLE,
     POLICY,
@@ -174,6 +175,10 @@ class EqualComparison(Printed):
     """Memory of every rank."""
     varied: tuple[VariableSetting, ...]
     """Settings that vary between variants."""
+    source: str
+    """File of the common configuration; empty without one."""
+    given: Mapping[str, Any]
+    """Common settings over that file, by key."""
 
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns, for pandas."""
@@ -211,7 +216,15 @@ class EqualComparison(Printed):
         return Document(title="comparison", lead=[
             *_heading(self.rows, self.limit_bytes), "", table, "", *_legend(self.rows, self.varied),
             *_refitted(self.rows, self.limit_bytes), *_fastest(self.rows),
-        ], sections=(_arguments(self.rows),))  # fmt: skip
+        ], sections=(self._commands(),))  # fmt: skip
+
+    def _commands(self) -> Section:
+        lines: list[str] = []
+        for row in self.rows:
+            if row.fits:
+                command = simulate_command(self.source, {**self.given, **row.settings})
+                lines += [f"# {row.entry.label}", *command_lines(command)]
+        return Section(title="commands that reproduce the steps", blocks=(Code(lines=tuple(lines)),))
 
     def save(self, path: str | Path) -> Path:
         """Draw steps and memory: a .png, .svg or .pdf file; the same comparison gives the same bytes.
@@ -272,7 +285,10 @@ def compare_equal(
     rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
     if len({POLICY in row.messages for row in rows if row.fits}) > 1:
         rows = [searches.with_common_policy(row, root) for row, root in zip(rows, roots, strict=True)]
-    return EqualComparison(rows=tuple(rows), limit_bytes=limit, varied=settings)
+    return EqualComparison(
+        rows=tuple(rows), limit_bytes=limit, varied=settings, source=document_of(basis.file).source,
+        given=basis.given,
+    )  # fmt: skip
 
 
 def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
@@ -291,10 +307,10 @@ def check_exclusive(*, memory: bool, policies: bool, vary: bool, option: str = "
         ConfigError: a memory limit with policies, or axes without a limit.
     """
     if memory and policies:
-        raise ConfigError(f"on equal memory, schedules run under one policy: leave {option}policies out")
+        raise ConfigError(f"a comparison at equal memory has one policy: remove {option}policies")
     if vary and not memory:
         raise ConfigError(
-            f"applies to a comparison on equal memory: give {option}memory too", file=f"{option}vary"
+            f"needs {option}memory: it varies settings of a comparison at equal memory", file=f"{option}vary"
         )
 
 
@@ -467,7 +483,7 @@ def _shortage_reason(row: EqualSchedule, limit_bytes: int) -> str:
     variant, capacity = variant_text(best.change, row.variants.configured.change), best.room_bytes or limit_bytes
     text = f"{needs(best.rank, best.peak_bytes, capacity)}{f', with {variant}' if variant else ''}"
     if state > capacity:
-        text += f", {format_size(state)} of it before any activation, {format_size(state - capacity)} more"
+        text += f", {format_size(state)} of it without activations"
     # A larger limit does not help a device whose capacity is below the limit.
     sufficient_limit = f": fits from {_format_rounded_up(best.peak_bytes)} on" if capacity == limit_bytes else ""
     return f"{text}{with_remedy or sufficient_limit}"
@@ -484,7 +500,7 @@ def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> P
         return PptraceError(f"{source}: no schedule runs in {format_size(limit_bytes)}: {reasons}")
     nearest = min(valid, key=itemgetter(0))[1]
     return PptraceError(
-        f"{source}: no schedule fits {format_size(limit_bytes)}; {nearest.entry.label} comes nearest: "
+        f"{source}: no schedule fits {format_size(limit_bytes)}; {nearest.entry.label} needs the least: "
         f"{_shortage_reason(nearest, limit_bytes)}"
     )
 
@@ -595,12 +611,6 @@ def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
         step = time_text(row.run, row.run.metrics.step_ns)
         lines.append(f"{row.entry.label} as configured: {reason}: fits with {row.variant} at {step}")
     return lines
-
-
-def _arguments(rows: Sequence[EqualSchedule]) -> Section:
-    title = "to reproduce a step, run pptrace simulate with the arguments before --schedules, and with these:"
-    arguments = tuple((row.entry.label, row.arguments) for row in rows if row.fits)
-    return Section(title=title, blocks=(Table(rows=arguments, words=2),))
 
 
 _STEP, _STATE_COLOR, _ACTIVATIONS = "#6baed6", "#8c959f", "#e69f00"

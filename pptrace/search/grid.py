@@ -101,7 +101,7 @@ def axes_of(over: Mapping[str, Iterable[Any]], option: str = "--over") -> tuple[
         ConfigError: as for :func:`parse_axes`, or a value of another type.
     """
     return tuple(
-        _axis(key, [_text(key, value) for value in _listed(key, values, option)], option)
+        _axis(key, [_text(key, value, option) for value in _listed(key, values, option)], option)
         for key, values in over.items()
     )
 
@@ -222,14 +222,14 @@ def _listed(key: str, values: Any, option: str) -> list[Any]:
     return list(values)
 
 
-def _text(key: str, value: Any) -> str:
+def _text(key: str, value: Any, option: str) -> str:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     try:
         return json.dumps(value.item() if hasattr(value, "item") else value, allow_nan=False)
     except (TypeError, ValueError):
-        message = f"a {type(value).__name__} is not a number, text, list or mapping"
-        raise ConfigError(message, file=f"--over {key}") from None
+        message = f"a value of type {type(value).__name__} is not a number, text, list or mapping"
+        raise ConfigError(message, file=f"{option} {key}") from None
 
 
 _MOST_POINTS = 1_000_000
@@ -349,7 +349,7 @@ def _check_axes(axes: Sequence[Axis], overrides: Sequence[Assignment]) -> None:
         raise ConfigError("missing: write an axis to sweep, such as --over microbatches=8,16,32", file="--over")
     count = prod(len(axis.values) for axis in axes)
     if count > _MOST_POINTS:
-        raise ConfigError(f"{count:,} points; the most is {_MOST_POINTS:,}: name fewer values", file="--over")
+        raise ConfigError(f"{count:,} points; the maximum is {_MOST_POINTS:,}: name fewer values", file="--over")
     for first, second in combinations(axes, 2):
         _check_pair(first, second)
     for axis in axes:
@@ -365,7 +365,7 @@ def _check_pair(first: Axis, second: Axis) -> None:
         message = f"--over {first.key} also sets it{key}: write all values in one --over"
         raise ConfigError(message, file=source)
     if {_GLOBAL, _MICROBATCHES} <= first.paths | second.paths:
-        message = f"it follows from {first.key}, which is also swept: leave one of them out"
+        message = f"it follows from {first.key}, which is also an axis: remove one of the two"
         raise ConfigError(message, file=source)
     if any(_is_parent(path, child) for path in second.paths for child in first.paths):
         message = f"replaces all of it, also {first.key}: write --over {second.key} before --over {first.key}"
@@ -376,7 +376,7 @@ def _check_against(axis: Axis, override: Assignment) -> None:
     """Reject a value on the command line for a swept key, or for a key that a swept key replaces."""
     affected = {override.path} | ({_GLOBAL, _MICROBATCHES} if override.path in {_GLOBAL, _MICROBATCHES} else set())
     if axis.own_paths & affected or any(_is_parent(path, override.path) for path in axis.own_paths):
-        raise ConfigError(f"it is swept by --over {axis.key}: leave one of them out", file=override.place.source)
+        raise ConfigError(f"--over {axis.key} sets it too: remove one of the two", file=override.place.source)
 
 
 def _is_parent(path: KeyPath, child: KeyPath) -> bool:
@@ -400,7 +400,7 @@ def _check_distinct(axes: Sequence[Axis], points: Sequence[Point]) -> None:
         previous = seen.setdefault(point.identity, point)
         for axis, first, second in zip(axes, previous.values, point.values, strict=True):
             if first is not second:
-                message = f"{first.text} and {second.text} make the same step: leave one of them out"
+                message = f"{first.text} and {second.text} make the same step: remove one of the two"
                 raise ConfigError(message, file=f"--over {axis.key}")
 
 
@@ -511,7 +511,7 @@ def check_replicas(gpus: int, overrides: Sequence[Assignment], axes: Sequence[Ax
         (path, f"--over {axis.key}") for axis in axes for path in axis.paths
     ]:
         if path == REPLICAS:
-            raise ConfigError("it follows from --gpus: leave one of them out", file=source)
+            raise ConfigError("it follows from --gpus: remove one of the two", file=source)
 
 
 def replicas_of(tree: Mapping[str, Any], gpus: int) -> tuple[int, str]:

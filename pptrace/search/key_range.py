@@ -227,9 +227,9 @@ def _no_number(key: str, known: Mapping[str, object], source: str) -> ConfigErro
         return ConfigError(f"{known[key]!r} is not a number", key=key, file=source)
     numbers = [name for name, value in known.items() if scale_of(value) is not None]
     section = [name for name in numbers if name.partition(".")[0] == key.partition(".")[0]]
-    advice = "; one that has no value yet needs a range, KEY=LOW..HIGH" if section else ""
+    advice = "; a key without a value needs a range, KEY=LOW..HIGH" if section else ""
     return ConfigError(
-        f"no number of the configuration has this key{nearest(key, section or numbers)}{advice}", file=source
+        f"not a key of the configuration with a number{nearest(key, section or numbers)}{advice}", file=source
     )
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Reshard
+from pptrace.config.schema import is_yaml_file
+from pptrace.run.neighbourhood import Change
 from pptrace.steps.placement import Placement
 from pptrace.steps.pytorch_tables import unsupported_parts
 from pptrace.steps.text_forms import group_in_megatron, unsupported_by_megatron
@@ -64,6 +66,17 @@ class Arguments:
 
 
 _LINE_LENGTH = 100
+
+
+def simulate_command(source: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return the command that simulates a configuration with other settings.
+
+    Args:
+        source: file of the configuration; empty without one.
+        settings: values by key.
+    """
+    files = [source if is_yaml_file(source) else "CONFIG"] if source else []
+    return ["pptrace", "simulate", *files, *Change(settings=settings).words]
 
 
 def command_lines(words: Sequence[str]) -> list[str]:

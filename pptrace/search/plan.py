@@ -11,23 +11,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pptrace.config.flags import ARGUMENTS
+from pptrace.config.flags import ARGUMENTS, names_arguments
 from pptrace.config.places import key_text
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.config.resolution import Config, check_arguments, document_of
-from pptrace.config.schema import is_yaml_file
 from pptrace.errors import ConfigError, OutputError
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
 from pptrace.report.document import Code, Document, Printed, Table
-from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
 from pptrace.search.bias import PARTS, Bias, fit_bias, read_runs
 from pptrace.search.bridge_recipe import bridge_recipe, check_recipe
 from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, run_candidate
-from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, command_lines, values_of
+from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, command_lines, simulate_command, values_of
 from pptrace.search.plan_search import Search
 from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
@@ -271,12 +269,8 @@ class Plan(Printed):
     @property
     def command(self) -> list[str]:
         """The command that simulates the first place."""
-        settings = Change(settings=self.problem.given).with_settings(
-            {key: value for key, value in self.best.settings.items() if value is not None}
-        )
-        source = self.problem.document.source
-        files = [source if is_yaml_file(source) else "CONFIG"] if source else []
-        return ["pptrace", "simulate", *files, *settings.words]
+        chosen = {key: value for key, value in self.best.settings.items() if value is not None}
+        return simulate_command(self.problem.document.source, {**self.problem.given, **chosen})
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -473,6 +467,7 @@ def _command(candidate: Candidate) -> str:
     return f"pptrace simulate CONFIG {candidate.arguments}"
 
 
+@names_arguments
 def plan(
     config: Config | None = None,
     *,
@@ -611,7 +606,7 @@ def _request_lines(plan: Plan) -> list[str]:
     choice = experiment.device
     device = devices_text(choice) if choice is not None and choice.preset else "a custom device"
     memory = plan.memory_text
-    network = ", a free network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
+    network = ", no network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
     usual_cluster = next((each.value for each in plan.problem.derived if key_text(each.path) == CLUSTER), None)
     if usual_cluster is not None:
         network = f", cluster {usual_cluster} by default"

@@ -8,6 +8,7 @@ cost model, even and balanced splits of layers, and every installed schedule wit
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -31,7 +32,7 @@ from pptrace.search.grid import axes_of, parse_axes
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pptrace.config.places import Places
@@ -162,20 +163,23 @@ def gpus_text(count: int) -> str:
     return f"{count:,} GPU{'s' * (count != 1)}"
 
 
-def varied_axes(texts: Sequence[str], written: Mapping[str, Iterable[Any]]) -> dict[str, Axis]:
-    """Return the axes by key; texts override the ``plan`` section of the configuration.
+def varied_axes(
+    vary: Sequence[str] | Mapping[str, Iterable[Any]], written: Mapping[str, Iterable[Any]]
+) -> dict[str, Axis]:
+    """Return the axes by key; ``vary`` overrides the ``plan`` section of the configuration.
 
     Args:
-        texts: as for ``--over`` of a sweep, or with names of :data:`ALIASES`.
-        written: values by key.
+        vary: texts as for ``--over`` of a sweep, or values by key; names of :data:`ALIASES` are also keys.
+        written: values by key of the ``plan`` section.
 
     Raises:
         ConfigError: as for the axes of a sweep; or a repeated key.
     """
-    named = {ALIASES.get(key, key): values for key, values in written.items()}
-    configured = {_key(axis): axis for axis in axes_of(named, "plan")}
+    configured = _named_axes(written, "plan")
+    if isinstance(vary, Mapping):
+        return configured | _named_axes(vary, "--vary")
     given: dict[str, Axis] = {}
-    for text in texts:
+    for text in vary:
         key, equals, values = text.partition("=")
         name = key.strip()
         (axis,) = parse_axes([f"{ALIASES.get(name, name)}{equals}{values}"], "--vary")
@@ -183,6 +187,11 @@ def varied_axes(texts: Sequence[str], written: Mapping[str, Iterable[Any]]) -> d
             raise ConfigError(f"{key.strip()} is given twice: write all values in one --vary", file="--vary")
         given[_key(axis)] = axis
     return configured | given
+
+
+def _named_axes(values: Mapping[str, Iterable[Any]], option: str) -> dict[str, Axis]:
+    named = {ALIASES.get(name, name): varied for name, varied in values.items()}
+    return {_key(axis): axis for axis in axes_of(named, option)}
 
 
 def _key(axis: Axis) -> str:
@@ -277,8 +286,7 @@ def plan_problem(
     given = assignments(sets, {name: value for name, value in flags.items() if value is not None})
     tree, places = overlaid(source.value, source.places, given)
     written = tree.pop("plan", None) or {}
-    texts, values = ([], vary) if not isinstance(vary, (list, tuple)) else (vary, {})
-    axes = varied_axes(texts, {**written, **dict(values)})  # type: ignore[arg-type] # a mapping by now
+    axes = varied_axes(vary, written)
     axes = _fixed({key_text(assigned.path): assigned for assigned in given}, axes) | axes
     if not tree.get("model"):
         raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
@@ -390,7 +398,7 @@ def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> 
     if name in (tree.get(section) or {}) and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         place = place_of(key, places)
         raise ConfigError(
-            f"{value} is not a whole number from 1; for several: --vary {name}=64,128", key=key,
+            f"{value} is not a whole number from 1; for several, write --vary {name}=64,128", key=key,
             file=place.source if place else "", line=place.line if place else 0,
         )  # fmt: skip
     return int(value)

@@ -123,7 +123,7 @@ def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers
     else:
         free = [key for key in able if key not in _SCHEDULES]
         if not free:
-            raise ConfigError("no axis has numbers to draw along: sweep one, such as microbatches", file="--plot")
+            raise ConfigError("no axis has numbers: add one, such as microbatches", file="--plot")
         chosen = free[0]
     rest = [key for key in over if key != chosen]
     lines = next((key for key in rest if key in _SCHEDULES), rest[0] if rest else None)
@@ -144,7 +144,9 @@ def panels_of(keys: Sequence[str], rows: Sequence[Row]) -> list[Panel]:
         panels += [Panel(title=title, rows=tuple(within))] * bool(within)
     if len(panels) > _MOST_PANELS:
         what = " x ".join(keys)
-        message = f"{len(panels)} panels for {what}; the most is {_MOST_PANELS}: sweep fewer values for a picture"
+        message = (
+            f"{len(panels)} panels for {what}; the maximum is {_MOST_PANELS}: sweep fewer values for a picture"
+        )
         raise ConfigError(message, file="--plot")
     return panels
 
@@ -395,7 +397,7 @@ def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: Figur
     if len(tied) > 1:
         return f"tie of {len(tied)}", _TIE
     color = _paler(CYCLE[names.index(winner) % len(CYCLE)])
-    return f"{short[winner]}\n{_margin(best, fitting[1][0]) if len(fitting) > 1 else 'alone'}", color
+    return f"{short[winner]}\n{_margin(best, fitting[1][0]) if len(fitting) > 1 else 'only one'}", color
 
 
 def _margin(best: float, second: float) -> str:

@@ -250,7 +250,11 @@ def _balance_rows(run: Run) -> list[WhatIf]:
         message = "missing, so that all experts have equal numbers of tokens; write a distribution or a file"
         raise resolved.error(_LOAD, message)
     step = load_of_experts["step"]
-    plan = f"planned for the loads of step {step - 1}" if step else "planned for its own loads: an upper bound"
+    plan = (
+        f"the placement is planned for the loads of step {step - 1}"
+        if step
+        else "an upper bound, as the placement is planned for the loads of this step"
+    )
     rows = []
     for count in _REPLICAS:
         redundant = count * resolved.experiment.parallel.ep
@@ -397,7 +401,7 @@ def _check_reroutable(prepared: Prepared) -> None:
         raise ConfigError("only microbatches of one route are re-routed, not parts of microbatches", file=_FILE)
     if len(table) * replicas > _MOST_ACTIONS:
         count = len(table) * replicas
-        raise ConfigError(f"{count:,} actions of all replicas; the most is {_MOST_ACTIONS:,}", file=_FILE)
+        raise ConfigError(f"{count:,} actions of all replicas; the maximum is {_MOST_ACTIONS:,}", file=_FILE)
     is_unsupported = ~np.isin(table.kind, (*_PASSES, *_GATHERS)) | (table.span > 1) | bool(table.waits)
     for key, mask, noun in (
         ("schedule.offload", COPIES.mask(table.kind), "copies to the host"),

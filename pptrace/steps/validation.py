@@ -334,7 +334,7 @@ def _check_columns(schedule: Schedule) -> None:
     if ptr[0] != 0 or ptr[-1] != rows or (np.diff(ptr) < 0).any():
         raise ScheduleError(f"row_ptr must rise from 0 to the number of actions ({rows}), one range a rank")
     if schedule.kind.min() < 0 or schedule.kind.max() >= len(Kind):
-        raise ScheduleError(f"column kind holds numbers that are no kind: they are 0 to {len(Kind) - 1}")
+        raise ScheduleError(f"column kind has numbers that are not kinds; kinds are 0 to {len(Kind) - 1}")
     if schedule.span.min() < 1:
         row = int(np.argmax(schedule.span < 1))
         raise _error_at(schedule, row, f": a span is at least 1, not {int(schedule.span[row])}")

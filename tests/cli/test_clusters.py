@@ -156,8 +156,8 @@ def test_the_network_between_two_gpus_is_shown(pptrace: Pptrace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("job.yaml", "--between", "0,99"), "GPU 99 is not there: the cluster has 4, counted from 0"),
-        (("job.yaml", "--between", "0"), "'0' is no pair of GPUs: write two numbers, such as 0,9"),
+        (("job.yaml", "--between", "0,99"), "no GPU 99: the cluster has GPUs 0 to 3"),
+        (("job.yaml", "--between", "0"), "'0' is not a pair of GPUs: write two numbers, such as 0,9"),
         (("job.yaml", "-o", "picture.bmp"), "picture.bmp: a picture of a cluster ends in .svg, .png, .pdf"),
         (("flat.yaml",), "flat.yaml: cluster: missing: the file describes no cluster"),
         (("none.yaml",), "none.yaml"),

@@ -42,7 +42,7 @@ def test_costs_are_printed_by_stage_and_stages_alike_share_a_row(pptrace: Any) -
 
     assert "2 stages; times and activations per microbatch" in text
     assert next(line.split()[:3] for line in text.splitlines() if line.startswith("  0  ")) == ["0", "10", "ms"]
-    assert "1 MiB reserved on each rank" in text
+    assert "1 MiB of memory reserved on each rank" in text
     assert found["forward"] == [10**7, 11 * 10**6]
     assert found["boundary"] == [10**6]
     even = pptrace("costs", "step.yaml", "--set", "costs={name: table, forward: 1 ms, backward: 2 ms}").out

@@ -150,21 +150,21 @@ def test_steps_of_other_sizes_differ_and_say_why_there_is_no_ladder(pptrace: Cal
         (["table.csv"], "Missing argument 'SECOND'"),
         (["table.csv", "gone.csv"], "gone.csv: cannot be read: no such file or directory"),
         (["gone.yaml", "table.csv"], "gone.yaml: no such file"),
-        (["gone", "table.csv"], "gone: there is no such file or folder"),
+        (["gone", "table.csv"], "gone: no such file or folder"),
         (["table.csv", "nothing"], "nothing: is an empty folder"),
-        (["table.csv", "letters"], "letters/to.txt.bin: no importer recognises it; there are perfetto"),
+        (["table.csv", "letters"], "letters/to.txt.bin: no importer recognises the file; importers: perfetto"),
         (
             ["table.csv", "table.csv", "-o", "r.docx"],
             "r.docx: no such format; a diff is written as .html, .pftrace",
         ),
         (["table.csv", "table.csv", "-o", "r.html", "-o", "./r.html"], "./r.html: two outputs are this file"),
         (["table.csv", "table.csv", "-o", "gone/r.html"], "gone/r.html: cannot be written: the folder does not"),
-        (["table.csv", "table.csv", "--tolerance", "two"], "'two' is not a share: write such as 2% or 0.02"),
-        (["table.csv", "table.csv", "--tolerance", "-2%"], "'-2%' is not a share: write such as 2% or 0.02"),
-        (["table.csv", "table.csv", "--tolerance", "nan"], "'nan' is not a share: write such as 2% or 0.02"),
-        (["table.csv", "table.csv", "--fail-over", "inf"], "'inf' is not a share: write such as 2% or 0.02"),
-        (["table.csv", "step.pftrace", "--step", "9"], "no step 9: there are 0 (simulated), and median"),
-        (["table.csv", "step.pftrace", "--step", "last"], "no step last: there are 0 (simulated), and median"),
+        (["table.csv", "table.csv", "--tolerance", "two"], "'two' is not a share, such as 2% or 0.02"),
+        (["table.csv", "table.csv", "--tolerance", "-2%"], "'-2%' is not a share, such as 2% or 0.02"),
+        (["table.csv", "table.csv", "--tolerance", "nan"], "'nan' is not a share, such as 2% or 0.02"),
+        (["table.csv", "table.csv", "--fail-over", "inf"], "'inf' is not a share, such as 2% or 0.02"),
+        (["table.csv", "step.pftrace", "--step", "9"], "--step 9: no such step; write 0 (simulated)"),
+        (["table.csv", "step.pftrace", "--step", "last"], "--step last: no such step; write 0 (simulated)"),
         (["table.csv", "table.csv", "--top", "0"], "Invalid value for '--top'"),
     ],
 )
@@ -192,5 +192,7 @@ def test_where_one_output_fails_no_other_is_changed(folder: Path, pptrace: Calla
 def test_a_trace_of_both_steps_is_not_taken_for_one(folder: Path, pptrace: Callable[..., Any]) -> None:
     assert pptrace("diff", "table.csv", "slower.yaml", "-o", "both.pftrace").code == 1
 
-    assert "both.pftrace: no importer recognises it" in pptrace("diff", "both.pftrace", "table.csv").complaint
+    assert (
+        "both.pftrace: no importer recognises the file" in pptrace("diff", "both.pftrace", "table.csv").complaint
+    )
     assert folder.is_dir()

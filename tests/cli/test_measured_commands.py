@@ -54,7 +54,7 @@ def test_a_configuration_and_a_table_are_steps_to_explain(pptrace: Any, planned:
     assert sum(document["parts_ns"].values()) == document["step_ns"]
     assert document["unattributed"] == document["notes"] == []
     assert answer.out.startswith(f"{planned}, simulated: step ")
-    assert answer.err == f"note: --step has no effect: {planned} is no measurement\n"
+    assert answer.err == f"note: --step has no effect: {planned} is not a measurement\n"
 
 
 def test_a_configuration_is_explained_as_its_trace_is(pptrace: Any) -> None:
@@ -152,15 +152,15 @@ def test_wires_of_a_node_have_a_bandwidth(pptrace: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("explain", "nothing"), "nothing: No such file or directory"),
+        (("explain", "nothing"), "nothing: cannot be read: no such file or directory"),
         (("explain", "empty"), "empty: is an empty folder"),
         (("explain", "gone.yaml"), "gone.yaml: no such file"),
         (("explain", "step.yaml", "step.pftrace"), "step.pftrace: a configuration or a table is explained alone"),
-        (("replay", "table.csv"), "no importer recognises it"),
+        (("replay", "table.csv"), "no importer recognises the file"),
         (("replay", "step.yaml"), "pip install ./plugins/pptrace-profilers"),
         (("calibrate", "step.pftrace", "-o", "costs.json"), "a calibration is written as .yaml"),
-        (("explain", "step.pftrace", "--step", "7"), "no step 7: there are 0 (simulated), and median"),
-        (("diff", "step.pftrace", "nothing"), "there is no such file or folder"),
+        (("explain", "step.pftrace", "--step", "7"), "no such step; write 0 (simulated), median or all"),
+        (("diff", "step.pftrace", "nothing"), "nothing: no such file or folder"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(

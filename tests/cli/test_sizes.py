@@ -60,7 +60,7 @@ def test_a_search_whose_end_cannot_run_does_not_begin(pptrace: Any) -> None:
     counted = pptrace(
         "crossover", "--between", between, "--pp", 4, "--over", "microbatches=1..2000000000"
     ).complaint
-    assert "make 16,000,000,000 actions; the most is 2,147,483,647" in counted
+    assert "make 16,000,000,000 actions; the maximum is 2,147,483,647" in counted
 
 
 @pytest.mark.parametrize(("policy", "each"), [("async", ACTION_BYTES), ("ordered", RECEIVING_BYTES)])

@@ -93,7 +93,7 @@ def test_a_cut_gzip_file_is_damaged(tmp_path: Path, kept: int) -> None:
 
 def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
     for path, message in (
-        (tmp_path / "none.json", "there is no such file"),
+        (tmp_path / "none.json", "no such file"),
         (tmp_path, "is a folder"),
         (Path("/dev/null"), "is not a regular file"),
         (tmp_path / ("long" * 100), "cannot be read: File name too long"),

@@ -106,7 +106,7 @@ WRONG = [
     ([], "Missing option '--over'"),
     (["--over", "microbatches="], "--over microbatches: has no value"),
     (["--over", MICROBATCHES, "--over", MICROBATCHES], "also sets it"),
-    (["--over", MICROBATCHES, "--microbatches", "8"], "--microbatches: it is swept by --over microbatches"),
+    (["--over", MICROBATCHES, "--microbatches", "8"], "--microbatches: --over microbatches sets it too"),
     (["--over", MICROBATCHES, "-o", "r.txt"], "r.txt: no such format; write .csv or .parquet"),
     (["--over", MICROBATCHES, "-o", "r.csv", "-o", "./r.csv"], "two outputs are this file"),
     (

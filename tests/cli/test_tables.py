@@ -252,7 +252,7 @@ WRONG = [
     (["good.csv", "bad.csv", "out.csv"], "one table at a time"),
     (["bad.csv", "out.csv"], "cell '1B0'"),
     (["a.json", "out.txt.zip"], ".pftrace"),
-    (["other.json", "out.pftrace"], "no importer recognises it"),
+    (["other.json", "out.pftrace"], "no importer recognises the file"),
     (["a.json", "out.json", "--messages", "asap"], "--messages is for tables"),
     (["a.json", "out.json", "--waits"], "--waits is for tables"),
     (

@@ -172,7 +172,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
             "schedule: 1f1b\nparallel: {pp: 100000}\nbatch: {microbatches: 100000}\n",
             (
                 "step.yaml:3:9: batch.microbatches: 2 x pp 100000 x vp 1 x microbatches 100000 make "
-                "20,000,000,000 actions; the most is 2,147,483,647"
+                "20,000,000,000 actions; the maximum is 2,147,483,647"
             ),
         ),
         (BASE + "x: &a {y: .inf}\n", "step.yaml:4:8: x.y: a number must be finite"),
@@ -183,7 +183,7 @@ BASE = "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: 32}\n"
         (BASE.replace("1f1b", "{nam: x}"), "schedule.nam: unknown key (did you mean 'name'? known: interleave, "),
         (BASE.replace("1f1b", "{name: 3}"), "schedule.name: must be text, not 3"),
         (BASE.replace("1f1b", "{name: a, options: 3}"), "schedule.options: must be a mapping, not 3"),
-        (BASE + "network: {bandwidth: 1 GB/s}\n", "step.yaml:4:1: network.name: missing: network that a plugin"),
+        (BASE + "network: {bandwidth: 1 GB/s}\n", "step.yaml:4:1: network.name: missing: name of a network"),
         (BASE + "network: [a]\n", "step.yaml:4:1: network: must be a name or a mapping, not a list"),
         (BASE + "p2p: {receive: lat}\n", "p2p.receive: unknown value 'lat' (known: asap, deferred)"),
         (BASE + "p2p: {stream: 3}\n", "p2p.stream: must be one of rank, pair, direction, not 3"),

@@ -53,6 +53,13 @@ def test_another_name_drops_what_the_file_said_for_the_first(changed: Any) -> No
     assert changed("network.name=tree").experiment.network.values == {}
 
 
+def test_a_cluster_on_the_command_line_replaces_the_network_of_the_file(changed: Any) -> None:
+    resolved = changed(cluster="c")
+
+    assert resolved.experiment.network.name == "ideal"
+    assert resolved.origin("network.name") == "default"
+
+
 def test_the_same_name_keeps_what_the_file_said(changed: Any) -> None:
     assert changed(network="hockney").experiment.network.values == {"bandwidth": "400 Gb/s"}
     assert changed(schedule="zb").experiment.schedule.options == {"limit": 3}
@@ -137,7 +144,7 @@ def test_a_wrong_set_is_one_line(changed: Any, text: str, message: str) -> None:
         ({"ranks": 3}, "--ranks: unknown flag (known:"),
         ({"microbatch": 3}, "--microbatch: unknown flag (did you mean 'microbatches'?"),
         ({"contention": "fif"}, "--contention: contention.links: unknown value 'fif' (did you mean 'fifo'?"),
-        ({"network": object()}, "--network: a object is not a number, text, list or mapping"),
+        ({"network": object()}, "--network: a value of type object is not a number, text, list or mapping"),
         ({"network": "{name"}, "--network: broken YAML"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_tolerance_is_a_share_as_the_command_line_takes_it(table: Path, tolera
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf"), "two", "", "-2%", None, True])
 def test_a_tolerance_that_is_none_is_refused(table: Path, tolerance: Any) -> None:
-    with pytest.raises(pptrace.PptraceError, match=r"^tolerance: '.*' is not a share: write such as 2% or 0.02$"):
+    with pytest.raises(pptrace.PptraceError, match=r"^tolerance: '.*' is not a share, such as 2% or 0.02$"):
         diff(table, table, tolerance=tolerance)
 
 

@@ -31,6 +31,9 @@ STEPS = [
     for number, (language, text) in enumerate(blocks(page))
     if language == "yaml" and re.search(r"^parallel:", text, re.MULTILINE)
 ]  # fmt: skip
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+EXPANDED = re.compile(r"[?\[\]{}()~#]|\*(?!\S*\.\w)")
+"""What zsh or another shell expands, but for the names of files such as ``rank*.json``."""
 COMMAND = re.compile(r"\s(?:\|\||&&|[|>#])(?:\s|$)")
 """What ends a command of a line."""
 
@@ -45,6 +48,12 @@ def test_commands_have_known_options(page: Path, tmp_path: Path, monkeypatch: py
     for line in commands(page):
         if "..." not in line and "…" not in line:
             parse(cli, shlex.split(COMMAND.split(line)[0])[1:])
+
+
+def test_shells_expand_no_argument() -> None:
+    lines = [COMMAND.split(line)[0] for page in PAGES for line in commands(page) if "..." not in line]
+
+    assert [line for line in lines if EXPANDED.search(QUOTED.sub("", line))] == []
 
 
 @pytest.mark.needs_plugins

@@ -129,7 +129,7 @@ def test_a_mapping_stands_for_a_file() -> None:
     [
         ({"schedule": "eager", "paralel": {}}, "config: paralel: unknown key"),
         ({"schedule": "eager", "parallel": {"pp": 0}}, "config: parallel.pp: must be at least 1"),
-        ({"schedule": object()}, "config: a object is not a number"),
+        ({"schedule": object()}, "config: a value of type object is not a number"),
         (3, "config: must be a file's name or a mapping, not 3"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_tolerance_may_be_written_as_on_the_command_line(tmp_path: Path) -> No
     table = tmp_path / "three.csv"
 
     assert pptrace.diff(table, table, tolerance="2%").same
-    with pytest.raises(ConfigError, match=r"tolerance: 'two' is not a share: write such as 2% or 0\.02"):
+    with pytest.raises(ConfigError, match=r"tolerance: 'two' is not a share, such as 2% or 0\.02"):
         pptrace.diff(table, table, tolerance="two")
 
 

@@ -110,8 +110,11 @@ def test_axes_from_python_are_those_of_the_command_line() -> None:
         ({"pp": 4}, "--over pp: write a list of values, not 4"),
         ({"schedule": "gpipe"}, "--over schedule: write a list of values"),
         ({"pp": []}, "--over pp: has no value"),
-        ({"pp": [object()]}, "--over pp: a object is not a number"),
-        ({"contention.compute": [float("nan")]}, "--over contention.compute: a float is not a number"),
+        ({"pp": [object()]}, "--over pp: a value of type object is not a number"),
+        (
+            {"contention.compute": [float("nan")]},
+            "--over contention.compute: a value of type float is not a number",
+        ),
     ],
 )
 def test_what_python_cannot_sweep_is_refused(over: dict[str, Any], complaint: str) -> None:

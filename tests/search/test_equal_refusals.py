@@ -48,12 +48,12 @@ def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_wo
         (["--memory", "76"], "--memory: 76 has no unit"),
         (["--memory", "much"], "--memory: 'much' is not a size"),
         (["--memory", "0 B"], "--memory: nothing fits into 0 bytes"),
-        (["--memory", "15GiB"], "--memory: no schedule fits 15 GiB; 1f1b comes nearest: rank "),
-        (["--memory", "5GiB"], " of it before any activation, "),
-        (["--memory", "40GiB", "--policies"], "on equal memory, schedules run under one policy"),
+        (["--memory", "15GiB"], "--memory: no schedule fits 15 GiB; 1f1b needs the least: rank "),
+        (["--memory", "5GiB"], " of it without activations"),
+        (["--memory", "40GiB", "--policies"], "a comparison at equal memory has one policy"),
         (["--memory", "40GiB", "--vary", "vpp"], "--vary: 'vpp' is not a variable setting (did you mean 'vp'? "),
         (["--memory", "40GiB", "--set", "costs.zero=7"], "--set costs.zero=7: costs"),
-        (["--vary", "vp"], "--vary: applies to a comparison on equal memory: give --memory too"),
+        (["--vary", "vp"], "--vary: needs --memory: it varies settings of a comparison at equal memory"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], line: str) -> None:

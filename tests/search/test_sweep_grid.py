@@ -106,16 +106,16 @@ REFUSED = [
     (["microbatches=8", "batch.microbatches=4"], {}, "--over batch.microbatches: --over microbatches also"),
     (["network=a", "network.name=b"], {}, "--over network.name: --over network also sets it"),
     (["vp=1,2", "schedule=a,b:vp=2"], {}, "--over schedule: --over vp also sets it (parallel.vp)"),
-    (["microbatches=8", "global=64"], {}, "--over global: it follows from microbatches, which is also swept"),
+    (["microbatches=8", "global=64"], {}, "--over global: it follows from microbatches, which is also an axis"),
     (
         ["network.latency=1 us", "network={name: hockney}"],
         {},
         "write --over network before --over network.latency",
     ),
-    (["pp=2,4"], {"pp": "8"}, "--pp: it is swept by --over pp"),
-    (["pp=2,4"], {"sets": ("parallel.pp=8",)}, "--set parallel.pp=8: it is swept by --over pp"),
-    (["microbatches=8"], {"global": "64"}, "--global: it is swept by --over microbatches"),
-    (["network={name: hockney}"], {"sets": ("network.latency=1 us",)}, "it is swept by --over network"),
+    (["pp=2,4"], {"pp": "8"}, "--pp: --over pp sets it too"),
+    (["pp=2,4"], {"sets": ("parallel.pp=8",)}, "--set parallel.pp=8: --over pp sets it too"),
+    (["microbatches=8"], {"global": "64"}, "--global: --over microbatches sets it too"),
+    (["network={name: hockney}"], {"sets": ("network.latency=1 us",)}, "--over network sets it too"),
     (["pp=2,4"], {"schedule": "t.csv"}, "--over pp: t.csv is a table with fixed sizes"),
     (["schedule=t.csv,eager", "microbatches=8"], {}, "--over microbatches: t.csv is a table"),
     (["pp=2,0"], {}, "--over pp=0: parallel.pp: "),
@@ -127,7 +127,7 @@ REFUSED = [
     (["microbatches=8"], {"file": None, "schedule": "eager"}, "parallel.pp: missing"),
     (["dp=3,5"], {}, "batch.global: 8 is not a multiple"),
     (["microbatches=8"], {"file": "gone.yaml"}, "gone.yaml: no such file"),
-    (["pp=1..1000+1", "microbatches=1..1001+1"], {}, "--over: 1,001,000 points; the most is 1,000,000"),
+    (["pp=1..1000+1", "microbatches=1..1001+1"], {}, "--over: 1,001,000 points; the maximum is 1,000,000"),
 ]
 
 
@@ -171,7 +171,7 @@ def test_replicas_are_not_said_beside_a_number_of_gpus() -> None:
         (["a={pp: 8},{pp: 4},{pp: 4, microbatches: 8}"], None),
         (["b={tp: 2},{tp: 4}", "a={pp: 4},{global: 8}"], "--over a: {pp: 4} and {global: 8} make the same step"),
         (["network={name: ideal, x: 1},{x: 1, name: ideal}"], "--over network: {name: ideal, x: 1} and {x: 1,"),
-        (["machine=one.yaml,two.yaml"], "--over machine: one and two make the same step: leave one of them out"),
+        (["machine=one.yaml,two.yaml"], "--over machine: one and two make the same step: remove one of the two"),
     ],
 )
 def test_values_that_make_the_same_step_are_refused(over: list[str], message: str | None) -> None:

@@ -86,7 +86,7 @@ def test_ties_and_lone_and_missing_winners_are_said(tmp_path: Path) -> None:
     swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners", y="idle")
 
     message = words(tmp_path / "f.svg")
-    assert {"tie", "alone", "-"} <= set(message)
+    assert {"tie", "only one", "-"} <= set(message)
 
 
 def test_the_best_mfu_is_the_highest(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_roles_go_to_schedules_numbers_and_the_rest() -> None:
 def test_too_many_panels_are_refused() -> None:
     rows = [{"pp": pp} for pp in range(25)]
 
-    with pytest.raises(ConfigError, match="25 panels for pp; the most is 24"):
+    with pytest.raises(ConfigError, match="25 panels for pp; the maximum is 24"):
         panels_of(["pp"], rows)
 
 

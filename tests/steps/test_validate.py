@@ -234,8 +234,8 @@ COLUMNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    ({"kind": [0, len(Kind)]}, "column kind holds numbers that are no kind"),
-    ({"kind": [-1, 1]}, "column kind holds numbers that are no kind"),
+    ({"kind": [0, len(Kind)]}, "column kind has numbers that are not kinds"),
+    ({"kind": [-1, 1]}, "column kind has numbers that are not kinds"),
     ({"stage": [0]}, "column stage has 1 values for 2 actions"),
     ({"row_ptr": [0, 1]}, "row_ptr must rise from 0"),
     ({"row_ptr": [1, 2]}, "row_ptr must rise from 0"),

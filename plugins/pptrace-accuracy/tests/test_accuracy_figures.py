@@ -151,7 +151,7 @@ rules:
     [
         ("rules: [{wher: {}}]", "rules.0.wher"),
         ("rules: 1", "rules"),
-        ("rules: [{read: {notes: '('}}]", "is no regular expression"),
+        ("rules: [{read: {notes: '('}}]", "is not a regular expression"),
     ],
 )
 def test_rules_that_are_none_are_refused(tmp_path: Path, text: str, reason: str) -> None:
@@ -163,7 +163,7 @@ def test_rules_that_are_none_are_refused(tmp_path: Path, text: str, reason: str)
 
 
 def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="lacks the column model"):
+    with pytest.raises(TableError, match="has no column model"):
         read_rows(written(tmp_path / "steps.csv", {"source": "mine"}))
 
 

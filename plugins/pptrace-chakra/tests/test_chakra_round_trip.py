@@ -130,7 +130,7 @@ def other_columns(raw: bytes) -> bytes:
         (truncated, "is truncated after"),
         (newer, "has format 9; this pptrace reads up to 1"),
         (other_columns, "is damaged"),
-        (lambda raw: raw[:1] + b"\xff" * 5 + raw[6:], "is truncated|is no Chakra trace|is damaged"),
+        (lambda raw: raw[:1] + b"\xff" * 5 + raw[6:], "is truncated|is not a Chakra trace|is damaged"),
     ],
 )
 def test_a_damaged_file_is_one_line(files: list[Path], change: Any, message: str) -> None:

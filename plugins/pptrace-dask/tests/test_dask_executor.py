@@ -119,7 +119,7 @@ def test_a_server_of_something_else_is_no_scheduler() -> None:
         answering.start()
         address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
-        with pytest.raises(ConfigError, match=rf"{address} is no dask scheduler: check the port"):
+        with pytest.raises(ConfigError, match=rf"{address} is not a dask scheduler: check the port"):
             cluster.connect(ExecutorRequest(workers=1, options={"scheduler": address, "timeout": 5}))
 
         answering.join()

@@ -443,7 +443,7 @@ def test_files_of_gpt_2_have_its_tokens() -> None:
         ("A_CONFIG = 1\nB_CONFIG = 2\n", "", "has 2 recipes: name one of them, such as B_CONFIG"),
         ("A_CONFIG = 1\n", "B_CONFIG", "has no recipe 'B_CONFIG' .did you mean 'A_CONFIG'. known: A_CONFIG"),
         ("A_CONFIG = 1\n", "A_CONFIG", "A_CONFIG is not a recipe: it has no fields"),
-        ("x = (\n", "", "is no Python"),
+        ("x = (\n", "", "is not Python"),
         ("import os\n", "", "has no recipe: no name in upper case"),
         ("def f():\n    return f()\ndef a_config():\n    return f()\n", "a_config", "f is nested too deeply"),
     ],

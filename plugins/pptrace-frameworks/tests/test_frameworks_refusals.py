@@ -59,11 +59,11 @@ CASES = {
     ),
     "fewer-microbatches-than-ranks": (
         "--pp 8 --schedule interleaved-1f1b --vp 2 --microbatches 4 --p2p megatron",
-        "Megatron interleaves groups of 8 microbatches or more on 8 ranks, and a group of these 4",
+        "microbatches in groups of at least 8 on 8 ranks, but 4 microbatches",
     ),
     "one-microbatch-less-than-ranks": (
         "--pp 8 --schedule interleaved-1f1b --vp 2 --microbatches 7 --p2p megatron",
-        "Megatron interleaves groups of 8 microbatches or more on 8 ranks, and a group of these 7",
+        "microbatches in groups of at least 8 on 8 ranks, but 7 microbatches",
     ),
     "unknown-policy": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p megatrn",

@@ -239,7 +239,7 @@ def test_parquet_is_read_as_csv(costs: Callable[..., Workload], tmp_path: Path) 
         (
             "zipff",
             "",
-            "zipff cannot be read (No such file or directory), and is no distribution (did you mean 'zipf'?",
+            "zipff cannot be read (No such file or directory), and is not a distribution (did you mean 'zipf'?",
         ),
         ({"name": "FILE", "step": 3}, "step,expert,tokens\n0,0,1\n", "has no step 3, but 0"),
         ("FILE", "expert,tokens\n8,1\n", "has expert 8, and model.num_experts is 8"),
@@ -301,7 +301,7 @@ def test_balanced_experts_are_between_their_blocks_and_even_numbers_of_tokens() 
     gains = [row.saved_ns for name, row in rows.items() if "experts" in name]
     assert len(gains) == 4
     assert all(0 < gain <= rows["even experts"].saved_ns for gain in gains)
-    assert rows["balanced experts"].note.startswith("planned for the loads of step 0; peak")
+    assert rows["balanced experts"].note.startswith("the placement is planned for the loads of step 0; peak")
     with pytest.raises(ConfigError, match="expert_load: missing"):
         whatif(simulated(), balance="experts")
 

@@ -21,7 +21,7 @@ MODEL_ERRORS = [
     ({"hidden": 1.5}, "model.hidden: input should be a valid integer"),
     ({"heads": 80}, "model.heads: 80 do not divide hidden (1024): write 64 or 128, or give head_dim"),
     ({"kv_heads": 3}, "model.kv_heads: 3 do not divide heads (16); nearest that do: 2 or 4"),
-    ({"head_dim": 0.3}, "model.head_dim: 16 heads of 0.3 are no whole width"),
+    ({"head_dim": 0.3}, "model.head_dim: 16 heads of 0.3 are not a whole width"),
     (
         {"precision": "int8"},
         "model.precision: input should be 'bf16', 'fp16', 'fp8', 'mxfp8', 'nvfp4' or 'fp32', not 'int8'",
@@ -66,7 +66,7 @@ STEP: dict[str, Any] = {
         (["costs.zero=7"], "costs.zero: must be one of 0, 1, 2, 3, not 7"),
         (["costs.zero=true"], "costs.zero: must be one of 0, 1, 2, 3, not true"),
         (["costs.zero='1'"], "costs.zero: must be one of 0, 1, 2, 3, not '1'; remove the quotes"),
-        (["model.name=x"], "model.name: it is no parameter: write model.preset"),
+        (["model.name=x"], "model.name: it is not a parameter: write model.preset"),
         (["data_parallel.spread=0.1", "costs.spread=0.1"], "data_parallel.spread: costs.spread lengthens all"),
         (["model.heads=7"], "model.heads: 7 do not divide hidden (4096): write 4 or 8, or give head_dim"),
         (["model.kv_heads=7"], "model.kv_heads: 7 do not divide heads (32); nearest that do: 4 or 8"),

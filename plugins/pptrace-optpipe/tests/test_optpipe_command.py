@@ -197,7 +197,7 @@ def test_a_damaged_entry_is_one_line_and_solved_anew(cache: Path) -> None:
 
 
 WRONG = [
-    (["--memory", "9GiB"], "--memory: 9 GiB is 1 GiB less than the weights and all else that rank 1 always holds"),
+    (["--memory", "9GiB"], "--memory: 9 GiB is less than rank 1 needs without activations, 10 GiB"),
     (["--memory", "11GiB"], "--memory: rank 0 has 1022 MiB for activations, and one microbatch's of a stage"),
     (["--time", "3s", "--work", "3"], "give time or work, not both"),
     (["--work", "inf"], "work: a number must be finite"),

@@ -83,7 +83,7 @@ def test_a_measurement_that_cannot_be_used_is_one_line(run: Path, tmp_path: Path
         optimize("-o", "better.csv", *words)
 
     assert caught.value.exit_code == 2
-    assert "no importer recognises it" in str(caught.value)
+    assert "no importer recognises the file" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "better.csv").exists()
 

@@ -170,7 +170,7 @@ WRONG = {
     ),
     "no expression": (
         "actions: [{name: '(', kind: F}]",
-        "actions[0].name: '(' is no regular expression: missing )",
+        "actions[0].name: '(' is not a regular expression: missing )",
     ),
     "a group of no meaning": (
         "actions: [{name: '(?P<mb>.)', kind: F}]",
@@ -184,10 +184,10 @@ WRONG = {
     "another stream": ("actions: [{name: x, kind: F, stream: up}]", "actions[0].stream"),
     "another source": (
         "rank: {from: host}",
-        "rank: 'host' is no source of ranks; use file, pid, process_name or args.KEY",
+        "rank: 'host' is not a source of ranks; use file, pid, process_name or args.KEY",
     ),
     "no group for the rank": ("rank: {from: pid, pattern: x}", "rank: the pattern needs one group, named rank"),
-    "flags": ("communication: ['(?i)x']", "communication[0]: '(?i)x' is no regular expression: global flags"),
+    "flags": ("communication: ['(?i)x']", "communication[0]: '(?i)x' is not a regular expression: global flags"),
     "groups of one name": (
         "communication: ['(?P<a>x)', '(?P<a>y)']",
         "rules.yaml:1: communication: the patterns do",

@@ -43,10 +43,10 @@ GOOD = (span("PP:0F0", 0, 5), span("PP:0B0", 10, 5))
 CONTENT = {
     "empty": (b"", "is empty"),
     "blank": (b" \n ", "is empty"),
-    "text": (b"hello", "is no Chrome JSON: there are no traceEvents"),
-    "no events": (b'{"schemaVersion": 1}', "is no Chrome JSON: there are no traceEvents"),
+    "text": (b"hello", "is not a Chrome JSON trace: it has no traceEvents"),
+    "no events": (b'{"schemaVersion": 1}', "is not a Chrome JSON trace: it has no traceEvents"),
     "an empty array": (b'{"schemaVersion": 1, "traceEvents": []}', "holds no action of a pipeline"),
-    "binary": (bytes(range(256)) * 9, "is no Chrome JSON"),
+    "binary": (bytes(range(256)) * 9, "is not a Chrome JSON"),
     "deep nesting": (b'{"traceEvents": [' + b"[" * 200_000, "holds no action of a pipeline"),
     "deep nesting before the events": (
         b'{"a": ' + b"[" * 200_000 + b', "traceEvents": [',

@@ -159,7 +159,7 @@ def test_messages_that_are_missing_are_one_line(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_is_one_line(tmp_path: Path) -> None:
     path = write_job(tmp_path / "job.parquet", ROWS)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(TraceError, match="is no parquet of operations that can be read"):
+    with pytest.raises(TraceError, match="is not a readable Parquet file of operations"):
         measured(path)
 
 
@@ -176,7 +176,7 @@ def test_more_rows_than_may_be_held_are_refused_before_they_are_read(
 def test_types_that_are_whole_books_are_refused_before_they_are_read(tmp_path: Path) -> None:
     path = write_job(tmp_path / "job.parquet", ROWS[:1], optype=["x" * (9 << 20)])
 
-    with pytest.raises(TraceError, match="column optype holds 9 MiB of text: those are no operation types"):
+    with pytest.raises(TraceError, match="column optype holds 9 MiB of text: those are not operation types"):
         measured(path)
 
 

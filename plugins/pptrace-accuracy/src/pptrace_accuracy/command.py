@@ -389,7 +389,7 @@ def _complete_executor(
 @click.argument("steps", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="STEPS")
 @click.option(
     "--rules", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="Values that the rows lack; by default those of known published sources.",
+    help="Rules for values that rows do not have; by default those of known published sources.",
 )  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of every row's configuration.")
 @click.option(

@@ -71,7 +71,7 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise TableError(f"has the column {duplicates[0]} twice: keep one", file=path)
     missing = [name for name in NEEDED if name not in columns]
     if missing:
-        raise TableError(f"lacks the column {missing[0]}; needed are {', '.join(NEEDED)}", file=path)
+        raise TableError(f"has no column {missing[0]}; required columns: {', '.join(NEEDED)}", file=path)
     if not rows:
         raise TableError("has no rows", file=path)
     return rows
@@ -245,7 +245,7 @@ def read_rules(path: Path | None = None) -> list[Rule]:
         raise ConfigError(f"{first['msg'][:1].lower()}{first['msg'][1:]}", key=key, file=file) from error
     except re.error as error:
         raise ConfigError(
-            f"{error.pattern!r} is no regular expression: {error}", key="rules", file=file
+            f"{error.pattern!r} is not a regular expression: {error}", key="rules", file=file
         ) from error
     return rules
 

@@ -132,7 +132,7 @@ def parse(raw: bytes, path: Path) -> Iterator[Any]:
             yield message_class.FromString(raw[start : start + size])
         except DecodeError:
             raise TraceError(
-                f"is no Chakra trace: the message at byte {offset} cannot be decoded", file=path
+                f"is not a Chakra trace: the message at byte {offset} cannot be decoded", file=path
             ) from None
         message_class, offset, count = message_types().node, start + size, count + 1
         check_events(count, path)

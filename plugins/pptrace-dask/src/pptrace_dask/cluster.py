@@ -118,7 +118,7 @@ def _no_scheduler(target: LocalCluster | str, error: Exception) -> ConfigError:
 
 def _other_server(address: str) -> ConfigError:
     advice = "check the port: dask's dashboard has another one than its scheduler"
-    return ConfigError(f"{address} is no dask scheduler: {advice}", key=_SCHEDULER)
+    return ConfigError(f"{address} is not a dask scheduler: {advice}", key=_SCHEDULER)
 
 
 def _client(target: LocalCluster | str, options: DaskOptions) -> Client:

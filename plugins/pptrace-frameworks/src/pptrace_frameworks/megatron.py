@@ -164,8 +164,8 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     least = min(group, microbatches % group or group)
     if least < schedule.ranks:
         raise ConstraintError(
-            f"Megatron interleaves groups of {schedule.ranks} microbatches or more on {schedule.ranks} ranks, "
-            f"and a group of these {microbatches} has {least}: give more, or use async or ordered",
+            f"Megatron-LM interleaves microbatches in groups of at least {schedule.ranks} on {schedule.ranks} "
+            f"ranks, but {microbatches} microbatches have a group of {least}: use more, or --p2p async",
             key="p2p.policy",
         )
     return group

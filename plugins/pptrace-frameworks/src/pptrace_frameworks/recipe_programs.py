@@ -146,7 +146,7 @@ def read_module(file: Path) -> Module:
         return Module(file, ast.parse(content))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 0
-        raise ConfigError(f"is no Python: {getattr(error, 'msg', error)}", file=file, line=line) from None
+        raise ConfigError(f"is not Python: {getattr(error, 'msg', error)}", file=file, line=line) from None
 
 
 def evaluate_recipe(module: Module, name: str) -> tuple[Fields, list[str]]:

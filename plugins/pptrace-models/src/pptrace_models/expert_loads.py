@@ -373,7 +373,7 @@ def _read(name: str) -> _Table:
         stamp = path.stat()
     except OSError as error:
         hint = nearest(name, LOAD_DISTRIBUTIONS)
-        _refuse(f"{name} cannot be read ({error.strerror}), and is no distribution{hint}")
+        _refuse(f"{name} cannot be read ({error.strerror}), and is not a distribution{hint}")
     return _read_file(path, stamp.st_mtime_ns, stamp.st_size)
 
 
@@ -481,7 +481,7 @@ def read_tensor(path: Path) -> Int64s:
         names = archive.namelist()
         pickled = next((name for name in names if name.endswith("/data.pkl")), None)
         if pickled is None:
-            raise ValueError(f"{path.name} is no tensor")
+            raise ValueError(f"{path.name} is not a tensor")
         root = pickled.removesuffix("data.pkl")
         order = f"{root}byteorder"
         if order in names and archive.read(order) != b"little":
@@ -491,7 +491,7 @@ def read_tensor(path: Path) -> Int64s:
         tensor = reader.load()
     if isinstance(tensor, np.ndarray):
         return tensor
-    raise ValueError(f"{path.name} is no plain tensor")
+    raise ValueError(f"{path.name} is not a plain tensor")
 
 
 class _TensorReader(pickle.Unpickler):

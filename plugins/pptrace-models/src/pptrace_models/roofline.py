@@ -590,10 +590,10 @@ def notes_of(
     if options.fragmentation:
         memory_kept += f" and {options.fragmentation:.1%} of allocated bytes for fragmentation"
     notes = [
-        f"MFU counts forward and twice that, no recomputation, against the dense {model.precision} peak"
+        f"MFU counts the forward three times, without recomputation, over the dense {model.precision} peak"
         + (", with causal attention halved." if model.causal else "."),
         f"Times count {'half of the' if skipped else 'the whole'} attention core"
-        + (", whose masked half flash attention skips." if skipped else "."),
+        + (": flash attention skips its masked half." if skipped else "."),
         _exposed(options),
         f"Memory holds {options.gradients} gradients, {_adam(options)} (ZeRO {options.zero}), {memory_kept}.",
     ]
@@ -611,7 +611,7 @@ def notes_of(
             "embedding's shares take no time, as they overlap."
         )
     if options.spread:
-        notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")
+        notes.append("Computation takes the expected time of the slowest of the job's GPUs.")
     if model.again == {"core_attn"} and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
     return (*notes, *_network_notes(devices, request))

@@ -558,7 +558,7 @@ class Transformer(Parameters):
                 f"kv_heads: {self.kv_heads} do not divide heads ({self.heads}); nearest that do: {near}"
             )
         if abs(self.head_dim * self.kv_heads - round(self.head_dim * self.kv_heads)) > _ROUNDING:
-            msg = f"head_dim: {self.kv_heads} heads of {self.head_dim:g} are no whole width"
+            msg = f"head_dim: {self.kv_heads} heads of {self.head_dim:g} are not a whole width"
             raise ValueError(msg)
         if self.num_experts and self.top_k > self.num_experts:
             raise ValueError(f"top_k: {self.top_k} passes num_experts ({self.num_experts})")

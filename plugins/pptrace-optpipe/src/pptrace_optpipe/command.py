@@ -441,5 +441,5 @@ def _pptrace(*words: str) -> str:
     process = subprocess.run([script, *words], capture_output=True, text=True, check=False)  # noqa: S603 - pptrace itself
     if process.returncode:
         reason = process.stderr.strip().splitlines()[-1:] or ["it fails"]
-        raise TraceError(f"pptrace {words[0]}: {reason[0].removeprefix('pptrace: ')}")
+        raise TraceError(reason[0].removeprefix("pptrace: "))
     return process.stdout

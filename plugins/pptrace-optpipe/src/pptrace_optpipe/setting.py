@@ -159,8 +159,8 @@ class Setting:
         if memory and limit[worst] < 0:
             needed, limit_bytes = self.static_bytes[worst], limits[worst]
             raise ConstraintError(
-                f"{format_size(limit_bytes)} is {format_size(needed - limit_bytes)} less than the weights "
-                f"and all else that rank {worst} always holds", nearest=format_size(needed), key="--memory",
+                f"{format_size(limit_bytes)} is less than rank {worst} needs without activations, "
+                f"{format_size(needed)}", nearest=format_size(needed), key="--memory",
                 needs_memory=True,
             )  # fmt: skip
         return problem_of(

@@ -34,7 +34,7 @@ pptrace_annotate.annotate(schedule)"""
 def command(framework: str, output: Path | None) -> None:
     """Print a module that marks forward, backward, send and receive, so that traces name these actions.
 
-    It depends on nothing but the framework, and says in its first lines how it is used.
+    The module depends only on the framework. Its first lines describe its use.
     """
     print_or_write(module_for(framework), output)
 

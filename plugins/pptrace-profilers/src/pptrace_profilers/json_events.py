@@ -187,7 +187,7 @@ class Blocks:
                 break
         if not buffer.strip(_BLANK):
             raise TraceError("is empty", file=self.path)
-        raise TraceError("is no Chrome JSON: there are no traceEvents", file=self.path)
+        raise TraceError("is not a Chrome JSON trace: it has no traceEvents", file=self.path)
 
     def _describe(self, head: bytes) -> None:
         try:

@@ -177,14 +177,14 @@ def _from_layout(by_rank: dict[int, Recording], text: str) -> dict[str, tuple[in
     for part in text.split(","):
         match = _SIZE.fullmatch(part.strip())
         if match is None or match[1] not in Layout().order or not int(match[2]):
-            raise ConfigError(f"{part!r} is not a size: write such as pp=4,tp=2,dp=8", file="--layout")
+            raise ConfigError(f"{part!r} is not a size; write sizes such as pp=4,tp=2,dp=8", file="--layout")
         sizes[match[1]] = int(match[2])
     pp, dp, cp, ep, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "ep", "tp"))
     layout = Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp)
     if layout.gpus > MOST_RANKS:
-        raise ConfigError(f"{text} is {layout.gpus} ranks: more than {MOST_RANKS}", file="--layout")
+        raise ConfigError(f"{text} has {layout.gpus} ranks; the maximum is {MOST_RANKS}", file="--layout")
     if layout.gpus <= max(by_rank):
-        message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(by_rank)}"
+        message = f"{text} has ranks 0 to {layout.gpus - 1}, but there is a file of rank {max(by_rank)}"
         raise ConfigError(message, file="--layout")
     pipelines: dict[str, tuple[int, ...]] = {}
     grid = layout.grid()
@@ -204,10 +204,8 @@ def _choose(pipelines: dict[str, tuple[int, ...]], by_rank: dict[int, Recording]
         return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
     chosen = next((place for place in pipelines if _coordinates(place) == _coordinates(replica)), None)
     if chosen is None:
-        known_text = "; ".join(pipelines) or "the only one"
-        raise ConfigError(
-            f"no such replica among those recorded: {known_text}, slowest, median", file=f"--replica {replica}"
-        )
+        known_text = "; ".join([*filter(None, pipelines), "slowest", "median"])
+        raise ConfigError(f"no such replica; recorded are: {known_text}", file=f"--replica {replica}")
     return chosen
 
 

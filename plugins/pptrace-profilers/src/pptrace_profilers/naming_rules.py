@@ -337,7 +337,7 @@ def _compiled(text: str) -> str:
     try:
         re.compile(f"(?:{text})")
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     return text
 
 
@@ -392,7 +392,7 @@ class RankModel(BaseModel):
     @model_validator(mode="after")
     def _check_source(self) -> RankModel:
         if self.source not in {"file", "pid", "process_name"} and not re.fullmatch(r"args\..+", self.source):
-            raise ValueError(f"{self.source!r} is no source of ranks; use file, pid, process_name or args.KEY")
+            raise ValueError(f"{self.source!r} is not a source of ranks; use file, pid, process_name or args.KEY")
         if set(re.compile(f"(?:{self.pattern})").groupindex) != {"rank"}:
             raise ValueError("the pattern needs one group, named rank")
         return self

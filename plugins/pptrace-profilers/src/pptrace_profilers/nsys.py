@@ -53,10 +53,10 @@ def read_nsys(path: Path, rules: Rules) -> list[Recording]:
         with closing(_open(path)) as database:
             return _Export(path, Tables(path, database)).recordings(rules)
     except (sqlite3.Error, OverflowError) as error:
-        raise TraceError(f"is no whole SQLite database: {error}", file=path) from None
+        raise TraceError(f"is not a complete SQLite database: {error}", file=path) from None
     except UnicodeDecodeError as error:  # in SQLite's message, which quotes the schema of the database
         message = error.object.decode(errors="replace")
-        raise TraceError(f"is no whole SQLite database: {message}", file=path) from None
+        raise TraceError(f"is not a complete SQLite database: {message}", file=path) from None
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -216,7 +216,7 @@ class Tables:
         }
         if "StringIds" not in self._columns:
             known = ", ".join(sorted(names)[:4]) or "none"
-            message = f"has no table StringIds, so is no export of Nsight Systems; its tables: {known}"
+            message = f"has no table StringIds, so it is not an export of Nsight Systems; its tables: {known}"
             raise TraceError(message, file=path)
 
     def __contains__(self, name: str) -> bool:

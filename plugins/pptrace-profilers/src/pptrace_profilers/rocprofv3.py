@@ -106,7 +106,7 @@ def read_rocprofv3(path: Path, rules: Rules) -> list[Recording]:
     try:
         processes = msgspec.json.decode(UnpackedFile.read_whole(path), type=_File).processes
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"is no whole JSON file of rocprofv3: {error}", file=path) from None
+        raise TraceError(f"is not a complete JSON file of rocprofv3: {error}", file=path) from None
     builders = [builder for process in processes for builder in _builders(process, path)]
     if not builders:
         raise TraceError("holds no kernel and no ROCTx range", file=path)

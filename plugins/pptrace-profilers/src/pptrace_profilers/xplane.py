@@ -52,7 +52,7 @@ def read_xplane(path: Path, rules: Rules, first_rank: int = 0) -> list[Recording
     try:
         space = _space().FromString(UnpackedFile.read_whole(path))
     except DecodeError:
-        raise TraceError("is no whole XPlane file", file=path) from None
+        raise TraceError("is not a complete XPlane file", file=path) from None
     recordings, count = [], 0
     for plane in space.planes:
         device = _DEVICE.search(plane.name)

@@ -71,7 +71,7 @@ def check(request: ScheduleRequest) -> None:
     ranks, chunks, microbatches = request.ranks, request.chunks, request.microbatches
     if ranks == 1 and chunks > 1:
         raise ConstraintError(
-            f"combined-1f1b on one rank is no pipeline, and takes one chunk of the model, not {chunks}",
+            f"combined-1f1b on one rank is not a pipeline, and takes one chunk of the model, not {chunks}",
             nearest="1 chunk",
             key="parallel.vp",
         )

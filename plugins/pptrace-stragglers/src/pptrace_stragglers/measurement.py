@@ -224,7 +224,7 @@ def _read_columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]
         columns: dict[str, NDArray[Any]] = {name: _numbers(table, name, path) for name in (*_INTEGERS, *_SECONDS)}
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TraceError(f"is no parquet of operations that can be read: {reason}", file=path) from error
+        raise TraceError(f"is not a readable Parquet file of operations: {reason}", file=path) from error
     if not table.num_rows:
         raise TraceError("holds no operation", file=path)
     if types.null_count:
@@ -247,7 +247,7 @@ def _check_size(metadata: Any, path: Path) -> None:
         type_bytes += sum(column.total_uncompressed_size for column in columns if column.path_in_schema == _TYPES)
     if type_bytes > _LONGEST_TYPE * max(metadata.num_rows, _FEWEST_ROWS):
         raise TraceError(
-            f"column {_TYPES} holds {type_bytes >> 20} MiB of text: those are no operation types", file=path
+            f"column {_TYPES} holds {type_bytes >> 20} MiB of text: those are not operation types", file=path
         )
 
 
