@@ -606,7 +606,7 @@ def _request_lines(plan: Plan) -> list[str]:
     choice = experiment.device
     device = devices_text(choice) if choice is not None and choice.preset else "a custom device"
     memory = plan.memory_text
-    network = ", no network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
+    network = ", a free network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
     usual_cluster = next((each.value for each in plan.problem.derived if key_text(each.path) == CLUSTER), None)
     if usual_cluster is not None:
         network = f", cluster {usual_cluster} by default"

@@ -336,11 +336,11 @@ def test_a_schedule_that_needs_more_memory_counts_as_such(registry: Registry) ->
     ("changed", "network"),
     [
         ({}, ", cluster dgx-a100 by default, stack"),
-        ({"network": "ideal"}, ", no network, stack"),
-        ({"device": "r100"}, ", no network, stack"),
+        ({"network": "ideal"}, ", a free network, stack"),
+        ({"device": "r100"}, ", a free network, stack"),
         ({"cluster": "dgx-a100"}, " reserved, stack"),
-        ({"sets": ["device.scale_up_size=4"]}, ", no network, stack"),
-        ({"sets": ["data_parallel.bandwidth=25 GB/s"]}, ", no network, stack"),
+        ({"sets": ["device.scale_up_size=4"]}, ", a free network, stack"),
+        ({"sets": ["data_parallel.bandwidth=25 GB/s"]}, ", a free network, stack"),
     ],
 )
 def test_a_plan_without_a_network_is_on_the_usual_cluster_of_its_device(
@@ -362,7 +362,7 @@ def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
     two = planned(registry, gpus=2, config={**STEP, "network": network})
 
     assert str(plan_result).startswith(
-        "a custom model on 1 GPU (a100-sxm, 80 GiB per rank, 2 GiB of it reserved, no network, stack"
+        "a custom model on 1 GPU (a100-sxm, 80 GiB per rank, 2 GiB of it reserved, a free network, stack"
     )
     assert str(two).startswith(
         "a custom model on 2 GPUs (a100-sxm, 80 GiB per rank, 2 GiB of it reserved, stack megatron-core-0."
