@@ -38,7 +38,7 @@ _TYPED_STATE = ("main-params", "exp-avg", "exp-avg-sq")
 """Optimizer state with a type argument in Megatron-LM."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """Names of ZeRO's stages in Megatron-FSDP."""
-_OTHER_MODULES = {"full_attn", "mlp_act"}
+_OTHER_MODULES = {"full_attn", "mlp_act", "alternate_products"}
 """Modules that other frameworks recompute, and Megatron-LM does not."""
 
 
@@ -365,7 +365,7 @@ def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str | No
             "training.global_batch_size": batch.global_batch or _DEFAULT_GLOBAL_BATCH,
             **({"training.seq_len": batch.sequence} if batch.sequence else {}),
         }  # fmt: skip
-        is_old = experiment.stack == _OLD
+        is_old = experiment.stack in _OLD
         if parallel.tp > 1 and not parallel.sequence_parallel:
             words += [] if is_old else ["--parallelism.no-enable_sequence_parallel"]
             without += ["sequence_parallel false: it splits activations"] if is_old else []
@@ -376,12 +376,12 @@ def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str | No
         without += [*differences, *recomputation_differences, *_without_insertions(experiment)]
     if experiment.stack == _MAIN:
         values = _in_tokens(values, batch.micro, batch.sequence)
-    if experiment.stack != _OLD and (table.ranks > 1 or (parallel.ep or 1) > 1):
+    if experiment.stack not in _OLD and (table.ranks > 1 or (parallel.ep or 1) > 1):
         words.insert(0, "--training.disable_cuda_graphs")
     return Arguments(words=(*flag_words(values), *words), without=tuple(without), notes=tuple(notes))
 
 
-_OLD, _MAIN = "torchtitan-0.2", "torchtitan-main"
+_OLD, _MAIN = ("torchtitan-0.1", "torchtitan-0.2"), "torchtitan-main"
 """Stacks with other arguments than 0.3."""
 
 
@@ -412,11 +412,13 @@ def _in_tokens(values: Mapping[str, Any], micro: int, sequence: int | None) -> d
 def _torchtitan_recompute(model: dict[str, Any], *, is_old: bool) -> tuple[list[str], list[str]]:
     """Return the words that select recomputation, after all flags, and differences from the model's."""
     recompute, without = str(model.get("recompute") or "none"), []
-    if recompute == "selective":
-        without.append("recompute selective: it also keeps matrix products, and recomputes everything else")
+    if recompute == "selective" and model.get("recompute_modules") != ["alternate_products"]:
+        without.append("recompute selective: it keeps the attention core and every other matrix product")
     elif model.get("recompute_method"):
         without.append("recompute_method: it recomputes every layer")
     words = flag_words({"activation_checkpoint.mode": recompute})
+    if recompute == "selective":
+        words += flag_words({"activation_checkpoint.selective_ac_option": "op"})
     return words if is_old else [f"activation-checkpoint:{recompute}"], without
 
 

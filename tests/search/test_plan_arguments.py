@@ -417,6 +417,25 @@ def test_the_batch_has_the_arguments_of_the_release_of_torchtitan() -> None:
     assert {*named} - {*old} == {"activation-checkpoint:full", "--training.disable_cuda_graphs"}
 
 
+@pytest.mark.parametrize("stack", ["torchtitan-0.1", "torchtitan-0.3"])
+def test_torchtitan_recomputes_every_other_product_by_operation(stack: str) -> None:
+    again = {"recompute": "selective", "recompute_modules": ["alternate_products"]}
+    prepared = small_step(model=again, stack=stack)
+    core = small_step(model={"recompute": "selective"}, stack=stack)
+    words, without = (
+        torchtitan_arguments(prepared.resolved.experiment, prepared.schedule),
+        torchtitan_arguments(core.resolved.experiment, core.schedule).without,
+    )
+
+    old = ("--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", "op")
+    assert (
+        words.words[-4:] == old if stack == "torchtitan-0.1" else "activation-checkpoint:selective" in words.words
+    )
+    assert [word for word in without if word not in words.without] == [
+        "recompute selective: it keeps the attention core and every other matrix product"
+    ]
+
+
 def test_any_schedule_can_be_run_from_a_file() -> None:
     prepared = scheduled("dualpipe-v", 2)
 

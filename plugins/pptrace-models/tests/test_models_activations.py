@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugins.requests import CostRequest
+from pptrace.steps.kinds import Kind
 from pptrace_models import memory
 from pptrace_models.layer import shard
 from pptrace_models.transformer import Layer, Transformer, checked
@@ -133,3 +134,32 @@ def test_narrow_experts_keep_their_cast_inputs_and_a_router_what_norms_return(cl
     frozen_shared = moe | {"shared_ffn": 512, "precision": "fp8"}
     more = kept(frozen_shared, moe=True).activation - both[1]
     assert more == 2048 * (2 * 512 + 512 + 1024)  # inner tensors, and the cast input of the shared experts
+
+
+LLAMA = {"gated": True, "dropout": False, "flash_attention": True, "kv_heads": 4}
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_alternate_products_are_all_but_the_core_and_every_other_product(classic: dict[str, Any], tp: int) -> None:
+    s, h, f, kv = 2048, 1024, 4096, 256
+    again = {"recompute": "selective", "recompute_modules": ["alternate_products"]}
+    values = classic | LLAMA
+
+    # torchtitan keeps a layer's input, and the results of wq, wv, the core, w1 and w2: the second, fourth and
+    # sixth of its products (wk, wo and w3) are recomputed.
+    whole, part = (kept(values | more, tp=tp, sequence_parallel=tp > 1) for more in ({}, again))
+    assert part.activation == 2 * s * (2 * h + h + kv + h + f) // tp
+    assert part.activation + part.transient == whole.activation
+
+
+def test_alternate_products_are_recomputed_in_the_input_gradient(costs: Callable[..., Workload]) -> None:
+    again = {"recompute": "selective", "recompute_modules": ["alternate_products"]}
+    plain, workload = costs(LLAMA), costs(LLAMA | again)
+    rows = {row.name: row for row in plain.kernels() if (row.stage, row.kind) == (1, Kind.F)}
+    projections, mlp = (rows[name].duration_ns // 2 for name in ("attention projections", "mlp"))
+    memory_bound = rows["activation function"].duration_ns + 0.4 * rows["norms and residuals"].duration_ns
+    # wk and wo have (256 + 1024) of the 2560 columns of attention's matrices, and w3 is one of three.
+    layers = 2 * (projections * 1280 // 2560 + mlp // 3) + memory_bound
+
+    assert workload.i_ns[1] - plain.i_ns[1] == pytest.approx(layers, rel=1e-5)
+    assert (workload.f_ns == plain.f_ns).all()

@@ -119,3 +119,43 @@ def test_two_implementations_of_the_step_agree(classic: dict[str, Any]) -> None:
         if isinstance(work, flops.Work)
     )
     assert flops.step_flops(model, 1, 1024) == 4 * per_layer[0] + 4 * per_layer[1] + head
+
+
+UNFUSED = {"fused_activation": False, "fused_projections": False, "fused_rotary": False}
+
+
+def test_separate_kernels_move_more_bytes_for_the_same_products(classic: dict[str, Any]) -> None:
+    s, h, f, kv = 2048, 1024, 4096, 256
+    model = classic | {"gated": True, "flash_attention": True, "kv_heads": 4}
+
+    def moved(**changed: bool) -> list[int]:
+        part = checked(Transformer, model | changed, "model")
+        request = CostRequest(ranks=1, stages=1, microbatches=1, sequence=s)
+        operations = flops.layer(part, shard(part, request), 4, Layer())
+        return [
+            sum(work.size_bytes + (0 if work.products else work.beside_bytes) for work in passes)
+            for passes in zip(*((each.forward, each.input_gradient) for each in operations), strict=True)
+        ]
+
+    forward, backward = moved()
+    assert layer_flops(model) == layer_flops(model | UNFUSED)
+    # silu and its product with the gate; backward also the concatenation of both halves.
+    assert moved(fused_activation=False) == [forward + 2 * 2 * s * f, backward + 8 * 2 * s * f]
+    # fp32 copies before and after the rotation.
+    assert moved(fused_rotary=False) == [forward + 16 * s * (h + kv), backward + 16 * s * (h + kv)]
+    # The input is read by five products, not two; the sums read five input gradients and write two.
+    again = 2 * s * h * 3
+    assert moved(fused_projections=False) == [forward + again, backward + again + 2 * s * h * 7]
+
+
+def test_pytorchs_collectives_copy_the_sequences_of_a_microbatch(costs: Callable[..., Workload]) -> None:
+    def forward(**changed: Any) -> list[int]:
+        options = {"kernels": "shapes", "sequence_first": False} | changed.pop("options", {})
+        return costs(options=options, **{"tp": 4, "sequence_parallel": True, "micro": 2, **changed}).f_ns.tolist()
+
+    first = {"options": {"sequence_first": True}}
+    # Gather and reduce-scatter of both halves, each with one read and one write, at 0.8 of 3.35 TB/s after 5 us.
+    layer_ns = 4 * (2 * 2 * (2 * 2048) * 1024 / (0.8 * 3350) + 5000)
+    assert forward()[1] - forward(**first)[1] == pytest.approx(2 * layer_ns, rel=1e-3)
+    for sizes in ({"micro": 1}, {"tp": 1, "sequence_parallel": False}):
+        assert forward(**sizes) == forward(**sizes, **first)

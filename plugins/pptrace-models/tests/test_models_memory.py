@@ -214,6 +214,20 @@ def test_a_fused_loss_keeps_its_gradient_in_place_of_the_logits(
     assert (fused.f_ns[:3] == separate.f_ns[:3]).all()
 
 
+@pytest.mark.parametrize(("tp", "tensors"), [(1, 3), (4, 5)])
+def test_pytorchs_loss_keeps_fp32_tensors_of_the_size_of_the_logits(
+    costs: Callable[..., Workload], classic: dict[str, Any], tp: int, tensors: int
+) -> None:
+    compiled, eager = costs(tp=tp), costs(tp=tp, options={"eager_loss": True})
+    logits = 2048 * classic["vocabulary"] // tp
+
+    assert (eager.activation_bytes - compiled.activation_bytes).tolist() == [0, 0, 0, 4 * (tensors - 1) * logits]
+    assert eager.f_ns[3] > compiled.f_ns[3]
+    assert eager.b_ns[3] > compiled.b_ns[3]
+    with pytest.raises(ConfigError, match="eager_loss: the loss is fused"):
+        costs(options={"eager_loss": True, "fused_loss": True})
+
+
 def test_offloaded_layers_keep_nothing_and_passes_last_as_long_as_their_copies(
     costs: Callable[..., Workload], devices: dict[str, Any]
 ) -> None:

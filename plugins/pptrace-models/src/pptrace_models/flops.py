@@ -15,7 +15,7 @@ from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, l
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from pptrace_models.layer import Shard
     from pptrace_models.transformer import Layer, Transformer
@@ -37,6 +37,7 @@ def layer(
     *,
     deduplicated: bool = False,
     aligned: bool = True,
+    copied_bytes: tuple[float, float] = (0, 0),
 ) -> tuple[Operation, ...]:
     """Return a layer's operations on one device.
 
@@ -47,6 +48,8 @@ def layer(
         kind: the layer.
         deduplicated: whether a token is sent once to a device that has several of its experts.
         aligned: whether routing aligns the rows of each expert for products in narrow formats.
+        copied_bytes: bytes per element that are copied around the tensor-parallel collectives of a layer's half,
+            forward and backward.
     """
     shard = shard.loaded(kind)
     matrices = linears(model, shard, kind)
@@ -63,6 +66,7 @@ def layer(
         *(_rotary(model, shard) if kind.mixer == "attention" else ()),
         *((_routing(model, shard, deduplicated=deduplicated),) if kind.experts else ()),
         *((_padding(model, shard),) if kind.experts and not aligned else ()),
+        *((_sequence_copies(model, shard, kind, copied_bytes),) if any(copied_bytes) else ()),
         _norms(model, shard, kind.halves),
     )
     return tuple(map(_without_weight_gradient, operations)) if model.frozen else operations
@@ -101,7 +105,9 @@ def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operatio
     )
 
 
-def head(model: Transformer, shard: Shard, gradient_bytes: int, *, fused_loss: bool) -> tuple[Operation, ...]:
+def head(
+    model: Transformer, shard: Shard, gradient_bytes: int, *, fused_loss: bool, eager_loss: bool = False
+) -> tuple[Operation, ...]:
     """Return the final norm, the LM head and the fp32 cross-entropy."""
     element, tokens = model.element_bytes, shard.tokens
     normed = shard.split_tokens * model.hidden * element
@@ -112,12 +118,28 @@ def head(model: Transformer, shard: Shard, gradient_bytes: int, *, fused_loss: b
     if fused_loss:
         # Read the logits for maximum and sum, read them again and write the gradient in their place; scale it.
         loss = (3 * element, 2 * element)
+    elif eager_loss:
+        loss = _eager_loss_bytes(element, is_split=shard.tp > 1)
     logit = products("head", [matrix], element, gradient_bytes, unit="head")
     return (
         _memory("final norm", 2 * normed, 3 * normed),
         _without_weight_gradient(logit) if model.frozen else logit,
         _memory("loss", logits * loss[0], logits * loss[1]),
     )
+
+
+def _eager_loss_bytes(element: int, *, is_split: bool) -> tuple[int, int]:
+    """Return the bytes per logit of PyTorch's cross-entropy, forward and backward.
+
+    The logits are cast to fp32 (1 read and 1 write), and their gradient back. ``log_softmax`` has 3 reads and 1
+    write (maximum, sum and result; ``SoftMax.cu``), its backward 3 and 1, after a gradient of zeros. With logits
+    that are split over devices (``torch/distributed/tensor/parallel/loss.py``), maximum, difference, exponentials,
+    sum and result are separate kernels with 5 reads and 3 writes. Their backward has 4 reads and 3 writes, and the
+    zeros.
+    """
+    cast = element + _LOGITS_BYTES
+    forward, backward = (8, 8) if is_split else (4, 5)
+    return cast + forward * _LOGITS_BYTES, cast + backward * _LOGITS_BYTES
 
 
 def step_flops(model: Transformer, sequences: int, sequence: int, document: int = 0) -> int:
@@ -196,7 +218,7 @@ def _without_weight_gradient(operation: Operation) -> Operation:
 
 
 def products(
-    name: str, matrices: Iterable[Linear], element: int, gradient_bytes: int, unit: str = "linear"
+    name: str, matrices: Sequence[Linear], element: int, gradient_bytes: int, unit: str = "linear"
 ) -> Operation:
     """Return the operation of consecutive products of matrices; ``element`` is the bytes of an element."""
     flops = moved = weights = 0
@@ -219,11 +241,17 @@ def products(
         weight_products.append(Product(m=matrix.inputs, n=matrix.outputs, k=rows, **sizes))
     size = moved + weights * element
     accumulated = moved + 2 * weights * gradient_bytes
+    shared = [matrix.tokens * matrix.inputs * element for matrix in matrices if matrix.shared]
+    summed = (len(shared) + 2) * max(
+        shared, default=0
+    )  # a kernel reads the input gradient of each, and writes the sum
     return Operation(
         name=name,
         unit=unit,
         forward=Work(flops=flops, size_bytes=size, products=tuple(forward_products)),
-        input_gradient=Work(flops=flops, size_bytes=size, products=tuple(input_products)),
+        input_gradient=Work(
+            flops=flops, size_bytes=size + summed, products=tuple(input_products), beside_bytes=summed
+        ),
         weight_gradient=Work(flops=flops, size_bytes=accumulated, products=tuple(weight_products)),
     )
 
@@ -234,6 +262,8 @@ def _casts(matrix: Linear) -> tuple[Cast | None, Cast | None]:
         return None, None
     of_input = Cast(elements=matrix.tokens * matrix.inputs, normed=matrix.normed, tensors=matrix.casts)
     of_gradient = Cast(elements=matrix.tokens * matrix.outputs, tensors=matrix.casts)
+    if matrix.shared:
+        return None, of_gradient
     if matrix.split_tokens and matrix.normed:
         of_input = of_input._replace(
             elements=matrix.split_tokens * matrix.inputs, gathered=matrix.tokens * matrix.inputs
@@ -245,9 +275,13 @@ def _casts(matrix: Linear) -> tuple[Cast | None, Cast | None]:
 
 def _activations(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Operation, ...]:
     # Gated: 2 reads and 1 write forward, 3 reads and 2 writes backward. Plain: 1 and 1 forward, 2 and 1 backward.
-    forward, backward = (3, 5) if model.gated else (2, 3)
+    forward, backward, kernels = (3, 5, 1) if model.gated else (2, 3, 1)
+    if model.gated and not (experts or model.fused_activation):
+        # The function (1 read and 1 write) and the product with the gate (2 and 1). Backward: the gradients of the
+        # product's factors and of the function (2 and 1 each), and the concatenation of both halves (2 and 2).
+        forward, backward, kernels = 5, 9 + 4 * model.fused_projections, 2
     inner_bytes = (shard.routed * shard.expert_ffn if experts else shard.tokens * shard.ffn) * model.element_bytes
-    operations = [_memory("activation function", forward * inner_bytes, backward * inner_bytes)]
+    operations = [_memory("activation function", forward * inner_bytes, backward * inner_bytes, kernels=kernels)]
     if experts and model.fused_experts:
         # The product directly writes the result of the activation function.
         operations = [_memory("activation function", inner_bytes, (backward - 2) * inner_bytes)]
@@ -284,16 +318,22 @@ def _unfused_expert_kernels(model: Transformer, shard: Shard) -> tuple[Operation
 def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     """Return the rotary embedding, which reads and writes queries and keys.
 
-    With latent attention it also concatenates keys and values: it reads the expanded ones and writes both. Only
-    ``kernels: shapes`` counts it.
+    With latent attention it also concatenates keys and values: it reads the expanded ones and writes both. Without
+    a fused kernel, it also writes and reads an fp32 copy before and after the rotation. Only ``kernels: shapes``
+    counts it.
     """
     if model.learned_positions or not model.flash_attention:
         return ()
-    moved = 2 * (shard.query + shard.kv)
+    rotated = shard.query + shard.kv
+    moved, kernels = 2 * rotated, 2
     if model.kv_rank:
         rotated = shard.heads * model.rope_dim
         moved = 2 * rotated + (shard.kv - rotated + shard.value) + (shard.kv + shard.value)
-    work = Work(beside_bytes=shard.tokens * moved * model.element_bytes, kernels=2)
+    copied_bytes = 0
+    if not model.fused_rotary:
+        copied_bytes, kernels = 4 * _FP32_BYTES * rotated, 6
+    moved_bytes = moved * model.element_bytes + copied_bytes
+    work = Work(beside_bytes=shard.tokens * moved_bytes, kernels=kernels)
     return (
         Operation(
             name="rotary embedding", unit="memory", forward=work, input_gradient=work, weight_gradient=Work()
@@ -322,6 +362,24 @@ def _padding(model: Transformer, shard: Shard) -> Operation:
     """
     work = Work(beside_bytes=4 * shard.routed * model.token_width * model.element_bytes, kernels=3)
     return Operation(name="padding", unit="memory", forward=work, input_gradient=work, weight_gradient=Work())
+
+
+def _sequence_copies(
+    model: Transformer, shard: Shard, kind: Layer, copied_bytes: tuple[float, float]
+) -> Operation:
+    """Return the copies around the tensor-parallel collectives of attention and of an MLP.
+
+    Each copy reads and writes a tensor. Only ``kernels: shapes`` counts them.
+    """
+    halves = (kind.mixer != "none") + (kind.feed_forward == "mlp")
+    forward, backward = (
+        Work(beside_bytes=round(2 * halves * shard.tokens * model.hidden * size), kernels=2 * halves)
+        for size in copied_bytes
+    )
+    return Operation(
+        name="copies of sequences", unit="memory",
+        forward=forward, input_gradient=backward, weight_gradient=Work(),
+    )  # fmt: skip
 
 
 def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
@@ -378,9 +436,7 @@ def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> tuple[
     channels, outputs = tokens * part.channels * element, tokens * part.output_width * element
     norm = _memory("gated norm", 3 * outputs, 5 * outputs)
     if isinstance(part, Mamba):  # whose kernels have the gate, and want sequences as the outer dimension
-        swapped = (
-            2 * tokens * (part.projected + part.output_width) * element * (tokens * shard.cp > shard.sequence)
-        )
+        swapped = 2 * tokens * (part.projected + part.output_width) * element * (shard.sequences > 1)
         norm = _memory("norm", 2 * outputs + swapped, 3 * outputs + swapped)
     return (
         Operation(

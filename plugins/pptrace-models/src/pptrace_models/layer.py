@@ -9,6 +9,8 @@ from pptrace.plugin import ConfigError, ConstraintError
 from pptrace_models.transformer import divisors_near
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.plugin import CostRequest
     from pptrace_models.transformer import Layer, Transformer
 
@@ -26,6 +28,8 @@ class Shard(NamedTuple):
     """Tokens between tensor-parallel regions, divided with sequence parallelism."""
     sequence: int
     """Tokens of a whole sequence, or with packed documents of a document, inside which attention is."""
+    sequences: int
+    """Sequences of one microbatch."""
     tp: int
     """Tensor-parallel size."""
     cp: int
@@ -120,6 +124,7 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         split_tokens=split,
         # Without flash attention, scores of other documents are computed and masked.
         sequence=request.document if request.document and model.flash_attention else request.sequence,
+        sequences=request.micro,
         tp=request.tp,
         cp=request.cp,
         ep=request.ep,
@@ -256,6 +261,8 @@ class Linear(NamedTuple):
     """Whether the number of tokens is a mean over the copies."""
     fused: bool = False
     """Whether the preceding kernels, forward and backward, cast its inputs."""
+    shared: bool = False
+    """Whether the preceding matrix has the same input. Both cast it once, and their input gradients are added."""
     casts: int = 1
     """Tensors that its input consists of, which separate kernels cast: one per expert without fused experts."""
 
@@ -273,7 +280,8 @@ def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
         return attention
     if not kind.experts:
         up = Linear(group="mlp", inputs=h, outputs=up_matrices * shard.ffn, normed=True, **parallel)
-        return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, **parallel))
+        ups = (up,) if model.fused_projections else _apart(up, [shard.ffn] * up_matrices)
+        return (*attention, *ups, Linear(group="mlp", inputs=shard.ffn, outputs=h, **parallel))
     width, copies, shared = shard.expert_ffn, shard.experts, shard.shared_ffn
     shared_experts = (
         Linear(group="shared experts", inputs=h, outputs=up_matrices * shared, normed=True, **parallel),
@@ -295,6 +303,13 @@ def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
         *(projections if latent else ()),
         Linear(inputs=model.token_width, outputs=up_matrices * width, **routed),
         Linear(inputs=width, outputs=model.token_width, fused=model.fused_experts, **routed),
+    )
+
+
+def _apart(matrix: Linear, outputs: Sequence[int]) -> tuple[Linear, ...]:
+    """Return matrices with the same input in place of one matrix, by their columns."""
+    return tuple(
+        matrix._replace(outputs=columns, shared=index > 0) for index, columns in enumerate(outputs) if columns
     )
 
 
@@ -347,10 +362,9 @@ def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
     output = Linear(group="attention projections", inputs=shard.output, outputs=h, **parallel)
     gate = shard.output * model.gated_attention
     if not model.kv_rank:
-        widths = shard.query + shard.kv + shard.value + gate
-        return (
-            Linear(group="attention projections", inputs=h, outputs=widths, normed=True, **parallel), output,
-        )  # fmt: skip
+        widths = shard.query, shard.kv, shard.value, gate
+        whole = Linear(group="attention projections", inputs=h, outputs=sum(widths), normed=True, **parallel)
+        return (*((whole,) if model.fused_projections else _apart(whole, widths)), output)
     compression: dict[str, Any] = {"group": "compression", "inputs": h, **_replicated(shard)}
     expansion: dict[str, Any] = {"group": "expansion", "normed": True, **parallel}
     keys = shard.heads * round(model.head_dim)

@@ -9,7 +9,9 @@ Dependent Computation via Decomposition, ASPLOS 2023; Transformer Engine's ring 
 product with its own tiles and waves, so all pieces take longer than the whole product (Chang et al., Flux, 2024).
 A backward also has collectives without a dependent product. The input is gathered a second time for the weight
 gradient, overlapped with the product of the input gradient. The result of that product is summed, overlapped with
-the product of the weight gradient (Korthikanti et al., 2022, and Transformer Engine's bulk overlap).
+the product of the weight gradient (Korthikanti et al., 2022, and Transformer Engine's bulk overlap). PyTorch has
+neither if several products read the input: then no product directly precedes the sum of their input gradients
+(``torch/_inductor/fx_passes/micro_pipeline_tp.py``), and the gathered input is kept or gathered by recomputation.
 """
 
 from __future__ import annotations
@@ -255,6 +257,13 @@ _MODULES = {
     "mlp_act": ("activation function",),
     "moe_act": ("activation function", "clamp"),
     "shared_experts": _SHARED,
+    "alternate_products": (
+        "attention projections",
+        "rotary embedding",
+        "norms and residuals",
+        "mlp",
+        "activation function",
+    ),
 }
 
 
@@ -348,7 +357,10 @@ class Costing:
     def head(self) -> tuple[Operation, ...]:
         """Return the operations of final norm, LM head and loss."""
         options = self.options
-        return flops.head(self.model, self.shard, gradient_bytes(options), fused_loss=options.fused_loss)
+        return flops.head(
+            self.model, self.shard, gradient_bytes(options),
+            fused_loss=options.fused_loss, eager_loss=options.eager_loss,
+        )  # fmt: skip
 
     def work_ns(self, work: Work, unit: str) -> int:
         """Return the time of one group of kernels in one pass, in ns; 0 without work."""
@@ -404,8 +416,20 @@ def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
     needs_no_rows = model.pads_experts or model.fused_experts or model.precision not in NARROW
     return flops.layer(
         model, costing.shard, gradient_bytes(options), kind, deduplicated=options.dispatcher == "deduplicated",
-        aligned=needs_no_rows or options.is_hybrid_ep,
+        aligned=needs_no_rows or options.is_hybrid_ep, copied_bytes=_copied_bytes(costing),
     )  # fmt: skip
+
+
+def _copied_bytes(costing: Costing) -> tuple[float, float]:
+    """Return the bytes per element that are copied around a half's collectives, forward and backward."""
+    model, shard, options = costing.model, costing.shard, costing.options
+    if options.sequence_first or not shard.is_split or shard.sequences == 1:
+        return 0, 0
+    if options.overlap_tp:  # the pieces of overlapped collectives are not copied
+        return 0, 0 if model.fused_projections else model.element_bytes
+    casting = Casting(precision=model.precision, recipe=options.fp8_recipe)
+    forward, backward = (casting.gathered_bytes(gradient=gradient) for gradient in (False, True))
+    return forward + model.element_bytes, backward + model.element_bytes
 
 
 def _layer_host_ns(costing: Costing, kind: Layer) -> int:
@@ -431,7 +455,9 @@ def layer_cost(costing: Costing, kind: Layer) -> Cost:
     model, options, operations = costing.model, costing.options, costing.layer(kind)
     group = layer_ns(costing, kind)
     if options.overlap_tp:
-        group = beside_products(group, operations, costing.shard.tp, partial(_product_ns, costing))
+        group = beside_products(
+            group, operations, costing.shard.tp, partial(_product_ns, costing), bulk=model.fused_projections
+        )
     cost = costing.cost(operations, group)
     cost = cost.at_least(costing.layer_host_ns(kind), frozen=model.frozen)
     if model.recompute == "full":
@@ -449,15 +475,26 @@ def _product_ns(costing: Costing, product: Product) -> int:
 def again_ns(costing: Costing, operations: Iterable[Operation], kind: Layer) -> int:
     """Return the time of recomputed modules, without their collectives."""
     return sum(
-        int(costing.work_ns(operation.forward, operation.unit) * again_share(operation.name))
+        int(costing.work_ns(operation.forward, operation.unit) * again_share(operation, costing.model))
         for operation in operations
         if again_of(operation.name, kind) & costing.model.again
     )
 
 
-def again_share(operation: str) -> float:
-    """Return the share of an operation that is recomputed with its module; residual sums are not recomputed."""
-    return _NORMS_OF_TEN / 10 if operation == "norms and residuals" else 1.0
+def again_share(operation: Operation, model: Transformer) -> float:
+    """Return the share of an operation that is recomputed with its modules.
+
+    Residual sums are not recomputed. Every other product is that of the keys, of attention's output, and of a
+    gated MLP's gate or of a plain MLP's output.
+    """
+    if operation.name == "norms and residuals":
+        return _NORMS_OF_TEN / 10
+    if "alternate_products" not in model.again or operation.unit != "linear":
+        return 1.0
+    if operation.name == "mlp":
+        return 1 / model.matrices if model.gated else 1 / 2
+    widths = (model.query_width, model.kv_width, model.value_width, model.output_width)
+    return (model.kv_width + model.output_width) / sum(widths)
 
 
 def again_of(operation: str, kind: Layer) -> frozenset[str]:
@@ -466,7 +503,7 @@ def again_of(operation: str, kind: Layer) -> frozenset[str]:
     if kind.mixer != "attention":
         modules -= {"full_attn"}
     if kind.experts:
-        return frozenset(modules - {"mlp", "mlp_act"})
+        return frozenset(modules - {"mlp", "mlp_act", "alternate_products"})
     return frozenset(modules - {"moe", "moe_act", "shared_experts"})
 
 
@@ -506,7 +543,12 @@ def _slow_down(product_ns: float, collective_ns: float) -> float:
 
 
 def beside_products(
-    group: GroupTimes, operations: Sequence[Operation], devices: int, taken: Callable[[Product], int]
+    group: GroupTimes,
+    operations: Sequence[Operation],
+    devices: int,
+    taken: Callable[[Product], int],
+    *,
+    bulk: bool = True,
 ) -> GroupTimes:
     """Return the exposed durations of a layer's collectives that overlap matrix products.
 
@@ -515,6 +557,7 @@ def beside_products(
         operations: the layer's operations.
         devices: size of the tensor-parallel group; a group of 1 has no collectives.
         taken: the time of one product in ns.
+        bulk: whether whole collectives of the backward also overlap independent products.
     """
     if devices == 1:
         return group
@@ -530,8 +573,9 @@ def beside_products(
         weight_products, _ = _split([operation.weight_gradient.products for operation in present])
         forward += overlap.ring(forward_products, gather) + overlap.ring(forward_summed, reduce) - gather - reduce
         backward += overlap.ring(input_summed, gradient_gather) - gradient_gather
-        backward += overlap.bulk(weight_products, reduce) - reduce
-        if weight_products:
+        if bulk:
+            backward += overlap.bulk(weight_products, reduce) - reduce
+        if bulk and weight_products:
             backward += overlap.bulk(input_products, gather)
     return group._replace(forward_ns=forward, backward_ns=backward)
 

@@ -63,7 +63,7 @@ def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
         _boundary_bytes(model, shard, kind) + _mixing(model, shard, kind) + _mlp(model, shard, kind) + scores
     )
     weight_part = 0 if model.frozen else min(_weight_part(model, shard, kind), all_bytes)
-    kept_bytes = all_bytes - _freed_bytes(model, shard, kind)
+    kept_bytes = all_bytes - _freed_bytes(model, shard, kind, all_bytes)
     if model.recompute == "full" and kind.again:
         kept_bytes = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
     if kind.offloaded:
@@ -102,14 +102,18 @@ def embedding_kept(model: Transformer, shard: Shard) -> Kept:
     return Kept(activation=shard.split_tokens * model.hidden * model.dropout)
 
 
-def head_kept(model: Transformer, shard: Shard, *, fused_loss: bool) -> Kept:
+def head_kept(model: Transformer, shard: Shard, options: RooflineOptions) -> Kept:
     """Return the bytes kept after the last layer: inputs of final norm and LM head, and logits.
 
-    A fused loss keeps its gradient in the place of the logits; otherwise these are kept in fp32.
+    A fused loss keeps its gradient in the place of the logits; otherwise these are kept in fp32. The backward of
+    PyTorch's loss holds the result of ``log_softmax``, its gradient, and the logits' gradient. With logits that
+    are split over devices, it also holds exponentials and their product with the gradient.
     """
     row = shard.split_tokens * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
-    of_loss = (model.element_bytes if fused_loss else _FP32) * logits
+    of_loss = (model.element_bytes if options.fused_loss else _FP32) * logits
+    if options.eager_loss:
+        of_loss = (5 if shard.tp > 1 else 3) * _FP32 * logits
     if model.frozen:
         return Kept(activation=row + of_loss)
     return Kept(activation=2 * row + of_loss, weight_part=row + model.element_bytes * logits)
@@ -211,8 +215,8 @@ def _mixed_width(model: Transformer, shard: Shard) -> int:
     return absorbed + ((heads + 1) * dim + heads) * shard.split_tokens // shard.tokens
 
 
-def _freed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
-    """Return the bytes that recomputed modules do not keep."""
+def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) -> int:
+    """Return the part of a layer's ``all_bytes`` that recomputed modules do not keep."""
     mlp, experts, attends = _mlp(model, shard, kind), kind.experts, kind.mixer == "attention"
     is_latent = attends and model.kv_rank > 0
     freed = {
@@ -227,11 +231,28 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
         "moe": mlp if experts else 0,
         "moe_act": _factor_bytes(model, shard.routed * shard.expert_ffn) if experts else 0,
         "shared_experts": _shared_activation_bytes(model, shard) if experts else 0,
+        "alternate_products": 0 if experts else all_bytes - _alternate_bytes(model, shard, kind),
     }
     contained = {"moe_act", "shared_experts"} if "moe" in model.again else set()
     contained |= {"mlp_act"} if "mlp" in model.again else set()
     contained |= {"core_attn", "mla_up_proj"} if "full_attn" in model.again else set()
+    contained |= model.again - {"alternate_products"} if "alternate_products" in model.again else set()
     return sum(freed[name] for name in model.again - contained)
+
+
+def _alternate_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
+    """Return the bytes that a layer keeps without every other product.
+
+    These are its input, queries, values, attention's output, one of a gated MLP's two first products, and the
+    output of a gated MLP.
+    """
+    rows, widths = shard.split_tokens * model.hidden, 0
+    if kind.mixer == "attention":
+        widths += shard.query + shard.value + shard.output
+    if kind.feed_forward == "mlp":
+        rows += rows * model.gated
+        widths += shard.ffn
+    return (rows + shard.tokens * widths) * model.element_bytes
 
 
 def _scores(model: Transformer, shard: Shard) -> int:

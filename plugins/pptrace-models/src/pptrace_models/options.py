@@ -91,9 +91,16 @@ class RooflineOptions(Parameters):
     fused_loss: bool = False
     """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``); otherwise memory
     holds the logits in fp32."""
+    eager_loss: bool = False
+    """Whether the loss is PyTorch's ``cross_entropy`` in fp32 without ``torch.compile``, whose separate kernels
+    keep several fp32 tensors of the size of the logits."""
     every_nic: bool = False
     """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL. Their rate is
     at most that of the node's links. Otherwise each ring uses one NIC."""
+    sequence_first: bool = True
+    """Whether the first dimension of activations is the sequence, as in Megatron-LM. Otherwise, with several
+    sequences in a microbatch, kernels copy whole tensors after each gather and before each reduce-scatter of
+    sequence parallelism (PyTorch's ``_functional_collectives.py``; ``kernels: shapes``)."""
     overlap_tp: bool = False
     """Whether tensor-parallel collectives of attention and MLP overlap with matrix products
     (``--tp-comm-overlap``). They overlap with dependent products in one piece per device. In the backward, whole
@@ -138,6 +145,12 @@ class RooflineOptions(Parameters):
         if isinstance(value, bool):
             raise ValueError(f"must be one of 0, 1, 2, 3, not {str(value).lower()}")  # noqa: TRY004 - pydantic's
         return value
+
+    @model_validator(mode="after")
+    def _has_one_loss(self) -> Self:
+        if self.fused_loss and self.eager_loss:
+            raise ValueError("eager_loss: the loss is fused; remove one of the two keys")
+        return self
 
     @model_validator(mode="after")
     def _muon_has_whole_gradients(self) -> Self:

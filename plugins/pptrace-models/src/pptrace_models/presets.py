@@ -412,7 +412,7 @@ _HOPPER: dict[str, Any] = {
     "attainable_bf16": 0.68,
     "attainable_fp8": 0.63,
     "attention_attainable": 0.6,
-    "attention_flash_2": 0.38,
+    "attention_flash_2": 0.35,
     "peak_bf16": 989_500 * _GIGA,
     "peak_fp16": 989_500 * _GIGA,
     "peak_fp8": 1_979 * _TERA,

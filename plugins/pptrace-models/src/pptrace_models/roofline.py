@@ -299,7 +299,7 @@ class _Job:
         items = items_of(
             model, stages, layer=self.layer_kept, embedding=memory.embedding_kept(model, part),
             prediction=memory.prediction_kept(model, part),
-            head=memory.head_kept(model, part, fused_loss=self.options.fused_loss),
+            head=memory.head_kept(model, part, self.options),
         )  # fmt: skip
         if model.recompute_method == "uniform":
             for stage, stage_items in zip(stages, items, strict=True):
@@ -531,7 +531,7 @@ class _Rows(NamedTuple):
     def recomputed(self, operations: Sequence[Operation], count: int, layer: Layer) -> Iterable[KernelCost]:
         """Yield the recomputed kernels of a backward, one row per operation."""
         for operation in operations:
-            share = again_share(operation.name)
+            share = again_share(operation, self.costing.model)
             if self.costing.model.recompute == "full":
                 share = 1.0
             elif not again_of(operation.name, layer) & self.costing.model.again:

@@ -159,8 +159,9 @@ class Encoder(Parameters):
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Again = Literal[
-    "core_attn", "full_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"
-]
+    "core_attn", "full_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
+    "alternate_products",
+]  # fmt: skip
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
 """Bytes of a weight or an activation; for narrow formats of products, the two bytes of the kept tensors."""
 
@@ -420,7 +421,16 @@ class Transformer(Parameters):
     """Whether the MLP has three matrices (SwiGLU) or two (GELU)."""
     fused_activation: bool = True
     """Whether one kernel computes a dense gated MLP's activation function and its product with the gate. Otherwise
-    the activation function's output is also kept, as in Megatron-LM before ``--bias-swiglu-fusion``."""
+    separate kernels do, and the activation function's output is also kept, as in Megatron-LM
+    before ``--bias-swiglu-fusion``."""
+    fused_projections: bool = True
+    """Whether one product computes queries, keys and values, and another one both inputs of a dense gated MLP's
+    activation function. Otherwise each has a separate matrix, as in torchtitan. Each product then reads the input,
+    and other kernels sum the products' input gradients (``kernels: shapes``)."""
+    fused_rotary: bool = True
+    """Whether one kernel rotates queries, and another one keys. Otherwise separate kernels cast them to fp32,
+    multiply complex numbers and cast them back, as in torchtitan: ``torch.compile`` does not fuse complex numbers
+    (``kernels: shapes``)."""
     vocabulary: Width
     """Tokens in the vocabulary; each rank's share is rounded up."""
     tied_embeddings: bool = False
@@ -452,9 +462,10 @@ class Transformer(Parameters):
     """What the backward recomputes: nothing, the attention core, or each layer from its input."""
     recompute_modules: list[Again] = Field(default=[])
     """With ``recompute: selective``, the recomputed modules in place of the attention core, with the names of
-    Megatron-LM's ``--recompute-modules``, or one of two others. ``full_attn`` is attention from its projections to
-    its output (PaddleFleet). ``mlp_act`` is the activation function of an MLP (Kwai's
-    ``--kaimm-recompute-mlp-activation-func``)."""
+    Megatron-LM's ``--recompute-modules``, or one of three others. ``full_attn`` is attention from its projections
+    to its output (PaddleFleet). ``mlp_act`` is the activation function of an MLP (Kwai's
+    ``--kaimm-recompute-mlp-activation-func``). ``alternate_products`` is a layer except the attention core and
+    every other matrix product, which are kept (torchtitan's selective mode)."""
     recompute_method: Literal["uniform", "block"] | None = None
     """With ``recompute: full``, Megatron-LM's ``--recompute-method``. ``uniform`` recomputes
     ``recompute_num_layers`` layers of a stage together, from the input of the first. ``block`` recomputes only the
