@@ -302,8 +302,21 @@ _TORCHTITAN = (
         {"costs.accumulation": "separate"}, unless=_SEGMENTED,
     ),
     _rule(
-        "TT torchtitan/models/attention.py, models/common/attention.py: cuDNN's attention first",
-        {"costs.attention": "fused"},
+        "TT v0.1.0 torchtitan/models/attention.py: FlashAttention-2 before Blackwell",
+        {"costs.attention": "flash-2"},
+    ),
+    _rule(
+        "TT torchtitan/models/llama3: view_as_complex, which PT torch/_inductor/lowering.py does not compile; "
+        "separate wq, wk and wv, w1 and w3",
+        {"model.fused_rotary": False, "model.fused_projections": False},
+    ),
+    _rule(
+        "TT torchtitan/models/llama3 Shard(1): the batch is the first dimension",
+        {"costs.sequence_first": False},
+    ),
+    _rule(
+        "TT torchtitan/components/loss.py: F.cross_entropy(pred.float()), compile.enable off",
+        {"costs.eager_loss": True}, unless={"costs.fused_loss": True},
     ),
     _rule(
         "TT SequenceParallel() of norms", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}
@@ -395,8 +408,17 @@ def _stacks() -> tuple[StackOffer, ...]:
             ),
         ),
         StackOffer(
-            name="torchtitan-0.2", summary="torchtitan 0.2 with its defaults.", rules=_TORCHTITAN,
-            framework="torchtitan",
+            name="torchtitan-0.1", summary="torchtitan 0.1 with its defaults, and its programs of December 2024.",
+            rules=_TORCHTITAN, framework="torchtitan",
+        ),
+        StackOffer(
+            name="torchtitan-0.2", summary="torchtitan 0.2 with its defaults.", inherits="torchtitan-0.1",
+            rules=(
+                _rule(
+                    "TT torchtitan/models/attention.py, models/common/attention.py: cuDNN's attention first",
+                    {"costs.attention": "fused"},
+                ),
+            ),
         ),
         StackOffer(
             name="torchtitan-0.3", summary="torchtitan 0.3 with its defaults.", inherits="torchtitan-0.2"
