@@ -137,7 +137,10 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
     if drawing.bubble is None:
         return f"{title}, invalid (drawn up to the error)"
     title = f"{title}, {drawing.step_slots} slots, bubble {float(drawing.bubble):.2%}"
-    return title if drawing.length == drawing.step_slots else f"{title}; with messages {drawing.length} slots"
+    if drawing.length == drawing.step_slots:
+        return title
+    content = "with messages" if schedule.updates == 1 else f"{schedule.updates} updates in"
+    return f"{title}; {content} {drawing.length} slots"
 
 
 def _write(drawing: Drawing, title: str, table: Schedule, outputs: Sequence[Path]) -> None:

@@ -53,8 +53,9 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
     if table.ranks != request.ranks:
         raise plugin_error(provider, f"{title} has {table.ranks} ranks, but {request.ranks} were requested")
     parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
-    if table.microbatches != request.microbatches * parts:
+    if table.microbatches != request.microbatches * parts * table.updates:
         cut = f" of {parts} parts" if parts > 1 else ""
+        cut += f" for each of {table.updates} updates" if table.updates > 1 else ""
         message = f"has {table.microbatches} microbatches, but {request.microbatches}{cut} were requested"
         raise plugin_error(provider, f"{title} {message}")
     if table.has_pairs and not offer.has_pairs:

@@ -18,6 +18,7 @@ from pptrace.timeline.actions import in_group
 from pptrace.timeline.critical_path import why
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.timeline import window
+from pptrace.timeline.trim import step_microbatches
 from pptrace.traces.scene import NAMES
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ def _title(timeline: Timeline, chart: Chart) -> str:
     """Return the title of a chart: schedule, length and microbatches."""
     schedule = timeline.provenance.get("configuration", {}).get("schedule", {})
     name = schedule.get("name", "") if isinstance(schedule, dict) else ""
-    size = f"{format_duration(chart.end_ns - chart.start_ns)}, {timeline.placement.microbatches} microbatches"
+    size = f"{format_duration(chart.end_ns - chart.start_ns)}, {step_microbatches(timeline)} microbatches"
     return printable(f"{name}: {size}" if name else size)
 
 

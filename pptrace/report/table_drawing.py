@@ -14,7 +14,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.network.contract import Flat
 from pptrace.report.svg import darker, document, element, lines
-from pptrace.sim.simulation import simulate
+from pptrace.sim.simulation import lower_step
 from pptrace.steps.kinds import (
     COMMUNICATION,
     COMPUTE,
@@ -104,7 +104,7 @@ class Drawing:
     bubble: Fraction | None
     """The idle share without transfer times; None for an invalid schedule."""
     step_slots: int = 0
-    """The length without transfer times; ``length`` includes drawn messages."""
+    """The length of a step without transfer times; ``length`` includes drawn messages, and all updates."""
     error: ScheduleError | None = None
     """The error of an invalid schedule."""
     first: int = 0
@@ -159,10 +159,11 @@ def _draw_valid(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool
     }  # fmt: skip
     workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=1, **costs)
     workload = workload.segmented(other_kinds) if other_kinds else workload
-    timeline = simulate(schedule, workload, Flat())
-    metrics = measure(timeline, workload)
+    lowered = lower_step(schedule, workload, Flat())
+    metrics = measure(lowered.run().timeline, workload)
     if messages:
-        timeline = simulate(schedule, workload, _PER_SLOT, Policy(name=PolicyName.BLOCKING))
+        lowered = lower_step(schedule, workload, _PER_SLOT, Policy(name=PolicyName.BLOCKING))
+    timeline = lowered.run_table().timeline
     return Drawing(
         ranks=schedule.ranks, length=int(timeline.end_ns.max(initial=0)), chunks=_chunks(schedule),
         cells=tuple(_compute_cells(schedule, folded(timeline), messages=messages)), bubble=metrics.bubble,
@@ -176,7 +177,7 @@ def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) ->
         rank = int(timeline.lane_rank[lane])
         for row in range(*timeline.lane_ptr[lane : lane + 2].tolist()):
             action = timeline.action(row)
-            if messages or action.kind not in COMMUNICATION:
+            if action.kind is not Kind.OPTIMIZER and (messages or action.kind not in COMMUNICATION):
                 start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
                 length = 1 if action.kind in COPIES else end - start
                 yield _cell(schedule, chunk, rank, start, length, action, pair=int(timeline.pair[row]))

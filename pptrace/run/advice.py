@@ -275,7 +275,8 @@ class _Search:
 def _has_equal_work(first: SimulatedStep, second: SimulatedStep) -> bool:
     """Return whether two steps compute the same; costs per stage do not hold for other numbers of stages."""
     work = [
-        run.prepared.schedule.microbatches * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
+        run.prepared.schedule.step_microbatches
+        * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
         for run in (first, second)
     ]
     return max(work) <= _EQUAL_WORK_RATIO * min(work)

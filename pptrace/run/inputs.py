@@ -87,7 +87,7 @@ class Prepared:
     @property
     def slices(self) -> int:
         """Return the number of slices of each microbatch's sequence, which the table has as microbatches."""
-        return self.schedule.microbatches // self.request.microbatches
+        return self.schedule.step_microbatches // self.request.microbatches
 
     @property
     def batch_text(self) -> str:

@@ -359,6 +359,7 @@ def schedules_of(run: SimulatedStep) -> list[str]:
 
     There are no other schedules if it is a file, or has options on the command line, which other schedules lack.
     Schedules with different parts of microbatches are excluded: costs ignore the inefficiency of small parts.
+    So are schedules that train with older weights.
     """
     resolved = run.prepared.resolved
     choice = resolved.experiment.schedule
@@ -370,7 +371,11 @@ def schedules_of(run: SimulatedStep) -> list[str]:
     )
     schedules = run.registry.schedules
     other_names = [
-        name for name in sorted(schedules) if schedules[name].offer.part_times is None and name != choice.name
+        name
+        for name in sorted(schedules)
+        if name != choice.name
+        and schedules[name].offer.part_times is None
+        and schedules[name].offer.weight_versions == 1
     ]
     return [choice.name, *(() if is_fixed else other_names)]
 

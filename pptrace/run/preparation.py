@@ -151,9 +151,9 @@ def _table_file(inputs: Inputs) -> TableFile | None:
 def _with_sizes(resolved: Resolved, table: Schedule, slices: int) -> Resolved:
     """Fill in ranks, chunks and microbatches of a table file; the configuration's own must agree."""
     experiment = resolved.experiment
-    microbatches, cut = divmod(table.microbatches, slices)
+    microbatches, cut = divmod(table.step_microbatches, slices)
     if cut:
-        message = f"{experiment.schedule.name} has {table.microbatches} slices, no multiple of {slices}"
+        message = f"{experiment.schedule.name} has {table.step_microbatches} slices, no multiple of {slices}"
         raise resolved.error("schedule.options.slices", message)
     uneven = table.stages % table.ranks
     chunks = 1 if uneven else table.stages // table.ranks
@@ -245,12 +245,14 @@ def _with_table(
     notes = (*overlap_notes(costs, table, workload), *unit_notes(table, costs, workload))
     workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(inputs, workload, network))
-    if table.microbatches > request.microbatches:
-        parts = table.microbatches // request.microbatches
+    if table.step_microbatches > request.microbatches:
+        parts = table.step_microbatches // request.microbatches
         shares: Sequence[Fraction] = ()
         if file is None:
             shares = part_times(inputs.registry.schedules[inputs.experiment.schedule.name], request, workload)
         workload = in_parts(workload, request.microbatches, parts, shares)
+    if table.updates > 1:
+        workload = _of_several_updates(inputs, costs, table, workload)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
     workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_forward_flops(inputs.resolved, table, with_validation(inputs.experiment, workload))
@@ -271,6 +273,37 @@ def _with_table(
         undivided=undivided,
     )  # fmt: skip
     return with_slowest_replica(prepared)
+
+
+def _of_several_updates(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> Workload:
+    """Return the costs of a table without flushes between its updates: each update has equal microbatches.
+
+    Raises:
+        ConfigError: a setting that assumes a flush after each update.
+    """
+    name, experiment = inputs.experiment.schedule.name, inputs.experiment
+    refused = {
+        "data_parallel.speeds": not costs.are_replicas_alike,
+        "batch": costs.sequences is not None,
+        "rl": experiment.rl is not None,
+        "costs.zero": bool(workload.gathered_bytes.any()),
+    }
+    for key, is_set in refused.items():
+        if is_set:
+            message = (
+                f"{name} does not flush the pipeline before an update, so this is not simulated: leave it out"
+            )
+            raise inputs.resolved.error(key, message)
+    versions = 1
+    if experiment.schedule.kind != "table":
+        versions = inputs.registry.schedules[name].offer.weight_versions
+    note = f"the step is the time between two of {table.updates} updates, without a flush"
+    if versions > 1:
+        note += f"; memory has {versions} versions of the weights"
+    return replace(
+        workload, weights_bytes=versions * workload.weights_bytes, sync_ns=0,
+        microbatch_class=np.tile(workload.microbatch_class, table.updates), notes=(*workload.notes, note),
+    )  # fmt: skip
 
 
 def _check_modules(resolved: Resolved, placement: Placement) -> None:

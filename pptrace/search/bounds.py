@@ -103,6 +103,8 @@ def bound_of(
         experiment: their configuration.
         provided: the schedule.
     """
+    if table.updates > 1:
+        return work_bound(workload, table.ranks, request.microbatches)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches
         workload = in_parts(workload, request.microbatches, parts, part_times(provided, request, workload))

@@ -170,7 +170,9 @@ def _megatron_table_faults(schedule: str, table: Schedule, microbatches: int) ->
         microbatches: microbatches of the configuration.
     """
     ranks, chunks = table.ranks, table.stages // table.ranks
-    if table.microbatches != microbatches:
+    if table.updates > 1:
+        yield "updates without a flush between them"
+    elif table.microbatches != microbatches:
         yield "slices of sequences"
     parts = list(unsupported_by_megatron(table))
     yield from parts
@@ -466,7 +468,7 @@ def _table_faults(table: Schedule, microbatches: int) -> Iterator[str]:
     """Yield the parts of a table that torchtitan does not run from a file."""
     if not _schedule_of_placement(table):
         yield "the placement of stages: it has one stage on a rank, loops, or a V of two stages on a rank"
-    if table.microbatches != microbatches:
+    if table.updates == 1 and table.microbatches != microbatches:
         yield "slices of sequences"
     yield from map(": ".join, unsupported_parts(table))
 

@@ -363,7 +363,7 @@ class SettingsSearch:
             self.chunks = chunks
             change = Change(settings={"parallel.vp": chunks})
         self.actions_left = max(_ACTIONS, _OF_CONFIGURED * len(schedule))
-        self.work_ns = run.prepared.workload.total_ns(_WHOLE, schedule.microbatches)
+        self.work_ns = run.prepared.workload.total_ns(_WHOLE, schedule.step_microbatches)
         self._add(change, run)
 
     def _check_copies(self, workload: Workload | None) -> None:

@@ -665,7 +665,10 @@ class Space:
         return splits
 
     def _entries(self) -> tuple[Entry, ...]:
-        """Return the requested schedules, or the configured one and all installed ones with a bubble formula."""
+        """Return the requested schedules, or the configured one and all installed ones with a bubble formula.
+
+        Schedules that train with older weights have to be requested.
+        """
         axis = self.problem.axes.get("schedule.name")
         offers, default = self.problem.registry.schedules, self.problem.schedule
         requested = [value.text for value in axis.values] if axis else []
@@ -682,7 +685,10 @@ class Space:
         other_names = [
             name
             for name in sorted(offers)
-            if name != default and offers[name].offer.bubble is not None and offers[name].offer.part_times is None
+            if name != default
+            and offers[name].offer.bubble is not None
+            and offers[name].offer.part_times is None
+            and offers[name].offer.weight_versions == 1
         ]
         return parse_entries([*([default] if default else []), *other_names], "plan")
 

@@ -176,7 +176,7 @@ class WhatIfs(Printed):
         rows = tuple(_cells(self, row) for row in self.rows)
         table = Table(head=("what if", "step", "saves"), rows=rows, left=(2,))
         remarks = [f"{row.name}: {row.note}" for row in self.rows if row.note and row.step_ns is not None]
-        heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.microbatches} microbatches"
+        heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.step_microbatches} microbatches"
         setting = setting_text(run, chunks=run.prepared.chunks)
         return Document(title="what if", lead=(heading, setting, "", table, *remarks))
 

@@ -182,12 +182,26 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
 
     With ``overlap``, a stage's reduction is issued right after its last backward on the rank. Otherwise all
     reductions are at the end of the row, without waits for them. Each rank synchronizes once, before its updates.
+    In a table with several updates, a reduction precedes each update, and ranks do not synchronize.
     """
     takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
+    if schedule.updates > 1:
+        return _with_reductions(schedule, takes[Kind.REDUCE_GRAD])
     if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
     key = "epilogue", overlap, *(stages.tobytes() for stages in takes.values())
     return shared(lambda: _with_epilogue(schedule, takes, overlap=overlap), key, schedule, rows=len(schedule))
+
+
+def _with_reductions(schedule: Schedule, takes: NDArray[np.bool_]) -> Schedule:
+    """Add a reduction before each update of the stages that ``takes`` has, unless the table has reductions."""
+    if not takes.any() or (schedule.kind == Kind.REDUCE_GRAD).any():
+        return schedule
+    update = np.flatnonzero(schedule.kind == Kind.OPTIMIZER)
+    update = update[takes[schedule.stage[update]]]
+    rank = schedule.rank_of_row()[update]
+    columns = (update, rank, np.full(update.size, Kind.REDUCE_GRAD), schedule.stage[update])
+    return insert_stage_actions(schedule, np.stack(columns))
 
 
 def _with_epilogue(schedule: Schedule, takes: Mapping[Kind, NDArray[np.bool_]], *, overlap: bool) -> Schedule:

@@ -23,6 +23,7 @@ from pptrace.steps.message_calls import Policy
 from pptrace.steps.validation import validate, validate_partial, validate_structure
 from pptrace.timeline.idle import WHOLE_KEY
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
+from pptrace.timeline.trim import steady_step
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Simulated:
     """A simulated step with the traffic of its messages."""
 
     timeline: Timeline
-    """Every slice."""
+    """Every slice; of a table with several updates, the slices between two of them."""
     traffic: Traffic | None
     """Links and rates of the messages; None if the network has no links."""
 
@@ -105,12 +106,17 @@ class LoweredStep:
     """The tasks."""
 
     def run(self, times: ActionTimes | None = None) -> Simulated:
-        """Run the tasks, with other times of single actions where given.
+        """Run the tasks, with other times of single actions where given, and return the step.
 
         Raises:
             CostError: the times could exceed 2**62 ns.
             DeadlockError: the schedule deadlocks.
         """
+        simulated = self.run_table(times)
+        return _steady_step(simulated) if self.schedule.updates > 1 else simulated
+
+    def run_table(self, times: ActionTimes | None = None) -> Simulated:
+        """Run the tasks and return all slices, those of each update; otherwise as :meth:`run`."""
         graph, links = self.graph, self.network.links
         if times is not None:
             graph = graph.with_times(times)
@@ -151,6 +157,7 @@ def lower_step(
     shared(lambda: check(schedule), ("validated", partial), schedule, rows=len(schedule))
     workload = _with_link_times(workload, network.links)
     check_costs(schedule, workload)
+    overlap_reduction |= schedule.updates > 1  # else a reduction would wait for backwards that follow it
     table = with_epilogue(schedule, workload, overlap=overlap_reduction)
     graph = lower(
         table, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
@@ -160,6 +167,14 @@ def lower_step(
         schedule=table, workload=workload, network=network, policy=policy, contention=contention,
         overlap_reduction=overlap_reduction, graph=graph,
     )  # fmt: skip
+
+
+def _steady_step(simulated: Simulated) -> Simulated:
+    """Return one step of several, between two updates."""
+    part, traffic = steady_step(simulated.timeline), simulated.traffic
+    if traffic is not None:
+        traffic = traffic.of_rows(part.rows, part.start_ns, part.end_ns)
+    return Simulated(timeline=part.timeline, traffic=traffic)
 
 
 def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Rates | None]:

@@ -96,6 +96,12 @@ def unsupported_parts(schedule: Schedule) -> Iterator[Unsupported]:
     Kinds that the runtime inserts are supported, because :func:`compute_only` omits them.
     """
     yield from unsupported_stages(schedule)
+    if schedule.updates > 1:
+        yield Unsupported(
+            f"{schedule.updates} updates without a flush between them",
+            "the runtime runs the microbatches of one update; take a schedule with a flush, such as 1f1b",
+        )
+        return
     if schedule.awaited():
         yield Unsupported("actions that wait for others (@)", "the loader does not read waits; remove them")
     foreign_rows = np.flatnonzero(~(PASSES.mask(schedule.kind) | _INSERTED.mask(schedule.kind)))

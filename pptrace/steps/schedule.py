@@ -133,6 +133,23 @@ class Schedule(Cells):
         return self.placement.microbatches
 
     @property
+    def updates(self) -> int:
+        """Number of optimizer updates of each stage, 1 without any in the table.
+
+        With several, the pipeline is not flushed between them, and a step is the time between two of them.
+        """
+        rows = np.flatnonzero(np.equal(self.kind, int(Kind.OPTIMIZER)))
+        if rows.size <= self.stages:
+            return 1
+        rank = np.searchsorted(self.row_ptr, rows, side="right") - 1
+        return max(1, int(np.bincount(rank * self.stages + self.stage[rows]).max()))
+
+    @property
+    def step_microbatches(self) -> int:
+        """Number of microbatches of one update."""
+        return self.microbatches // self.updates
+
+    @property
     def has_communication(self) -> bool:
         """Whether the table contains sends or receives."""
         return bool(COMMUNICATION.mask(self.kind).any())

@@ -203,8 +203,8 @@ def _check_copies(schedule: Schedule, positions: Positions) -> None:
 def _check_stage_ends(schedule: Schedule) -> None:
     """Check reductions and updates of stages.
 
-    A rank updates a stage at most once, after the stage's last backward. It reduces a stage's gradients after the
-    last backward; between two reductions of a stage there are backwards of it.
+    The last reduction and the last update of a stage follow its last backward. Between two reductions or updates
+    there are backwards of the stage. All stages have as many updates: one, or at least three.
     """
     ends = np.flatnonzero(STAGE_ENDS.mask(schedule.kind))
     if not ends.size:
@@ -218,16 +218,37 @@ def _check_stage_ends(schedule: Schedule) -> None:
     final = {(int(schedule.kind[row]), int(cell[row])): row for row in ends.tolist()}
     for row, backwards in zip(ends.tolist(), between.tolist(), strict=True):
         kind, held_stage = int(schedule.kind[row]), int(cell[row])
-        reduces = kind == Kind.REDUCE_GRAD
-        if (kind, held_stage) in seen and (not reduces or seen[kind, held_stage] == backwards):
+        if seen.get((kind, held_stage)) == backwards:
             raise _error_at(schedule, row, " occurs twice: remove one")
-        if last[held_stage] > row and (not reduces or final[kind, held_stage] == row or not backwards):
+        if last[held_stage] > row and (final[kind, held_stage] == row or not backwards):
             other = str(schedule.action(int(last[held_stage])))
             raise _error_at(schedule, row, f" comes before {other}: swap them", missing=other)
-        if reduces and (int(Kind.OPTIMIZER), held_stage) in seen:
+        if kind == Kind.REDUCE_GRAD and seen.get((int(Kind.OPTIMIZER), held_stage)) == backwards:
             other = f"{schedule.stage[row]}OPTIMIZER"
             raise _error_at(schedule, row, f" comes after {other}: swap them", missing=other)
         seen[kind, held_stage] = backwards
+    _check_updates(schedule, cell)
+
+
+_LEAST_UPDATES = 3
+"""Updates of a table with several; the pipeline neither fills nor drains between the first and the second one."""
+
+
+def _check_updates(schedule: Schedule, cell: np.ndarray) -> None:
+    """Check that each stage has as many updates on each of its ranks, one or at least three."""
+    updates = schedule.updates
+    if updates == 1:
+        return
+    counts = np.bincount(cell[schedule.kind == Kind.OPTIMIZER], minlength=int(cell.max()) + 1)
+    fewest = int(np.argmin(counts))
+    if counts[fewest] == updates >= _LEAST_UPDATES:
+        return
+    row = int(np.argmax(cell == fewest))
+    text = f"stage {schedule.stage[row]} has {counts[fewest]} updates and another has {updates}"
+    if counts[fewest] == updates:
+        text = f"stages have {updates} updates"
+    rank = schedule.rank_at(row)
+    raise ScheduleError(f"rank {rank}: {text}: write one for each stage, or {_LEAST_UPDATES} or more", rank=rank)
 
 
 def _backwards_before(cell: np.ndarray, backward: np.ndarray, rows: np.ndarray) -> np.ndarray:

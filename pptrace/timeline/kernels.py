@@ -120,18 +120,20 @@ ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT
 
 
 def follow_memory(
-    compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, peak, peak_time, peak_count
+    compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, held, peak, peak_time, peak_count
 ):
     """Follow each rank's activations: peak in bytes, time of the peak, and peak number of microbatches.
 
     ``class_ptr`` has the place of a microbatch's class in ``kept`` and ``kept_weight``, from microbatch -1 on.
-    A kind can allocate the input of a weight gradient, as in full recomputation; its memory change is positive.
+    ``held`` has the microbatches of each rank at the start. A kind can allocate the input of a weight gradient, as
+    in full recomputation; its memory change is positive.
     """
     for rank in range(len(compute_lane)):
         lane = compute_lane[rank]
         low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
         allocated = 0
-        count = 0
+        count = held[rank]
+        peak_count[rank] = count
         for row in range(low, high):
             k, n = cells.kind[row], cells.span[row]
             s = class_ptr[cells.microbatch[row] + 1] + cells.stage[row]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +53,17 @@ class Traffic(Columns):
     """Rate of each of the message's flows after the change."""
     limit: Int32s
     """The link that limits the rate, -1 where the rate is the uncontended rate."""
+
+    def of_rows(self, rows: Int64s, start_ns: int, end_ns: int) -> Traffic:
+        """Return the traffic of some rows from ``start_ns``, the new zero of time, to ``end_ns``."""
+        number = np.full(self.path.size, -1, dtype=np.int32)
+        number[rows] = np.arange(rows.size, dtype=np.int32)
+        kept = number[self.row] >= 0
+        return replace(
+            self, path=self.path[rows], row=number[self.row[kept]],
+            at_ns=np.clip(self.at_ns[kept], start_ns, end_ns) - start_ns, rate_kbps=self.rate_kbps[kept],
+            limit=self.limit[kept],
+        )  # fmt: skip
 
     def routes(self) -> Routes:
         """Return the links of each message's first flow, as a timeline keeps them."""

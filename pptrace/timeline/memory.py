@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from pptrace.timeline import kernels
 from pptrace.timeline.actions import folded, last_segments
 from pptrace.timeline.messages import lanes_of
 from pptrace.timeline.timeline import Counter
+from pptrace.timeline.trim import update_intervals
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
             class_ptr * workload.stages,
             np.concatenate([costs.activation_bytes for costs in classes]),
             np.concatenate([costs.weight_activation_bytes for costs in classes]), TABLE,
+            _held_at_start(timeline, workload).microbatches,
         ),
         (peak_bytes, peak_time_ns, peak_count),
         work=len(timeline),
@@ -163,7 +165,7 @@ def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
         column[kinds] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
     ]
     sharded = bool(workload.gathered_bytes.any() or workload.unreduced_bytes.any())
-    return bool(np.any(changes)) or timeline.parts is not None or sharded
+    return bool(np.any(changes)) or timeline.parts is not None or sharded or bool(update_intervals(timeline))
 
 
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
@@ -182,7 +184,41 @@ def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s,
     category, index = category[order], index[order]
     changes = np.zeros((len(categories), order.size), dtype=np.int64)
     changes[category, np.arange(order.size)] = delta[category, index]
-    return time_ns[category, index], changes
+    change_ns, held = time_ns[category, index], int(_held_at_start(timeline, workload).size_bytes[rank])
+    if held:
+        change_ns = np.insert(change_ns, 0, 0)
+        changes = np.insert(changes, 0, [held, 0, 0], axis=1)
+    return change_ns, changes
+
+
+class _Held(NamedTuple):
+    """Activations that ranks hold at the start of a step without a flush; shape (ranks,)."""
+
+    size_bytes: Int64s
+    """Their bytes."""
+    microbatches: Int64s
+    """Number of them, once for each of the rank's stages."""
+
+
+def _held_at_start(timeline: Timeline, workload: Workload) -> _Held:
+    """Return the activations that a step frees and does not allocate; none where the pipeline starts empty."""
+    held = _Held(*np.zeros((2, timeline.ranks), dtype=np.int64))
+    if not update_intervals(timeline):
+        return held
+    rows = np.repeat(np.arange(len(timeline)), np.where(timeline.microbatch >= 0, timeline.span, 0))
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    offset = np.arange(rows.size) - np.repeat(first, np.diff(np.append(first, rows.size)))
+    delta = memory_changes(timeline, workload, np.arange(len(timeline)))[rows] // timeline.span[rows]
+    cell = (timeline.microbatch[rows] + offset) * timeline.placement.stages + timeline.stage[rows]
+    cell = cell * timeline.ranks + timeline.rank_of_row()[rows]
+    cells = timeline.placement.microbatches * timeline.placement.stages * timeline.ranks
+    total, starts, ends = np.zeros((3, cells), dtype=np.int64)
+    np.add.at(total, cell, delta)
+    starts[cell[TABLE.result[timeline.kind[rows]] == Result.ACTIVATION]] = 1
+    ends[cell[WEIGHT_GRADIENTS.mask(timeline.kind[rows])]] = 1
+    np.add.at(held.size_bytes, np.arange(cells) % timeline.ranks, np.maximum(-total, 0))
+    np.add.at(held.microbatches, np.arange(cells) % timeline.ranks, np.maximum(ends - starts, 0))
+    return held
 
 
 def _peaks(timeline: Timeline, workload: Workload) -> Int64s:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.config.quantities import format_duration
 from pptrace.steps.kinds import BACKWARD, COMPUTE, GRADIENTS, PASSES, SENDS, WEIGHT_GRADIENTS, Kind, Stream
 from pptrace.timeline.actions import ComputeClock, GroupTime, folded, group_times, in_group
 from pptrace.timeline.critical_path import CriticalPath, critical_path
@@ -15,9 +16,10 @@ from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.messages import messages
 from pptrace.timeline.timeline import Counter, step_functions, window
+from pptrace.timeline.trim import update_intervals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -109,6 +111,9 @@ class Metrics:
         return self.plausible_flops / self.peak_flops if self.plausible_flops and self.peak_flops else None
 
 
+_COMPARED = 2
+
+
 def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None) -> Metrics:
     """Measure a timeline; the workload gives tokens, FLOPs, and the memory unless ``memory`` is given."""
     opened, closed = window(timeline)
@@ -121,7 +126,16 @@ def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None
         plausible_flops=workload.plausible_flops,
     )  # fmt: skip
     noted = plausibility_notes([("this step", metrics.mfu, metrics.plausible_mfu)])
+    noted += _steadiness_notes(update_intervals(timeline))
     return replace(metrics, notes=(*noted, *workload.notes))
+
+
+def _steadiness_notes(intervals_ns: Sequence[int]) -> list[str]:
+    """Return a note if the last two times between updates differ by more than a hundredth."""
+    if len(intervals_ns) < _COMPARED or abs(intervals_ns[-1] - intervals_ns[-2]) * 100 <= intervals_ns[-1]:
+        return []
+    previous, last = (format_duration(time_ns) for time_ns in intervals_ns[-2:])
+    return [f"times between updates differ ({previous}, then {last}): the step is the last of them"]
 
 
 def plausibility_notes(steps: Iterable[tuple[str, float | None, float | None]]) -> list[str]:
@@ -186,11 +200,16 @@ class Phase:
 def phases(timeline: Timeline) -> tuple[Phase, ...]:
     """Return the phases of every rank, by rank and time.
 
-    Warm-up lasts from a rank's first forward until its first backward starts, cool-down from the end
-    of its last forward to the end of its last backward, and steady is the time between both. Empty phases
-    are omitted, and a rank without a forward or without a backward has no phases. In actions with
-    segments, only computation counts.
+    A step without a flush is one steady phase of each rank. Otherwise, warm-up lasts from a rank's first forward
+    until its first backward starts, cool-down from the end of its last forward to the end of its last backward,
+    and steady is the time between both. Empty phases are omitted, and a rank without a forward or without a
+    backward has no phases. In actions with segments, only computation counts.
     """
+    if update_intervals(timeline):
+        start_ns, end_ns = window(timeline)
+        return tuple(
+            Phase(rank=rank, name="steady", start_ns=start_ns, end_ns=end_ns) for rank in range(timeline.ranks)
+        )
     computes = ~in_group(timeline)
     forward, backward = (timeline.kind == Kind.F) & computes, BACKWARD.mask(timeline.kind) & computes
     start, turn = (
@@ -233,18 +252,20 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
     key = timeline.stage[rows].astype(np.int64) * (int(microbatch.max(initial=0)) + 1) + microbatch
     kind = timeline.kind[rows]
     enters = kind == Kind.F
-    leaves, done = np.zeros_like(enters), ~np.isin(key, key[enters])
+    is_steady = bool(update_intervals(timeline))
+    leaves, done = np.zeros_like(enters), ~np.isin(key, key[enters]) & (not is_steady)
     for release in _RELEASES:
         releases = (kind == release) & ~done
         leaves |= releases
         done |= np.isin(key, key[releases])
     into, out = rows[enters], rows[leaves]
+    held = rows[leaves & ~np.isin(key, key[enters])]
     return _sum_counters(
         "in flight",
         "microbatches",
-        np.concatenate([rank[into], rank[out]]),
-        np.concatenate([timeline.start_ns[into], timeline.end_ns[out]]),
-        np.concatenate([np.ones(into.size, dtype=np.int64), np.full(out.size, -1)]),
+        np.concatenate([rank[held], rank[into], rank[out]]),
+        np.concatenate([np.zeros(held.size, dtype=np.int64), timeline.start_ns[into], timeline.end_ns[out]]),
+        np.concatenate([np.ones(held.size + into.size, dtype=np.int64), np.full(out.size, -1)]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Trimming of timelines to some ranks and microbatches, recorded in the provenance."""
+"""Trimming of timelines to some ranks, some microbatches or one of several steps, recorded in the provenance."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ConfigError, nearest
+from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.steps.columns import Int32s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Counter, Timeline
 
 _LONGEST = 1 << 24
@@ -81,6 +82,75 @@ def trim(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence
     if microbatches is not None and len(set(microbatches)) < timeline.placement.microbatches:
         kept = _of_microbatches(kept, microbatches)
     return replace(kept, provenance={**timeline.provenance, "trimmed": _note(timeline, ranks, microbatches)})
+
+
+_INTERVALS_KEY = "update_intervals_ns"
+"""Provenance key: the times between updates, where the timeline is the step between two of them."""
+_PROPORTIONAL = ("uncontended_ns", "collective_ns", "size_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelinePart:
+    """A part of a timeline."""
+
+    timeline: Timeline
+    """The part; its time 0 is ``start_ns``."""
+    rows: Int64s
+    """Its rows in the whole timeline."""
+    start_ns: int
+    """Its start in the whole timeline."""
+    end_ns: int
+    """Its end in the whole timeline."""
+
+
+def steady_step(timeline: Timeline) -> TimelinePart:
+    """Return the part between two updates of a pipeline without flushes: the third to last and the second to last.
+
+    An update is complete when all stages have it. The pipeline drains after the second to last update. Slices over
+    the start or the end are cut, and their bytes with them.
+    """
+    updates = _update_times(timeline)
+    start_ns, end_ns = (int(time_ns) for time_ns in updates[-3:-1])
+    inside = (timeline.end_ns > start_ns) & ((timeline.start_ns < end_ns) | (timeline.end_ns <= end_ns))
+    rows = np.flatnonzero(inside)
+    kept = _of_rows(timeline, inside)
+    columns = {name: np.clip(getattr(kept, name), start_ns, end_ns) - start_ns for name in ("start_ns", "end_ns")}
+    columns["enter_ns"] = np.maximum(kept.enter_ns, start_ns) - start_ns
+    duration_ns, whole_ns = columns["end_ns"] - columns["start_ns"], kept.end_ns - kept.start_ns
+    cut = np.flatnonzero(duration_ns < whole_ns)
+    for name in _PROPORTIONAL:
+        columns[name] = getattr(kept, name).copy()
+        columns[name][cut] = [
+            value * part // whole
+            for value, part, whole in zip(
+                columns[name][cut].tolist(), duration_ns[cut].tolist(), whole_ns[cut].tolist(), strict=True
+            )
+        ]
+    provenance = {**kept.provenance, _INTERVALS_KEY: np.diff(updates)[:-1].tolist()}
+    return TimelinePart(
+        timeline=replace(kept, provenance=provenance, **columns), rows=rows, start_ns=start_ns, end_ns=end_ns
+    )
+
+
+def update_intervals(timeline: Timeline) -> list[int]:
+    """Return the times between updates up to this step's end, the last one its length; empty for other steps."""
+    times = timeline.provenance.get(_INTERVALS_KEY)
+    return times if isinstance(times, list) and all(isinstance(time_ns, int) for time_ns in times) else []
+
+
+def step_microbatches(timeline: Timeline) -> int:
+    """Return the number of microbatches of a step, without those of other updates."""
+    intervals = len(update_intervals(timeline))
+    return timeline.placement.microbatches // (intervals + 2 if intervals else 1)
+
+
+def _update_times(timeline: Timeline) -> Int64s:
+    """Return when all stages had each of their updates, of which they have as many."""
+    rows = np.flatnonzero(timeline.kind == Kind.OPTIMIZER)
+    cell = timeline.rank_of_row()[rows].astype(np.int64) * timeline.placement.stages + timeline.stage[rows]
+    order = np.lexsort((timeline.end_ns[rows], cell))
+    ends: Int64s = timeline.end_ns[rows[order]].reshape(np.unique(cell).size, -1).max(axis=0)
+    return ends
 
 
 def _of_ranks(timeline: Timeline, ranks: AbstractSet[int]) -> Timeline:

@@ -180,6 +180,10 @@ def test_a_message_without_its_other_end_is_refused(rows: list[list[str]], text:
     ([["0F0", "0RELOAD0", "0B0"]], "0RELOAD0 without 0OFFLOAD0"),
     ([["0F0", "0B0", "0OPTIMIZER", "0OPTIMIZER"]], "0OPTIMIZER occurs twice: remove one"),
     ([["0F0", "0B0", "0REDUCE_GRAD", "0REDUCE_GRAD"]], "0REDUCE_GRAD occurs twice: remove one"),
+    ([["0F0", "0B0", "0OPTIMIZER", "0F1", "0B1", "0OPTIMIZER"]], "stages have 2 updates: write one"),
+    ([["0F0", "0B0", "0OPTIMIZER", "0F1", "0B1", "0OPTIMIZER"], ["1F0", "1B0", "1F1", "1B1", "1OPTIMIZER"]],
+     "rank 1: stage 1 has 1 updates and another has 2: write one for each stage, or 3 or more"),
+    ([["0F0", "0B0", "0OPTIMIZER", "0F1", "0B1"]], "0OPTIMIZER comes before 0B1: swap them"),
     ([["0F0", "0B0", "0OPTIMIZER", "0REDUCE_GRAD"]], "0REDUCE_GRAD comes after 0OPTIMIZER: swap them"),
 ])  # fmt: skip
 def test_copies_without_return_and_ends_of_a_stage_twice_are_refused(rows: list[list[str]], text: str) -> None:

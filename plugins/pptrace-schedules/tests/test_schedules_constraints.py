@@ -45,6 +45,15 @@ def refusal(name: str, *, ranks: int, microbatches: int, chunks: int) -> Constra
             ),
         ),
         (
+            "pipedream-2bw",
+            (4, 3, 1),
+            (
+                "batch.microbatches: pipedream-2bw holds two versions of the weights, which suffice for 4 "
+                "microbatches or more per update, not for 3; "
+                "nearest that work: 4 microbatches"
+            ),
+        ),
+        (
             "interleaved-1f1b",
             (4, 8, 1),
             (

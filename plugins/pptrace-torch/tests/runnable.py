@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule
 
-NOT_RUN = {"bitpipe", "chimera", "dualpipe", "optimus", "vocab-1f1b"}
-"""Schedules with replicated stages, or with stages that feed several stages."""
+NOT_RUN = {"bitpipe", "chimera", "dualpipe", "optimus", "pipedream-2bw", "vocab-1f1b"}
+"""Schedules with replicated stages, with stages that feed several stages, or without flushes."""
 
 
 def runnable_tables(ranks: int, microbatches: int) -> dict[str, Schedule]:

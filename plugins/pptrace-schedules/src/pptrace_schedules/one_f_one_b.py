@@ -14,12 +14,26 @@ of Model Parallelism, MLSys 2023, arXiv:2211.05322, section 4. Between a forward
 there is another forward and backward. A message that takes less time than these delays nothing; 1F1B waits for it
 in both directions. Where messages take no time, the bubble is that of 1F1B. Peak activations of rank r:
 min(m, 2 (p - 1 - r) + 1).
+
+PipeDream-2BW is the same order without a flush: the forwards of the next update follow at once. Source: Narayanan
+et al., as above, section 3.1; code: ``forward_backward_pipelining_no_flushes`` in branch ``pipedream_2bw`` of
+github.com/msr-fiddle/pipedream. Order of rank r with w = p - 1 - r and K updates (U)::
+
+    w F,   K times (m times F B, then U)          the last w turns have no F
+
+Gradients are those of the weights before the previous update, which the paper calls a delay of one:
+W(t + 1) = W(t) - v grad f(W(t - 1)). For this, a rank holds two versions of its weights, and m >= p. Zmushko et
+al., arXiv:2606.30634, train with this order and other optimizers. Bubble: 0 between updates, and that of 1F1B over
+K m microbatches from the first forward to the last backward. Peak activations of rank r: p - r. Ranks do not
+exchange the norm of gradients, as in the authors' code. That code keeps the second version in FP32; here both have
+the type of the weights.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
@@ -27,6 +41,8 @@ from pptrace_schedules.interleaved_1f1b import looped_bubble
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
+
+_UPDATES = 4
 
 
 def build(request: ScheduleRequest, *, factor: int = 1) -> Schedule:
@@ -49,6 +65,37 @@ def peak_activations(request: ScheduleRequest, *, factor: int = 1) -> list[Fract
 
 def _warm_up(request: ScheduleRequest, rank: int, factor: int) -> int:
     return min(request.microbatches, factor * (request.ranks - 1 - rank))
+
+
+def build_without_flush(request: ScheduleRequest) -> Schedule:
+    """Return the table of PipeDream-2BW."""
+    import numpy as np
+
+    from pptrace.plugin import Kind, Schedule, ScheduleRequest
+
+    updates, ranks = int(request.options.get("updates", _UPDATES)), request.ranks
+    table = build(ScheduleRequest(ranks=ranks, microbatches=request.microbatches * updates))
+    backwards = np.flatnonzero(table.kind == Kind.B).reshape(ranks * updates, request.microbatches)
+    after = backwards[:, -1] + 1
+    return Schedule.from_columns(
+        table.placement,
+        np.arange(ranks + 1) * (2 * table.microbatches + updates),
+        np.insert(table.kind, after, Kind.OPTIMIZER),
+        np.insert(table.stage, after, np.repeat(np.arange(ranks), updates)),
+        np.insert(table.microbatch, after, -1),
+    )
+
+
+def check_without_flush(request: ScheduleRequest) -> None:
+    """Refuse several chunks per rank, and fewer microbatches than ranks."""
+    check_one_chunk(request, "pipedream-2bw", "interleaved-1f1b, with a flush,")
+    if request.microbatches < request.ranks:
+        raise ConstraintError(
+            f"pipedream-2bw holds two versions of the weights, which suffice for {request.ranks} microbatches "
+            f"or more per update, not for {request.microbatches}",
+            nearest=f"{request.ranks} microbatches",
+            key="batch.microbatches",
+        )
 
 
 def check_one_chunk(request: ScheduleRequest, name: str, instead: str = "interleaved-1f1b") -> None:
@@ -85,4 +132,17 @@ EAGER = ScheduleOffer(
     peak_activations=partial(peak_activations, factor=2),
     constraints="One chunk per rank; any number of ranks and microbatches.",
     source="https://arxiv.org/abs/2211.05322",
+)
+
+PIPEDREAM_2BW = ScheduleOffer(
+    name="pipedream-2bw",
+    summary="1F1B without a flush between optimizer updates, with two versions of the weights.",
+    build=build_without_flush,
+    check=check_without_flush,
+    options=lambda: import_module("pptrace_schedules.options").UpdateOptions,
+    bubble=lambda _request: Fraction(0),
+    peak_activations=lambda request: [Fraction(request.ranks - rank) for rank in range(request.ranks)],
+    weight_versions=2,
+    constraints="One chunk per rank; at least as many microbatches as ranks.",
+    source="https://arxiv.org/abs/2006.09503",
 )

@@ -50,6 +50,18 @@ class SeqOptions(BaseModel):
     )
 
 
+class UpdateOptions(BaseModel):
+    """How many updates the table of a pipeline without flushes has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    updates: Annotated[int, Field(ge=3, le=64)] = Field(
+        default=4,
+        description="Optimizer updates from an empty pipeline to the next. The simulated step is the time between "
+        "the third to last and the second to last. More updates reach the steady state of slow networks.",
+    )
+
+
 class VocabularyOptions(BaseModel):
     """The algorithm of the passes of the vocabulary."""
 

@@ -1,0 +1,191 @@
+"""PipeDream-2BW: the public code's order, the step between two updates, its memory, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pptrace
+from pptrace.plugin import ConfigError, ScheduleRequest, Workload
+from pptrace.plugins.construction import build_schedule
+from pptrace.plugins.registry import Registry
+from pptrace.run.neighbourhood import schedules_of
+from pptrace.sim.simulation import simulate
+from pptrace.steps.pytorch_tables import unsupported_parts
+from pptrace.steps.text_forms import unsupported_by_megatron
+from pptrace.timeline.metrics import in_flight, measure, phases
+from pptrace.timeline.trim import update_intervals
+from pptrace.traces import perfetto
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.steps.schedule import Schedule
+
+NAME = "pipedream-2bw"
+
+
+def table(ranks: int, microbatches: int, updates: int = 4) -> Schedule:
+    request = ScheduleRequest(ranks=ranks, microbatches=microbatches, options={"updates": updates})
+    return build_schedule(Registry.load().schedules[NAME], request)
+
+
+def iterations(rank: int, ranks: int, microbatches: int, updates: int) -> list[str]:
+    """Return a row by the loop of the authors' ``forward_backward_pipelining_no_flushes``, one call per update."""
+    row, forwards, backwards = [], 0, 0
+    warm_up = min(ranks - rank - 1, microbatches)
+    for iteration in range(updates):
+        is_last = iteration == updates - 1
+        turns = microbatches - warm_up if is_last else microbatches
+        for is_forward in (
+            [True] * (warm_up * (iteration == 0)) + [True, False] * turns + [False] * (warm_up * is_last)
+        ):
+            row.append(f"{rank}F{forwards}" if is_forward else f"{rank}B{backwards}")
+            forwards, backwards = forwards + is_forward, backwards + (not is_forward)
+        row.append(f"{rank}OPTIMIZER")
+    return row
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "updates"), [(4, 4, 3), (3, 5, 4), (1, 2, 3), (2, 7, 6)])
+def test_the_order_is_the_public_code_s(ranks: int, microbatches: int, updates: int) -> None:
+    rows = table(ranks, microbatches, updates).rows()
+
+    assert rows == [iterations(rank, ranks, microbatches, updates) for rank in range(ranks)]
+
+
+def test_the_first_forward_of_new_weights_is_that_of_the_paper_s_figure() -> None:
+    """Figure 2: the weights after microbatch 4 of 4 are first used for microbatch 9 of the last worker, from 1."""
+    last_worker = table(4, 4)[3]
+    updates = [place for place, action in enumerate(last_worker) if action.microbatch < 0]
+    between = [action for action in last_worker[updates[0] : updates[1]] if action.kind.name == "F"]
+
+    assert [action.microbatch + 1 for action in between] == [5, 6, 7, 8]  # begun with the weights before
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_each_rank_does_the_work_of_one_update_in_a_steady_step(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, 5))
+    microbatches = data.draw(st.integers(ranks, ranks + 5))
+    times = st.lists(st.integers(1, 50), min_size=ranks, max_size=ranks)
+    f_ns, b_ns = data.draw(times), data.draw(times)
+    costs = Workload.uniform(
+        ranks, f_ns=f_ns, b_ns=b_ns, reduce_ns=data.draw(st.integers(0, 9)), activation_bytes=10,
+        optimizer_ns=data.draw(st.integers(0, 9)), boundary_bytes=data.draw(st.integers(0, 9)),
+    )  # fmt: skip
+    timeline = simulate(table(ranks, microbatches, updates=8), costs)
+    metrics = measure(timeline, costs)
+
+    work_ns = [microbatches * (f + b) for f, b in zip(f_ns, b_ns, strict=True)]
+    busy_ns = [work + int(costs.optimizer_ns[0]) for work in work_ns]
+    intervals = update_intervals(timeline)
+    assert metrics.step_ns == intervals[-1] >= max(busy_ns)
+    assert intervals[-1] == intervals[-2] == max(busy_ns) + int(costs.reduce_ns[0])
+    assert metrics.busy_ns.tolist() == busy_ns
+    assert metrics.memory.peak_activations.tolist() == [ranks - rank for rank in range(ranks)]
+    assert metrics.memory.peak_activation_bytes.tolist() == [10 * (ranks - rank) for rank in range(ranks)]
+
+
+def test_more_microbatches_are_never_slower_than_with_a_flush() -> None:
+    """A flush costs (p - 1)(f + b) per update: the paper's reason for its throughput over PipeDream-Flush."""
+    flushed, steady = (pptrace.simulate(schedule=name, pp=4, microbatches=8).metrics for name in ("1f1b", NAME))
+
+    assert Fraction(flushed.step_ns, steady.step_ns) == Fraction(8 + 3, 8)
+    assert (steady.bubble, steady.idle_ns.sum()) == (0, 0)
+
+
+def step_of(**sections: object) -> dict[str, object]:
+    """Return a configuration with messages over links that ranks share."""
+    return {
+        "schedule": {"name": NAME, "options": {"updates": 6}}, "parallel": {"pp": 4}, "batch": {"microbatches": 6},
+        "network": {"name": "infiniband-fat-tree", "generation": "edr", "hosts_per_leaf": 2},
+        "costs": {"name": "table", "forward": "1 ms", "backward": "2 ms", "boundary": "2 MB", "activation": "3 MB",
+                  "weights": "5 MB"}, **sections,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "policy", ["async", "blocking", "sender-blocking", "ordered", "batched", "torch", "megatron"]
+)
+def test_updates_are_equally_far_apart_under_every_policy(policy: str) -> None:
+    run = pptrace.simulate(step_of(p2p={"policy": policy}, contention={"links": "none"}))
+
+    intervals = update_intervals(run.timeline)
+    alternates = policy == "async"
+    assert intervals[-1] == run.metrics.step_ns == int(run.timeline.end_ns.max())
+    assert (intervals[-1] == intervals[-2]) != alternates
+    assert intervals[-1] == intervals[-3]
+    assert run.timeline.start_ns.min() == 0
+    assert ({int(busy_ns) for busy_ns in run.metrics.busy_ns} == {6 * 3_000_000}) != alternates
+
+
+def test_a_trace_has_the_figures_of_the_step(tmp_path: Path) -> None:
+    run = pptrace.simulate(step_of())
+    (path,) = run.save(tmp_path / "step.pftrace")
+
+    step = perfetto.read([path])
+
+    again = measure(step, run.prepared.workload)
+    assert (again.step_ns, again.bubble, again.notes) == (
+        run.metrics.step_ns,
+        run.metrics.bubble,
+        run.metrics.notes,
+    )
+    assert again.memory.peak_bytes.tolist() == run.memory.peak_bytes.tolist()
+    assert [(phase.name, phase.end_ns) for phase in phases(step)] == [("steady", run.metrics.step_ns)] * 4
+    counters = {(counter.rank, counter.name): counter for counter in step.counters}
+    assert [int(counters[rank, "in flight"].value[0]) for rank in range(4)] == [
+        int(counter.value[0]) for counter in in_flight(step)
+    ]
+    peaks = [int(counters[rank, "memory"].value.max()) for rank in range(4)]
+    assert peaks == run.metrics.memory.peak_bytes.tolist()
+
+
+def test_memory_has_two_versions_of_the_weights() -> None:
+    flushed, steady = (pptrace.simulate(step_of(schedule=name)).memory for name in ("1f1b", NAME))
+
+    assert (steady.weights_bytes == 2 * flushed.weights_bytes).all()
+    assert (steady.peak_activation_bytes == flushed.peak_activation_bytes).all()
+    assert (steady.peak_bytes - steady.weights_bytes == flushed.peak_bytes - flushed.weights_bytes).all()
+
+
+def test_a_written_table_gives_the_same_step(tmp_path: Path) -> None:
+    run = pptrace.simulate(step_of())
+    run.save(tmp_path / "order.csv")
+
+    again = pptrace.simulate(step_of(schedule=str(tmp_path / "order.csv")))
+
+    assert again.metrics.step_ns == run.metrics.step_ns
+    assert again.prepared.request.microbatches == 6
+
+
+@pytest.mark.parametrize(("sections", "place"), [
+    ({"rl": {"forward_passes": 1}}, "rl"),
+    ({"data_parallel": {"speeds": {"1": 0.9}}, "parallel": {"pp": 4, "dp": 2}}, "data_parallel.speeds"),
+])  # fmt: skip
+def test_settings_that_need_a_flush_are_refused(sections: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError, match=f"{place}: {NAME} does not flush the pipeline before an update"):
+        pptrace.simulate(step_of(**sections))
+
+
+def test_different_times_between_updates_are_noted() -> None:
+    """On shared links, messages of two updates in turn delay each other."""
+    alternating, equal = (pptrace.simulate(step_of(p2p={"policy": policy})) for policy in ("async", "ordered"))
+
+    text = "times between updates differ (19.7 ms, then 19.4 ms): the step is the last of them"
+    assert text in alternating.metrics.notes
+    assert text not in equal.metrics.notes
+
+
+def test_advice_takes_a_schedule_of_older_weights_only_by_its_name() -> None:
+    assert NAME not in schedules_of(pptrace.simulate(step_of(schedule="1f1b")))
+    assert NAME in schedules_of(pptrace.simulate(step_of()))
+
+
+def test_frameworks_with_a_flush_do_not_run_the_table() -> None:
+    assert next(unsupported_parts(table(2, 2))).part == "4 updates without a flush between them"
+    assert next(unsupported_by_megatron(table(2, 2))).startswith("actions such as 0OPTIMIZER")
