@@ -47,7 +47,8 @@ KEYS: dict[str, Any] = {
 """Columns of a mixture of experts by setting, each with the value where a recipe does not have the setting."""
 UNUSUAL: dict[str, Any] = {
     "costs.zero": 1, "costs.fused_loss": True, "costs.aligned_dispatch": True, "costs.exp_avg": None,
-    "costs.exp_avg_sq": None, "costs.outer_sharding": None, "data_parallel.reduce_each": None,
+    "costs.exp_avg_sq": None, "costs.fused_routing": None, "model.first_bf16_layers": None,
+    "model.last_bf16_layers": None, "costs.outer_sharding": None, "data_parallel.reduce_each": None,
     "data_parallel.reshard": None, "data_parallel.shard": None,
 }  # fmt: skip
 """Columns by setting that are blank where a recipe has this value, which most have."""

@@ -240,6 +240,9 @@ def _megatron_messages(experiment: Experiment, chunks: int) -> tuple[list[str], 
     return words, without
 
 
+_FUSED_ROUTING = {"router": "--moe-router-fusion", "permutation": "--moe-permute-fusion"}
+
+
 def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], list[str]]:
     """Return the arguments of parallelism, optimizer and recomputation, parts without arguments, and notes."""
     parallel, model, costs = experiment.parallel, values_of(experiment.model), values_of(experiment.costs)
@@ -249,6 +252,8 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     if (parallel.ep or 1) > 1:
         dispatcher = "flex" if costs.get("dispatcher") == "deduplicated" else "alltoall"
         words += flag_words({"moe-token-dispatcher-type": dispatcher})
+        fused = costs.get("fused_routing", True)
+        words += [flag for part, flag in _FUSED_ROUTING.items() if fused is True or (fused and part in fused)]
     zero = int(costs.get("zero") or 0)
     words += ["--use-distributed-optimizer"] if zero else []
     state_types = {name: costs.get(name.replace("-", "_")) for name in _TYPED_STATE}

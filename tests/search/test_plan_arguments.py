@@ -53,7 +53,8 @@ MEGATRON = {
     "--overlap-p2p-communication-warmup-flush", "--recompute-granularity", "--recompute-method",
     "--recompute-num-layers", "--recompute-modules", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
     "--microbatch-group-size-per-virtual-pipeline-stage", "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split", "--moe-token-dispatcher-type",
+    "--account-for-loss-in-pipeline-split", "--moe-token-dispatcher-type", "--moe-router-fusion",
+    "--moe-permute-fusion",
 }  # fmt: skip
 """Arguments that Megatron-LM's parser had on 22 August 2026."""
 COUNT = r"[1-9]\d*"

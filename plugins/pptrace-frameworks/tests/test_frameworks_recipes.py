@@ -377,7 +377,7 @@ def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path
     }  # fmt: skip
     assert found["parallel"] == {"pp": 1, "dp": 4, "ep": 2}
     assert found["batch"] == {"global": 8, "micro": 2, "sequence": 1024}
-    assert found["costs"] == {"zero": 2, "dispatcher": "deduplicated"}
+    assert found["costs"] == {"zero": 2, "dispatcher": "deduplicated", "fused_routing": False}
 
 
 @pytest.mark.parametrize(("arguments", "shard", "costs"), [
@@ -624,6 +624,7 @@ JOBS = st.fixed_dictionaries({
     "dispatcher": st.sampled_from(["all-to-all", "deduplicated"]),
     "p2p": st.sampled_from([{}, {"overlap_p2p_comm": False}, {"overlap_p2p_comm_warmup_flush": True}]),
     "layout": st.booleans(), "overlap_tp": st.booleans(),
+    "fused_routing": st.sampled_from([True, False, ["router"], ["permutation"]]),
 })  # fmt: skip
 
 
@@ -652,7 +653,8 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
         "p2p": {"policy": "megatron", "options": options},
         "data_parallel": {"overlap": job["overlap"], **sharding},
         "costs": {
-            "zero": job["zero"], "dispatcher": job["dispatcher"], "overlap_tp": job["overlap_tp"], **states,
+            "zero": job["zero"], "dispatcher": job["dispatcher"], "overlap_tp": job["overlap_tp"],
+            "fused_routing": job["fused_routing"], **states,
         },
     }  # fmt: skip
     prepared = prepare(load(config), Registry.load())
@@ -674,7 +676,7 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
     }  # fmt: skip
     costs = dict(config["costs"])
     if sizes["ep"] == 1:
-        costs.pop("dispatcher")
+        del costs["dispatcher"], costs["fused_routing"]
     if sizes["tp"] == 1:
         costs.pop("overlap_tp")
     assert found["costs"] == costs

@@ -168,3 +168,56 @@ def test_cuda_graphs_issue_the_kernels_of_dense_layers(costs: Callable[..., Work
     captured = costs({}, options={**SHAPES, "host_kernel": 10**9, "cuda_graphs": True})
 
     assert list(captured.f_ns) == list(free.f_ns)
+
+
+@pytest.mark.parametrize("kernels", ["shapes", "groups"])
+def test_layers_in_bf16_cost_what_they_cost_in_a_bf16_model(costs: Callable[..., Workload], kernels: str) -> None:
+    options: dict[str, Any] = {"kernels": kernels, "host_launch": 20_000, "fused_routing": False}
+    experts = {"num_experts": 8, "top_k": 2, "dense_layers": 1, "layers": 8}
+    sizes: dict[str, Any] = {"ep": 4, "tp": 2, "etp": 1, "dp": 2, "sequence_parallel": True, "options": options}
+
+    def build(**model: Any) -> Workload:
+        return costs({**experts, **model}, "b200", **sizes)
+
+    whole, narrow = build(precision="bf16"), build(precision="nvfp4")
+    mixed = build(precision="nvfp4", first_bf16_layers=2, last_bf16_layers=4)
+
+    for name in ("f_ns", "i_ns", "w_ns", "activation_bytes"):
+        of_stages = getattr(mixed, name)
+        assert of_stages[[0, 2, 3]].tolist() == getattr(whole, name)[[0, 2, 3]].tolist(), name
+        assert of_stages[1] == getattr(narrow, name)[1] != getattr(whole, name)[1], name
+
+
+def test_products_have_precisions_of_their_own(costs: Callable[..., Workload]) -> None:
+    model: dict[str, Any] = {
+        "layers": 4, "hybrid_pattern": "M*EE", "mamba": {"heads": 16}, "num_experts": 8, "top_k": 2,
+        "expert_latent": 256, "mtp": 1, "precision": "nvfp4",
+    }  # fmt: skip
+
+    def stages(**precisions: str) -> list[int]:
+        workload = costs({**model, "product_precisions": precisions}, "b200", options=SHAPES)
+        return (workload.f_ns + workload.b_ns).tolist()
+
+    plain = stages()
+    changes = {
+        "mamba_output": [0], "attention": [1, 3], "latent": [2, 3], "mtp": [3],
+    }  # fmt: skip
+    for name, changed in changes.items():
+        found = [stage for stage, (a, b) in enumerate(zip(plain, stages(**{name: "bf16"}), strict=True)) if a != b]
+        assert found == changed, name
+
+
+def test_an_unfused_router_reads_and_writes_its_scores_again(costs: Callable[..., Workload]) -> None:
+    def stage(*, fused: bool) -> Workload:
+        return costs({"num_experts": 64, "top_k": 2}, options={**SHAPES, "fused_routing": fused})
+
+    unfused, whole = stage(fused=False), stage(fused=True)
+
+    layers, scores, rate, launch = 2, 2048 * 64, 3.35e3 * 0.8, 5_000  # bytes per ns; ns
+    assert unfused.f_ns[1] - whole.f_ns[1] == pytest.approx(
+        layers * (25 * launch + 59 * scores / rate), abs=layers
+    )
+    assert unfused.i_ns[1] - whole.i_ns[1] == pytest.approx(
+        layers * (11 * launch + 32 * scores / rate), abs=layers
+    )
+    assert (unfused.w_ns == whole.w_ns).all()

@@ -50,9 +50,9 @@ def test_the_host_issues_a_product_and_a_cast_per_local_expert(
 
     count = issued({"precision": precision}, ep=ep, dp=16)
 
-    # The router's product casts, too: no norm directly precedes it. Three copies align the rows of experts.
+    # Three copies align the rows of experts.
     assert count == (
-        ATTENTION + ROUTER + PREPROCESS + MOE + 2 * local + casts + (1 + 3) * (precision == "fp8") + exchanges
+        ATTENTION + ROUTER + PREPROCESS + MOE + 2 * local + casts + 3 * (precision == "fp8") + exchanges
     )
 
 
@@ -66,6 +66,7 @@ def test_a_fixed_capacity_needs_no_counts_on_the_host(issued: Callable[..., floa
 
 def test_a_router_without_fused_kernels_has_more_operations(issued: Callable[..., float]) -> None:
     assert issued(options={"fused_routing": False}) - issued() == 25 + 20
+    assert issued(options={"fused_routing": ["permutation"]}) - issued() == 25
 
 
 def test_groups_of_a_layer_add_their_collectives(issued: Callable[..., float]) -> None:

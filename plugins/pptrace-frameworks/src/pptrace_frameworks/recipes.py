@@ -30,7 +30,7 @@ _ARGUMENT_DEFAULTS: Mapping[str, Any] = {
     "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
     "expert_model_parallel_size": 1, "sequence_parallel": False, "use_distributed_optimizer": False,
     "overlap_grad_reduce": False, "tp_comm_overlap": False, "moe_token_dispatcher_type": "allgather",
-    "micro_batch_size": 1,
+    "micro_batch_size": 1, "moe_router_fusion": False, "moe_permute_fusion": False,
 }  # fmt: skip
 """Defaults of Megatron-LM's arguments, where a software stack has another value."""
 _MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
@@ -173,6 +173,7 @@ def _configuration(
     model |= {"offloaded_layers": offloaded} if offloaded else {}
     precision = _precision(recipe, settings)
     model |= {"precision": precision} if precision else {}
+    model |= _bf16_layers(settings)
     if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
         model["fp8_attention"] = True
     if settings.read("peft", "none") != "none":
@@ -326,7 +327,7 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
         costs["fused_loss"] = loss == "te" and settings.read("cross_entropy_loss_fusion") is not False
     costs |= _scaling(recipe, settings)
     if parallel["ep"] > 1:
-        costs |= _dispatcher(recipe, settings)
+        costs |= _dispatcher(recipe, settings) | _fused_routing(settings)
     graphs = _graphs(settings)
     if graphs is not None:
         costs["cuda_graphs"] = graphs
@@ -391,6 +392,17 @@ def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
     return {"dispatcher": "all-to-all"} if kind or (backend and not recipe.is_command) else {}
 
 
+def _fused_routing(settings: _Settings) -> dict[str, Any]:
+    """Return which parts of routing are fused kernels; nothing if the recipe does not say it."""
+    fused = {
+        "router": settings.read("moe_router_fusion"), "permutation": settings.read("moe_permute_fusion"),
+    }  # fmt: skip
+    if all(value is None for value in fused.values()):
+        return {}
+    parts = [part for part, value in fused.items() if value is not False]
+    return {"fused_routing": len(parts) == len(fused) or parts or False}
+
+
 def _graphs(settings: _Settings) -> bool | list[str] | None:
     """Return whether CUDA graphs issue layers, or which parts of them; None if the recipe does not have it."""
     impl, scopes = settings.read("cuda_graph_impl"), {*settings.words("cuda_graph_scope")}
@@ -433,6 +445,17 @@ def _precision(recipe: Recipe, settings: _Settings) -> str | None:
             if re.search(pattern, text.lower()):
                 return precision
     return next((name for name in ("bf16", "fp16") if words[name]), None)
+
+
+def _bf16_layers(settings: _Settings) -> dict[str, int]:
+    """Return the number of first and last layers that stay in BF16; Megatron-Core has one of each by default."""
+    counts = {
+        f"{key}_bf16_layers": settings.count(f"num_layers_at_{end}_in_bf16", 1)
+        for key, end in (("first", "start"), ("last", "end"))
+    }
+    if not settings.read("first_last_layers_bf16"):
+        return {}
+    return {key: count for key, count in counts.items() if count}
 
 
 def _recomputation(settings: _Settings) -> dict[str, Any]:

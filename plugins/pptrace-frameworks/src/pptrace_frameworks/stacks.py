@@ -153,6 +153,23 @@ _BRIDGE = (
     ),
 )  # fmt: skip
 
+_NEMOTRON_3 = (
+    _rule(
+        "MB v0.3.0 to v0.6.0 src/megatron/bridge/recipes/nemotronh: no --moe-router-fusion, which Ultra has",
+        {"costs.fused_routing": ["permutation"]},
+        when={"model.preset": ["nemotron-3-nano", "nemotron-3.5-lightning", "nemotron-3-super"]},
+    ),
+    _rule(
+        "MB v0.4.0 scripts/performance/configs/nemotronh/te_quant.cfg, src/megatron/bridge/training/"
+        "mixed_precision.py nemotron_3_super_bf16_with_nvfp4_mixed: num_layers_at_end_in_bf16 = 14",
+        {
+            "model.product_precisions.attention": "bf16", "model.product_precisions.latent": "bf16",
+            "model.product_precisions.mamba_output": "mxfp8", "model.product_precisions.mtp": "bf16",
+            "model.last_bf16_layers": 14,
+        },
+        when={"model.preset": "nemotron-3-super", "model.precision": "nvfp4"},
+    ),
+)  # fmt: skip
 _GRACE_FLEX = _rule(
     "MB v0.2.0 scripts/performance/configs: HybridEP on NVLink domains of 72 (moe_flex_dispatcher_backend)",
     {"costs.dispatcher": "deduplicated", "costs.aligned_dispatch": True},
@@ -388,7 +405,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         nemo("25.04", "nemo-25.02"),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
         bridge("25.11", "megatron-bridge-25.09", _GRACE_FLEX, _GRACE_GRAPHS),
-        bridge("26.02", "megatron-bridge-25.11", _X86_FLEX, _ALIGNED_ROWS),
+        bridge("26.02", "megatron-bridge-25.11", _X86_FLEX, _ALIGNED_ROWS, *_NEMOTRON_3),
         bridge("26.04", "megatron-bridge-26.02"),
         bridge("26.06", "megatron-bridge-26.04", *_FULL_ITERATION, _FREED_OUTPUTS),
         bridge("26.08", "megatron-bridge-26.06"),

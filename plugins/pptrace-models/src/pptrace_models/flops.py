@@ -25,6 +25,8 @@ _LOGITS_BYTES = 4
 """The loss is computed in fp32."""
 _FP32_BYTES = 4
 """Bytes of an fp32 element."""
+_SCORE_KERNELS, _SCORE_BYTES = (25, 11), (59, 32)
+"""Kernels of an unfused router, and their bytes per token and expert, forward and backward."""
 _ROUTING_KERNELS = 8
 """Kernels for scores, top-k, counts and offsets, and for permutations on both sides of two exchanges."""
 
@@ -38,6 +40,7 @@ def layer(
     deduplicated: bool = False,
     aligned: bool = True,
     copied_bytes: tuple[float, float] = (0, 0),
+    fused_router: bool = True,
 ) -> tuple[Operation, ...]:
     """Return a layer's operations on one device.
 
@@ -50,6 +53,7 @@ def layer(
         aligned: whether routing aligns the rows of each expert for products in narrow formats.
         copied_bytes: bytes per element that are copied around the tensor-parallel collectives of a layer's half,
             forward and backward.
+        fused_router: whether one kernel computes the router's scores, top-k and maps.
     """
     shard = shard.loaded(kind)
     matrices = linears(model, shard, kind)
@@ -65,6 +69,7 @@ def layer(
         *(_unfused_expert_kernels(model, shard) if kind.experts else ()),
         *(_rotary(model, shard) if kind.mixer == "attention" else ()),
         *((_routing(model, shard, deduplicated=deduplicated),) if kind.experts else ()),
+        *((_router_scores(model, shard),) if kind.experts and not fused_router else ()),
         *((_padding(model, shard),) if kind.experts and not aligned else ()),
         *((_sequence_copies(model, shard, kind, copied_bytes),) if any(copied_bytes) else ()),
         _norms(model, shard, kind.halves),
@@ -79,8 +84,9 @@ def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[O
     """
     normed = shard.split_tokens * model.hidden * model.element_bytes
     matrix = Linear(
-        group="prediction", inputs=2 * model.hidden, outputs=model.hidden // shard.tp, tokens=shard.tokens
-    )
+        group="prediction", inputs=2 * model.hidden, outputs=model.hidden // shard.tp, tokens=shard.tokens,
+        precision=model.product_precisions.get("mtp"),
+    )  # fmt: skip
     return (
         embedding(model, shard, gradient_bytes)._replace(name="prediction embedding"),
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
@@ -233,6 +239,7 @@ def products(
         sizes: dict[str, Any] = {
             "copies": matrix.copies, "result_bytes": element,
             "grouped": matrix.group == "experts" and matrix.copies > 1, "uneven": matrix.uneven,
+            "precision": matrix.precision,
         }  # fmt: skip
         cast, gradient_cast = _casts(matrix)
         forward_products.append(Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=cast, **sizes))
@@ -353,6 +360,26 @@ def _routing(model: Transformer, shard: Shard, *, deduplicated: bool) -> Operati
         copies = 2 * (received.to_places_bytes(shard.ep) + shard.routed) * row
     scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
     return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, scattered=True)
+
+
+def _router_scores(model: Transformer, shard: Shard) -> Operation:
+    """Return the kernels of an unfused router, beside those of a fused one.
+
+    They are counted in ``moe_utils.py`` and ``router.py`` of Megatron-Core 0.19, with logits in FP32. Forward:
+    top-k and its sort, softmax of the chosen logits, and both maps (zeros and a scatter of probabilities; zeros,
+    their cast, a scatter and a cast to booleans). The auxiliary loss computes the softmax of all logits, top-k and
+    the second map again, sums over tokens, and logs. Backward: gradients of the chosen logits, written into zeros,
+    and of the loss's softmax, with the broadcast that precedes it, and the sum of both. Only ``kernels: shapes``
+    counts them.
+    """
+    scores = shard.split_tokens * model.num_experts
+    forward, backward = (
+        Work(beside_bytes=scores * size, kernels=kernels)
+        for size, kernels in zip(_SCORE_BYTES, _SCORE_KERNELS, strict=True)
+    )
+    return Operation(
+        name="router scores", unit="memory", forward=forward, input_gradient=backward, weight_gradient=Work()
+    )
 
 
 def _padding(model: Transformer, shard: Shard) -> Operation:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _BESIDE = {"attn": 30, "mamba": 30, "mlp": 10, "moe_router": 20, "moe_preprocess": 20, "moe": 30}
 """Operations of each part of a layer beside its kernels, casts and collectives; 100 of a layer with experts are
 fitted to Megatron-Bridge's mixtures on x86 hosts. Mamba-2 has those of attention."""
-_UNFUSED = {"moe_router": 25, "moe": 20}
-"""Additional operations of a router and of permutations without fused kernels, counted in Megatron-Core 0.12
-(``megatron/core/transformer/moe/moe_utils.py``): scores, masks, capacity and loss; selection, sums and sorts."""
+_UNFUSED_PERMUTATION = 20
+"""Additional operations of permutations without fused kernels, counted in Megatron-Core 0.12
+(``megatron/core/transformer/moe/moe_utils.py``): selection, sums and sorts."""
 _PADDED = -9
 """Change of operations by a fixed capacity, counted in Megatron-Core 0.14: 14 fewer for counts, their gather and
 their copies to the host (``preprocess`` in ``token_dispatcher.py``), and 5 more that choose the tokens
@@ -50,7 +50,7 @@ _PARTS: dict[FeedForward, tuple[str, ...]] = {
 """Parts of a layer's second half."""
 _MIXING_PARTS: dict[Mixer, tuple[str, ...]] = {"none": (), "mamba": ("mamba",)}
 """Parts of a layer's first half where it is not attention or a module in its place."""
-_ROUTER = {"router", "shared experts", "shared activation function"}
+_ROUTER = {"router", "router scores", "shared experts", "shared activation function"}
 
 
 def issued_operations(
@@ -79,17 +79,17 @@ def issued_operations(
         counts["moe"] += _EXCHANGES
     if kind.experts and model.pads_experts:
         counts["moe_preprocess"] += _PADDED
-    if kind.experts and not options.fused_routing:
-        counts.update(_UNFUSED)
+    if kind.experts and not options.fuses("permutation"):
+        counts["moe"] += _UNFUSED_PERMUTATION
     return counts
 
 
 def _kernels(model: Transformer, operation: Operation) -> int:
     """Return the number of kernels and casts of an operation's forward; norms cast their outputs themselves."""
     work = operation.forward
-    is_narrow = model.precision in NARROW and operation.unit == "linear"
     count = 0
     for product in work.products:
+        is_narrow = (product.precision or model.precision) in NARROW and operation.unit == "linear"
         casts = is_narrow and product.cast is not None and not product.cast.normed
         count += (product.copies if product.grouped and not model.fused_experts else 1) * (1 + casts)
     has_others = work.beside_bytes or (work.size_bytes and not work.products and work.core is None)

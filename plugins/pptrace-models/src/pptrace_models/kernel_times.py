@@ -200,11 +200,11 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
 
     Args:
         product: sizes of the product.
-        precision: precision of the multiplication.
+        precision: precision of the multiplication, unless the product has one.
         device: the device.
         padded: whether sizes count as aligned, as for a padded vocabulary.
     """
-    m, n, k = product.m, product.n, product.k
+    m, n, k, precision = product.m, product.n, product.k, product.precision or precision
     measured = device.table.share(product.copies, m, n, k) if device.table and precision == "bf16" else None
     if measured:
         return product.flops * _SECOND_NS * device.slowness / (device.peak(precision) * measured)

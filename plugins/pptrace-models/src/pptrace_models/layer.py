@@ -6,13 +6,13 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pptrace.plugin import ConfigError, ConstraintError
-from pptrace_models.transformer import divisors_near
+from pptrace_models.transformer import NARROW, divisors_near, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.plugin import CostRequest
-    from pptrace_models.transformer import Layer, Transformer
+    from pptrace_models.transformer import Layer, Precision, Transformer
 
 
 Part: TypeAlias = Literal["all", "shard", "replicate"]
@@ -265,6 +265,8 @@ class Linear(NamedTuple):
     """Whether the preceding matrix has the same input. Both cast it once, and their input gradients are added."""
     casts: int = 1
     """Tensors that its input consists of, which separate kernels cast: one per expert without fused experts."""
+    precision: Precision | None = None
+    """Precision of its products, if it is not that of the layer."""
 
     @property
     def weights(self) -> int:
@@ -274,6 +276,30 @@ class Linear(NamedTuple):
 
 def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
     """Return a layer's matrices on one device."""
+    matrices = _linears(model, shard, kind)
+    if model.precision not in NARROW:
+        return matrices
+    return tuple(matrix._replace(precision=_precision_of(model, kind, matrix)) for matrix in matrices)
+
+
+def _precision_of(model: Transformer, kind: Layer, matrix: Linear) -> Precision | None:
+    """Return the precision of a matrix's products, if it is not that of the layer.
+
+    Routers and the maps of hyper-connections are no modules of Transformer Engine, and are not quantized.
+    """
+    if matrix.group in {"router", "stream maps"}:
+        return kept_precision(model.precision)
+    name: Literal["attention", "latent", "mamba_output"] | None = None
+    if matrix.group == "latent projections":
+        name = "latent"
+    elif matrix.group == "attention projections" and kind.mixer == "attention":
+        name = "attention"
+    elif matrix.group == "attention projections" and kind.mixer == "mamba" and not matrix.normed:
+        name = "mamba_output"
+    return model.product_precisions.get(name) if name else None
+
+
+def _linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
     h, up_matrices = model.hidden, model.matrices - 1
     attention, parallel = (*_stream_maps(model, shard, kind), *_mixing(model, shard, kind)), _parallel(shard)
     if kind.feed_forward == "none":
@@ -453,6 +479,8 @@ class Product(NamedTuple):
     """What a product in a narrow format casts of its left factor."""
     uneven: bool = False
     """Whether the number of rows is a mean over copies with random numbers of rows."""
+    precision: Precision | None = None
+    """Precision of the factors, if it is not that of the layer."""
 
     @property
     def flops(self) -> int:

@@ -16,7 +16,7 @@ neither if several products read the input: then no product directly precedes th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, partial
 from itertools import chain
@@ -27,9 +27,9 @@ from pptrace_models.accelerator import Exchange
 from pptrace_models.casts import Casting
 from pptrace_models.host_times import action_host_ns, layer_host_ns
 from pptrace_models.kernel_times import Shaped, shaped_ns
-from pptrace_models.layer import FIRST_HALF, Work
+from pptrace_models.layer import FIRST_HALF, Work, linears
 from pptrace_models.options import gradient_bytes
-from pptrace_models.transformer import NARROW, kept_precision
+from pptrace_models.transformer import NARROW, Layer, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator, Groups
     from pptrace_models.layer import Operation, Product, Shard
     from pptrace_models.options import RooflineOptions
-    from pptrace_models.transformer import Layer, Transformer
+    from pptrace_models.transformer import Precision, Transformer
 
 
 _Value = TypeVar("_Value")
@@ -101,9 +101,15 @@ def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
     model, shard, groups = costing.model, costing.shard.loaded(kind), costing.groups
     half = second = _half_ns(costing)
+    if model.product_precisions:
+        precisions = {
+            matrix.normed: matrix.precision for matrix in linears(model, shard, kind)
+            if matrix.split_tokens and matrix.group in FIRST_HALF
+        }  # fmt: skip
+        half = _half_ns(costing, precisions.get(True), precisions.get(False))
     exchange = maps = 0
     if kind.experts:
-        second = _experts_ns(model, shard, groups, half)
+        second = _experts_ns(model, shard, groups, second)
         exchange = groups.exchange_ns(_exchange(model, shard))
         if shard.ep > 1 and costing.options.is_hybrid_ep:
             maps = groups.maps_ns(shard.ep * shard.split_tokens * model.num_experts)  # a byte per expert
@@ -158,18 +164,29 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     )
 
 
-def _half_ns(costing: Costing) -> HalfTimes:
-    """Return the collectives of attention or an MLP. Gathers have the precision of the products that read them."""
+def _half_ns(
+    costing: Costing, of_input: Precision | None = None, of_gradient: Precision | None = None
+) -> HalfTimes:
+    """Return the collectives of attention or an MLP. Gathers have the precision of the products that read them.
+
+    Args:
+        costing: the inputs of times.
+        of_input: precision of the products that read the input, if it is not that of the layer.
+        of_gradient: likewise, of the products that read the output's gradient.
+    """
     model, shard, groups = costing.model, costing.shard, costing.groups
     size = _hidden_bytes(model, shard)
     if not shard.is_split:
         return HalfTimes(reduce_ns=groups.ns("tp", size, "all-reduce"))
     _, reduce = _tensor_ns(shard, groups, "tp", size)
-    casting = Casting(precision=model.precision, recipe=costing.options.fp8_recipe)
     elements = shard.tokens * model.hidden
+    castings = (
+        Casting(precision=precision or model.precision, recipe=costing.options.fp8_recipe)
+        for precision in (of_input, of_gradient)
+    )
     gather, gradient_gather = (
-        groups.ns("tp", round(elements * casting.gathered_bytes(gradient=gradient)), "all-gather")
-        for gradient in (False, True)
+        groups.ns("tp", round(elements * casting.gathered_bytes(gradient=bool(index))), "all-gather")
+        for index, casting in enumerate(castings)
     )
     return HalfTimes(gather, reduce, gradient_gather)
 
@@ -245,6 +262,7 @@ _MODULES = {
     "mlp": ("mlp", "activation function"),
     "moe": (
         "router",
+        "router scores",
         "experts",
         "latent projections",
         "routing",
@@ -342,6 +360,10 @@ class Costing:
         value: _Value = self._values[key]
         return value
 
+    def of(self, kind: Layer) -> Costing:
+        """Return the inputs of a layer's times, with the precision of its products."""
+        return self if kind.precision is None else self.once(_with_precision, kind.precision)
+
     def layer(self, kind: Layer) -> tuple[Operation, ...]:
         """Return a layer's operations."""
         return self.once(_layer_operations, kind)
@@ -396,8 +418,10 @@ class Costing:
         work, device = operation.forward, self.device
         if not isinstance(device, Shaped) or not work.products:
             return 1 if work.core else work.kernels
-        casting = device.casting(self.model.precision)
-        casts = sum(casting.work(product.cast)[1] > 0 for product in work.products)
+        casts = sum(
+            device.casting(product.precision or self.model.precision).work(product.cast)[1] > 0
+            for product in work.products
+        )
         return len(work.products) + casts + (work.kernels if work.beside_bytes else 0)
 
     def cost(self, operations: Iterable[Operation], group: GroupTimes | None = None) -> Cost:
@@ -411,12 +435,17 @@ class Costing:
         return Cost(f=f, i=i, w=w, f_collective=group.forward_ns, i_collective=group.backward_ns)
 
 
+def _with_precision(costing: Costing, precision: Precision) -> Costing:
+    return replace(costing, model=costing.model.with_precision_of(Layer(precision=precision)))
+
+
 def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
     model, options = costing.model, costing.options
     needs_no_rows = model.pads_experts or model.fused_experts or model.precision not in NARROW
     return flops.layer(
         model, costing.shard, gradient_bytes(options), kind, deduplicated=options.dispatcher == "deduplicated",
         aligned=needs_no_rows or options.is_hybrid_ep, copied_bytes=_copied_bytes(costing),
+        fused_router=options.fuses("router"),
     )  # fmt: skip
 
 
@@ -433,7 +462,7 @@ def _copied_bytes(costing: Costing) -> tuple[float, float]:
 
 
 def _layer_host_ns(costing: Costing, kind: Layer) -> int:
-    options = costing.options
+    costing, options = costing.of(kind), costing.options
     if kind.experts or options.host_launch:
         return layer_host_ns(options, costing.model, costing.shard, costing.layer(kind), kind)
     return 0 if options.cuda_graphs else options.host_kernel * costing.forward_kernels(kind)
@@ -452,6 +481,7 @@ def _exact(share: float) -> Fraction:
 
 def layer_cost(costing: Costing, kind: Layer) -> Cost:
     """Return a layer's time, including recomputation."""
+    costing = costing.of(kind)
     model, options, operations = costing.model, costing.options, costing.layer(kind)
     group = layer_ns(costing, kind)
     if options.overlap_tp:

@@ -57,7 +57,7 @@ class Kept:
 
 def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
     """Return the bytes that a layer keeps."""
-    shard = shard.loaded(kind)
+    model, shard = model.with_precision_of(kind), shard.loaded(kind)
     scores = _scores(model, shard) if kind.mixer == "attention" else 0
     all_bytes = (
         _boundary_bytes(model, shard, kind) + _mixing(model, shard, kind) + _mlp(model, shard, kind) + scores

@@ -81,9 +81,10 @@ class RooflineOptions(Parameters):
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens reach their experts. ``all-to-all``: a token is sent once per expert. ``deduplicated``: it is
     sent once per device and node, which forward it to several of their experts (DeepEP, HybridEP)."""
-    fused_routing: bool = True
-    """Whether router and permutations are fused kernels (``--moe-router-fusion``, ``--moe-permute-fusion``);
-    otherwise the host issues more operations (``host_launch``)."""
+    fused_routing: bool | tuple[Literal["router", "permutation"], ...] = True
+    """Which parts of routing are fused kernels: ``true`` for both, or ``router`` (``--moe-router-fusion``) and
+    ``permutation`` (``--moe-permute-fusion``). Otherwise the host issues more operations (``host_launch``). An
+    unfused router also takes more time on the device (``kernels: shapes``)."""
     aligned_dispatch: bool = True
     """Whether ``dispatcher: deduplicated`` gathers the routing maps of all devices and aligns the rows of each
     expert for products in FP8 and FP4. HybridEP does, DeepEP does not. Without it, kernels copy the rows of
@@ -132,6 +133,10 @@ class RooflineOptions(Parameters):
     delay_wgrad: bool = True
     """Whether exchanges of experts start before the weight gradients of the same half of a layer, as with
     Megatron-LM's ``--delay-wgrad-compute``, or after them."""
+
+    def fuses(self, part: Literal["router", "permutation"]) -> bool:
+        """Return whether a part of routing is a fused kernel."""
+        return self.fused_routing if isinstance(self.fused_routing, bool) else part in self.fused_routing
 
     @property
     def is_hybrid_ep(self) -> bool:

@@ -494,15 +494,16 @@ def _stage_kernels(rows: _Rows, stage: Stage, tower: Tower | None) -> Iterable[K
         yield from rows.of("embedding", costing.embedding(), 1)
     layers = Counter((*stage.layers, *stage.predictions))
     for layer, count in layers.items():
-        operations = costing.layer(layer)
+        rows_of_layer = rows._replace(costing=costing.of(layer))
+        operations = rows_of_layer.costing.layer(layer)
         attention = [operation for operation in operations if is_attention(operation.name)]
         second_half = [operation for operation in operations if not is_attention(operation.name)]
         causal = model.causal and not layer.window
-        for row in rows.of("attention", attention, count):
+        for row in rows_of_layer.of("attention", attention, count):
             yield replace(row, causal=causal and row.name == CORE)
-        yield from rows.of("experts" if layer.experts else "mlp", second_half, count)
+        yield from rows_of_layer.of("experts" if layer.experts else "mlp", second_half, count)
         if kind is Kind.I and layer.again:
-            for row in rows.recomputed(operations, count, layer):
+            for row in rows_of_layer.recomputed(operations, count, layer):
                 yield replace(row, causal=causal and row.name == CORE)
     if stage.predictions:
         yield from rows.of("prediction", costing.prediction(), len(stage.predictions))

@@ -124,6 +124,7 @@ def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment,
 
 
 def _layer(costing: Costing, kind: Layer) -> Unit:
+    costing = costing.of(kind)
     model, options, operations = costing.model, costing.options, costing.layer(kind)
     collectives = layer_times.layer_collectives(costing, kind)
     norms = costing.cost(operation for operation in operations if operation.name == "norms and residuals")

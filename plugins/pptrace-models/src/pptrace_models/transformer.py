@@ -386,6 +386,8 @@ class Layer(NamedTuple):
     """Whether full recomputation applies to the layer."""
     offloaded: bool = False
     """Whether host memory holds what the layer keeps for its backward."""
+    precision: Precision | None = None
+    """Precision of the layer's products, if it is not that of the model."""
     received: float = 1.0
     """Tokens of the experts of the fullest device, relative to an even share without dropped tokens."""
     sent: float = 1.0
@@ -449,6 +451,16 @@ class Transformer(Parameters):
     precision: Precision = "bf16"
     """Precision of the products of linear layers. With fp8, mxfp8 and nvfp4, weights, activations, attention and
     LM head stay in bf16, and the factors of products are cast."""
+    product_precisions: dict[Literal["attention", "latent", "mamba_output", "mtp"], Precision] = Field(default={})
+    """Precisions of some products, in place of a narrow ``precision`` (``kernels: shapes``). ``attention`` has
+    attention's matrices, ``latent`` the projections to and from ``expert_latent``, and ``mamba_output`` Mamba-2's
+    output matrix. ``mtp`` is multi-token prediction."""
+    first_bf16_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Number of first layers whose products are in BF16, with a narrow ``precision``
+    (``--num-layers-at-start-in-bf16``)."""
+    last_bf16_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Number of last layers whose products are in BF16, with a narrow ``precision``
+    (``--num-layers-at-end-in-bf16``)."""
     fp8_attention: bool = False
     """Whether flash attention also multiplies in MXFP8, as with ``--fp8-dot-product-attention`` (``kernels:
     shapes``)."""
@@ -773,8 +785,25 @@ class Transformer(Parameters):
             received, sent = kept or self.imbalance, kept or 1.0
         return Layer(
             mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio, again=again, offloaded=offloaded,
-            received=received, sent=sent,
+            precision=self._precision_of_layer(index), received=received, sent=sent,
         )  # fmt: skip
+
+    def _precision_of_layer(self, index: int) -> Precision | None:
+        """Return the precision of a layer's products, if it is not that of the model; indexes as in ``layer``."""
+        if self.precision not in NARROW:
+            return None
+        if index >= self.layers:
+            return self.product_precisions.get("mtp")
+        is_narrow = self.first_bf16_layers <= index < self.layers - self.last_bf16_layers
+        return None if is_narrow else "bf16"
+
+    def with_precision_of(self, kind: Layer) -> Transformer:
+        """Return the model with the precision of a layer's products in place of its own."""
+        if kind.precision is None:
+            return self
+        narrow = self.fp8_attention and kind.precision in NARROW
+        values: dict[str, Any] = {"precision": kind.precision, "product_precisions": {}, "fp8_attention": narrow}
+        return self.model_copy(update=values)
 
     @property
     def parameters(self) -> int:
