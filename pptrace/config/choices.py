@@ -75,6 +75,13 @@ class Reshard(Choice):
     ALWAYS = "always", "after each forward and backward, one layer at a time, as Megatron-FSDP does"
 
 
+class ReduceGroups(Choice):
+    """When gradients are reduced between shard groups."""
+
+    EACH = "each", "with each reduction in the groups, as PyTorch's FSDP2 does"
+    LAST = "last", "once per step, after the last one in the groups, as Megatron-FSDP does"
+
+
 class Balance(Choice):
     """How documents are assigned to replicas and microbatches."""
 

@@ -12,6 +12,7 @@ from pptrace.config.choices import (
     CopyStream,
     PolicyName,
     Receive,
+    ReduceGroups,
     Reshard,
     Sharing,
     StreamPer,
@@ -155,10 +156,11 @@ class DataParallel(_Section):
         description="When a rank frees the gathered weights of a stage, if costs shard them (costs.zero: 3). By "
         f"default always if the stage has units, else never. {Reshard.explanations()}",
     )
-    units: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
+    units: Annotated[int, Field(ge=1, le=2**20)] | Literal["weights"] | None = Field(
         default=None,
         description="Without a pipeline, the units whose weights are gathered, and whose gradients are reduced, "
-        "separately. By default, with costs.zero of 2 or more, these are embedding, each layer, and LM head.",
+        "separately. By default, with overlapped reductions or with costs.zero of 2 or more, these are embedding, "
+        "each layer, and LM head. With `weights`, each matrix of a layer is a unit, as with Megatron-LM's GTP.",
     )
     prefetch: Annotated[int, Field(ge=0, le=2**20)] | None = Field(
         default=None,
@@ -168,7 +170,18 @@ class DataParallel(_Section):
     shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
         description="Replicas that share a shard group (HSDP, data_parallel_shard_degree): state is sharded in "
-        "the group, and gradients are then reduced between the groups. It divides parallel.dp, the default.",
+        "the group, and gradients are then reduced between the groups. It divides parallel.dp, the default. With "
+        "Megatron-LM's GTP, it is tensor-parallel-num-weight-shards over tp.",
+    )
+    expert_shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None,
+        description="Replicas of an expert that share its state, if not those in a shard group. It divides the "
+        "replicas of an expert. With Megatron-LM's GTP, it is expert-tensor-parallel-num-weight-shards over etp.",
+    )
+    reduce_groups: ReduceGroups | None = Field(
+        default=None,
+        description="When shard groups reduce gradients between them, if gradients are reduced after each "
+        f"microbatch's backward; each by default. {ReduceGroups.explanations()}",
     )
     active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,

@@ -58,6 +58,8 @@ class Layout:
     """The axes; neighbours along the first are neighbouring GPUs."""
     shard: int = 0
     """Consecutive replicas that shard state, a divisor of ``dp``; 0 for all."""
+    expert_shard: int = 0
+    """Replicas of an expert that share its state, a divisor of their number; 0 for those in a shard group."""
     encoder: Layout | None = None
     """The encoder's pipeline ranks, which precede ``pp`` ranks of the decoder, on GPUs before theirs; None if all
     ranks have the same sizes, or if the encoder is on the decoder's GPUs (:class:`SharedLayout`)."""
@@ -166,7 +168,10 @@ class Layout:
         axis, _, part = axis.partition("-")
         if part:
             whole = self.groups(axis)
-            groups = whole.reshape(len(whole), self.dp // (self.shard or self.dp), -1)
+            count = self.dp // (self.shard or self.dp)
+            if axis == "edp" and self.expert_shard:
+                count = whole.shape[1] // self.expert_shard
+            groups = whole.reshape(len(whole), count, -1)
             groups = groups if part == "shard" else groups.swapaxes(1, 2)
             return groups.reshape(-1, groups.shape[2])
         grid = self.grid()

@@ -185,6 +185,11 @@ class CostRequest:
     """Whether gradients are reduced after each microbatch's backward."""
     shard: int = 0
     """Replicas of the pipeline that shard state among them, a divisor of ``dp``; 0 for all."""
+    expert_shard: int = 0
+    """Replicas of an expert that share its state; 0 for those in a shard group."""
+    reduce_groups: str = "each"
+    """When shard groups reduce gradients between them, if gradients are reduced after each microbatch's backward:
+    with ``each`` reduction, or after the ``last`` one by an action of each stage."""
     units: bool = False
     """Whether the stages are units of one rank: parts of the model whose weights are gathered separately."""
     has_pairs: bool = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.choices import Reshard
+from pptrace.config.choices import ReduceGroups, Reshard
 from pptrace.errors import ConfigError
 from pptrace.network.cluster import RankNetwork, SharedLayout, flows_of_gpu, message_share, sibling_replicas
 from pptrace.plugins.construction import build_workload
@@ -187,7 +187,8 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=reduction.reduces_each(),
-        shard=(reduction.shard or 0) % parallel.dp,
+        shard=(reduction.shard or 0) % parallel.dp, expert_shard=reduction.expert_shard or 0,
+        reduce_groups=(reduction.reduce_groups or ReduceGroups.EACH).value,
         encoder=_encoder_grid(inputs.resolved, model, network),
     )  # fmt: skip
     costs = Costs(
@@ -402,8 +403,8 @@ def with_stage_replicas(
 ) -> Workload:
     """Add the all-reduce between the ranks that hold a stage to its reduction, if switched on.
 
-    All groups reduce at once, after the reduction over data-parallel replicas. Without gradients in the costs, a
-    note replaces it.
+    All groups reduce at once, after the reduction over data-parallel replicas. If these share state, a device
+    reduces its share of the gradients. Without gradients in the costs, a note replaces it.
 
     Raises:
         ConfigError: the configuration has this reduction, and the costs have no gradients.
@@ -424,6 +425,7 @@ def with_stage_replicas(
     from pptrace.network.collectives import LinkCollectives
 
     reduce_ns = workload.reduce_ns.copy()
+    reduced_bytes = np.where(workload.reduced_bytes > 0, workload.reduced_bytes, workload.gradients_bytes)
     for copies in sorted({*holders.sum(axis=0)[shared].tolist()}):
         stages = np.flatnonzero(holders.sum(axis=0) == copies)
         sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
@@ -437,5 +439,5 @@ def with_stage_replicas(
         )
         with at_location(resolved, "network"):
             for stage in stages.tolist():
-                reduce_ns[stage] += over.ns("all-reduce", "replicas", int(workload.gradients_bytes[stage]))
+                reduce_ns[stage] += over.ns("all-reduce", "replicas", int(reduced_bytes[stage]))
     return replace(workload, reduce_ns=reduce_ns)

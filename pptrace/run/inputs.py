@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from pptrace.config.resolution import Resolved
-    from pptrace.config.schema import Experiment, Parallel
+    from pptrace.config.schema import DataParallel, Experiment, Parallel
     from pptrace.network.cluster import RankNetwork
     from pptrace.network.contract import Network
     from pptrace.plugins.providers import Provided
@@ -227,11 +227,11 @@ def layout_of(resolved: Resolved) -> Layout:
     """
     experiment = resolved.experiment
     with at_location(resolved, "parallel"):
-        return parallel_layout(experiment.parallel, experiment.data_parallel.shard or 0)
+        return parallel_layout(experiment.parallel, experiment.data_parallel)
 
 
-def parallel_layout(parallel: Parallel, shard: int = 0) -> Layout:
-    """Return the layout of parallel sizes, whose replicas share state in groups of ``shard``, or all with 0.
+def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -> Layout:
+    """Return the layout of parallel sizes, whose replicas share state in shard groups, or all by default.
 
     Raises:
         ConfigError: as for :func:`layout_of`.
@@ -239,12 +239,13 @@ def parallel_layout(parallel: Parallel, shard: int = 0) -> Layout:
     order, grid = tuple(parallel.order.split("-")), parallel.encoder
     layout = Layout(
         pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp, etp=parallel.etp or 0,
-        order=order, shard=shard,
+        order=order, shard=(reduction and reduction.shard) or 0,
+        expert_shard=(reduction and reduction.expert_shard) or 0,
     )  # fmt: skip
     if grid is None or not grid.pp:
         return layout
     dp, cp, tp = parallel.encoder_sizes
-    encoder = Layout(pp=grid.pp, dp=dp, cp=cp, tp=tp, order=order, shard=shard)
+    encoder = Layout(pp=grid.pp, dp=dp, cp=cp, tp=tp, order=order, shard=layout.shard)
     return replace(layout, pp=layout.pp - grid.pp, encoder=encoder)
 
 

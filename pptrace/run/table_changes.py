@@ -345,7 +345,8 @@ _DEPTH = 1
 def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
     """Return the number of units of a step without a pipeline; 1 for stages that are no units.
 
-    By default, the only stage has units where its state is sharded and all replicas are alike.
+    By default, the only stage has units if all replicas are alike, and if its state is sharded or its gradients
+    are reduced while the last backward computes. Frameworks then reduce buckets, mostly smaller than a layer.
 
     Raises:
         ConfigError: units of a pipeline, of a table with collectives, or of replicas that differ.
@@ -357,7 +358,11 @@ def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
         if not (is_divisible and costs.are_replicas_alike):
             return 1
         workload = costs.workload_of(table)
-        return workload.units if (workload.gathered_bytes.any() or workload.unshard_ns.any()) else 1
+        overlaps = resolved.experiment.data_parallel.overlaps and workload.reduce_ns.any()
+        is_sharded = workload.gathered_bytes.any() or workload.unshard_ns.any()
+        return workload.units if is_sharded or overlaps else 1
+    if configured == "weights":
+        configured = costs.workload_of(table).weights
     if configured > 1 and not is_divisible:
         message = "a pipeline gathers and reduces stages: write pp: 1 and one chunk, or remove the key"
         raise resolved.error("data_parallel.units", message)
@@ -397,7 +402,7 @@ def with_sharding(
     is_sharded = bool(freed.any() or gathered.any())
     if configured.reduces_each(units=has_units and is_sharded):
         _check_reductions(resolved, table)
-        table = with_reductions(table, workload.reduce_ns > 0)
+        table = with_reductions(table, workload.reduce_ns > 0, workload.reduce_groups_ns > 0)
     written = [f"data_parallel.{key}" for key in _KEYS if getattr(configured, key) not in _USUAL]
     if written and parallel.dp * parallel.cp > 1 and not freed.any():
         raise resolved.error(written[0], f"no weights are gathered and freed: {_SHARDS}")

@@ -32,7 +32,7 @@ _COMPUTED = [Stream.COMPUTE, *(stream for stream in Stream if stream.is_group)]
 """Streams of actions and of their segments."""
 _PASSES = COMPUTE.mask(np.arange(len(Kind)))
 _MEETINGS = KindSet({Kind.SYNC})
-_ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
+_ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS})
 _EPILOGUE = KindSet({*STAGE_ENDS, Kind.WAIT_REDUCE_GRAD})
 _AFTER_PASSES = KindSet({Kind.OPTIMIZER, *WAITS})
 

@@ -491,13 +491,17 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
 
 
 def _rows_off_messages(schedule: Schedule, off_messages: KindSet) -> NDArray[np.int64]:
-    """Return actions of some kinds, and reductions of microbatches, that a computation of their rank follows."""
+    """Return actions of some kinds, and reductions of microbatches, that a computation of their rank follows.
+
+    Reductions between shard groups follow those of microbatches.
+    """
     kind = schedule.kind
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
     per_microbatch = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
-    candidate = off_messages.mask(kind) | (reduces & per_microbatch)
+    between_groups = np.equal(kind, int(Kind.REDUCE_GROUPS))
+    candidate = off_messages.mask(kind) | ((reduces | between_groups) & per_microbatch)
     if schedule.has_communication or not candidate.any():
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))

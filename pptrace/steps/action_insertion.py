@@ -289,13 +289,29 @@ def _gather_next(
     return added[:, :count]
 
 
-def with_reductions(schedule: Schedule, reduced: NDArray[np.bool_]) -> Schedule:
-    """Return a table with a reduction after each weight gradient of the stages in the mask ``reduced``."""
+def with_reductions(
+    schedule: Schedule, reduced: NDArray[np.bool_], between_groups: NDArray[np.bool_] | None = None
+) -> Schedule:
+    """Return a table with a reduction after each weight gradient of some stages.
+
+    Args:
+        schedule: a table without reductions.
+        reduced: shape (stages,): the stages that are reduced.
+        between_groups: shape (stages,): those whose last reduction precedes one between shard groups; None for
+            no stage.
+    """
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(schedule.kind) & reduced[schedule.stage])
     blocks = blocks_of(schedule)
     row = blocks.last[blocks.of_row[rows]] + 1
     rank, kind = schedule.rank_of_row()[rows], np.full(rows.size, Kind.REDUCE_GRAD)
-    return insert_stage_actions(schedule, np.stack([row, rank, kind, schedule.stage[rows]]))
+    added = np.stack([row, rank, kind, schedule.stage[rows]])
+    if between_groups is not None:
+        last = np.full((schedule.ranks, schedule.stages), -1, dtype=np.int64)
+        last[rank, added[3]] = np.arange(rows.size)  # rows are in order, so the last reduction remains
+        groups = added[:, last[(last >= 0) & between_groups]]
+        groups[2] = Kind.REDUCE_GROUPS
+        added = np.concatenate([added, groups], axis=1)
+    return insert_stage_actions(schedule, added)
 
 
 def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDArray[np.bool_]) -> list[_Block]:

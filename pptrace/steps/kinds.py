@@ -137,6 +137,8 @@ class Kind(IntEnum):
     """Forward without a backward, which keeps no activation."""
     GENERATION = 20
     """Generation of the step's sequences, before its passes."""
+    REDUCE_GROUPS = 21
+    """Reduce a stage's gradients between shard groups, after its last reduction in the groups."""
 
     @property
     def traits(self) -> Traits:
@@ -262,7 +264,8 @@ KINDS: dict[Kind, Traits] = {
     ),
     Kind.OPTIMIZER: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, ends_stage=True,
-        waits_for=(*_GATHERED, "REDUCE_GRAD", "SYNC"), cost="optimizer", trace_colour="generic_work",
+        waits_for=(*_GATHERED, "REDUCE_GRAD", "REDUCE_GROUPS", "SYNC"), cost="optimizer",
+        trace_colour="generic_work",
     ),
     Kind.SYNC: Traits(
         role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="sync", trace_colour="startup",
@@ -286,6 +289,10 @@ KINDS: dict[Kind, Traits] = {
     Kind.GENERATION: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, colour=("#d9d2c0", "#d9d2c0"),
         trace_colour="generic_work", meaning="generation",
+    ),
+    Kind.REDUCE_GROUPS: Traits(
+        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, ends_stage=True, cost="reduce_groups",
+        trace_colour="startup", perfetto_text="REDUCE_GRAD",
     ),
 }  # fmt: skip
 """One row per kind, in the order of their numbers."""

@@ -48,7 +48,7 @@ ACTIVE_STAGES = 3
 """Stages of a rank whose weights are gathered at once: the default of ``max_active_stages``."""
 
 _GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
-_REDUCTIONS = KindSet({Kind.REDUCE_GRAD, Kind.WAIT_REDUCE_GRAD})
+_REDUCTIONS = KindSet({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS, Kind.WAIT_REDUCE_GRAD})
 _INSERTED = KindSet({*COMMUNICATION, *SEND_WAITS, *_GATHERS, *_REDUCTIONS})
 """Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 
@@ -298,7 +298,7 @@ def _insert_reduction_waits(schedule: Schedule, *, deferred: bool) -> Schedule:
     """
     rank_of_row, pending = schedule.rank_of_row(), dict[tuple[int, int], int]()
     unmatched = list[int]()
-    for row in np.flatnonzero(_REDUCTIONS.mask(schedule.kind)).tolist():
+    for row in np.flatnonzero(KindSet(_REDUCTIONS - {Kind.REDUCE_GROUPS}).mask(schedule.kind)).tolist():
         reduction = pending.pop((int(rank_of_row[row]), int(schedule.stage[row])), -1)
         if schedule.kind[row] == Kind.REDUCE_GRAD:
             pending[int(rank_of_row[row]), int(schedule.stage[row])] = row

@@ -60,11 +60,11 @@ PER_MICROBATCH = (
 )  # fmt: skip
 OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
-    "unreduced_bytes", "released_ns",
+    "unreduced_bytes", "released_ns", "reduce_groups_ns", "reduced_bytes",
 )  # fmt: skip
 WHOLE = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
-    "plausible_flops", "unit_time_ns", "units",
+    "plausible_flops", "unit_time_ns", "units", "weights",
 )  # fmt: skip
 
 
@@ -155,6 +155,10 @@ class Workload:
     """Gathered weights until they are freed, in addition to ``weights_bytes``; zero by default, like the next."""
     unreduced_bytes: Int64s = field(default_factory=none)
     """Unreduced gradients, from the first backward after a reduction to the end of the next reduction."""
+    reduce_groups_ns: Int64s = field(default_factory=none)
+    """Reduction of the stage's gradients between shard groups by an action; zero if ``reduce_ns`` includes it."""
+    reduced_bytes: Int64s = field(default_factory=none)
+    """Part of the gradients that a device has after their reduction; zero for all of ``gradients_bytes``."""
     released_ns: Int64s = field(default_factory=none)
     """Time from the step's start at which the slowest other replica has the stage's gradients, the earliest start
     of their reduction; 0 for equal replicas."""
@@ -182,6 +186,8 @@ class Workload:
     units: int = 1
     """Number of units of a rank that has the whole model: parts whose weights are gathered separately, and whose
     gradients are reduced separately."""
+    weights: int = 1
+    """Number of units if each matrix of a layer is one."""
     segments: Mapping[Kind, Sequence[tuple[Segment, ...]]] = field(default_factory=lambda: MappingProxyType({}))
     """By kind, the segments of each stage's action; other kinds are a single computation. Set them with
     :meth:`segmented`, which derives the durations."""

@@ -222,7 +222,7 @@ CAUSES = 8
 
 COMPUTES = int(Role.COMPUTE)
 COPIES, MEETS = int(Role.COPY), int(Role.COLLECTIVE)
-REDUCE, SYNC = int(Kind.REDUCE_GRAD), int(Kind.SYNC)
+REDUCE, REDUCE_GROUPS, SYNC = int(Kind.REDUCE_GRAD), int(Kind.REDUCE_GROUPS), int(Kind.SYNC)
 
 
 class Rows(NamedTuple):
@@ -272,7 +272,7 @@ def attribute_idle(
         lane = reduce_lane[rank]
         begin, end = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
         for r in range(begin, end):
-            if cells.kind[r] == REDUCE or cells.kind[r] == SYNC:
+            if cells.kind[r] == REDUCE or cells.kind[r] == REDUCE_GROUPS or cells.kind[r] == SYNC:
                 spent.reduction_ns[rank] += rows.end[r] - rows.start[r]
         lane = compute_lane[rank]
         low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)

@@ -47,8 +47,11 @@ CATEGORY = tuple(_CATEGORIES[traits.role] for traits in KINDS.values())
 COLORS = tuple(traits.trace_colour for traits in KINDS.values())
 """Color of each kind: a reserved color name of chrome://tracing (``cname``)."""
 
-COLOR_TEXTS = tuple(traits.perfetto_text or kind.name for kind, traits in KINDS.items())
-"""Text of each kind from which the Perfetto UI derives its color (``correlation_id``)."""
+_COLORS = [traits.perfetto_text or kind.name for kind, traits in KINDS.items()]
+COLOR_TEXTS = tuple(dict.fromkeys(_COLORS))
+"""Texts from which the Perfetto UI derives the colors of kinds (``correlation_id``)."""
+COLOR_NUMBERS = np.array([COLOR_TEXTS.index(text) for text in _COLORS], dtype=np.int32)
+"""Index of the text of each kind."""
 
 NUMBERED = np.array([traits.role is Role.COMPUTE and not traits.per_stage for traits in KINDS.values()])
 """Whether each kind computes on a microbatch; its names contain the microbatch's number."""

@@ -17,6 +17,7 @@ from pptrace.steps.kinds import Kind
 pytestmark = pytest.mark.needs_plugins
 
 MODEL = {"layers": 16, "hidden": 1024, "heads": 16, "ffn": 4096, "vocabulary": 32000}
+EXPERTS = {"num_experts": 8, "top_k": 2, "expert_ffn": 1024}
 
 
 def run(
@@ -139,15 +140,25 @@ def test_units_are_gathered_again_when_they_were_freed(reshard: str, gathers: in
     assert step.metrics.memory.weights_bytes.tolist() == [(4 * 2 + units * 8) * 2**20]
 
 
-def run_alone(zero: int, schedule: str = "1f1b", *, outer_sharding: bool = False, **data: Any) -> pptrace.Run:
+def run_alone(
+    zero: int,
+    schedule: str = "1f1b",
+    *,
+    costs: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    dp: int = 4,
+    expert_ranks: int = 1,
+    **data: Any,
+) -> pptrace.Run:
     """Simulate a model without a pipeline."""
-    experts = {"num_experts": 8, "top_k": 2, "expert_ffn": 1024} if schedule == "combined-1f1b" else {}
+    if schedule == "combined-1f1b":
+        model, expert_ranks = EXPERTS, 4
     return pptrace.simulate({
-        "model": {**MODEL, **experts},
+        "model": {**MODEL, **(model or {})},
         "device": {"preset": "h100-sxm", "network_efficiency": 1, "scale_up_latency": "0 ns"},
-        "parallel": {"pp": 1, "dp": 4, "ep": 4 if experts else 1},
+        "parallel": {"pp": 1, "dp": dp, "ep": expert_ranks},
         "batch": {"microbatches": 3, "sequence": 1024}, "schedule": {"name": schedule},
-        "costs": {"zero": zero, "every_nic": False, "outer_sharding": outer_sharding},
+        "costs": {"zero": zero, "every_nic": False, **(costs or {})},
         "data_parallel": {"overlap": True, "bandwidth": "50 GB/s", **data},
     })  # fmt: skip
 
@@ -162,7 +173,7 @@ def test_units_divide_the_costs_of_the_model() -> None:
 
 
 def test_shard_groups_gather_in_the_group_and_reduce_between_groups() -> None:
-    full, hybrid = (run_alone(3, **keys).prepared.workload for keys in ({}, {"shard": 2}))
+    full, hybrid = (run_alone(3, **keys).prepared.workload for keys in ({}, {"shard": 2, "reduce_groups": "each"}))
 
     layer = 1
     count, inside, between = int(full.gathered_bytes[layer]) // 2, 450, 50  # BF16 weights; bytes per ns
@@ -174,22 +185,49 @@ def test_shard_groups_gather_in_the_group_and_reduce_between_groups() -> None:
     assert hybrid.reduce_ns[layer] == pytest.approx(count * 4 / 2 / inside + all_reduce_ns, rel=1e-4)
 
 
-def test_outer_sharding_divides_the_optimizer_state_and_communicates_between_groups_once_per_step() -> None:
-    hybrid, outer = (
-        run_alone(3, shard=2, outer_sharding=sharding).prepared.workload for sharding in (False, True)
+def test_groups_reduce_once_where_the_stack_does() -> None:
+    each, last = (run_alone(3, shard=2, **keys) for keys in ({"reduce_groups": "each"}, {}))
+    costs, every = last.prepared.workload, each.prepared.workload
+
+    assert (costs.reduce_ns + costs.reduce_groups_ns == every.reduce_ns).all()
+    assert count(last, Kind.REDUCE_GRAD) == count(each, Kind.REDUCE_GRAD) == 3 * 18
+    assert [count(step, Kind.REDUCE_GROUPS) for step in (each, last)] == [0, 18]
+    # Reductions of one stream do not overlap: all of their time counts.
+    assert last.metrics.reduction_ns[0] == 3 * costs.reduce_ns.sum() + costs.reduce_groups_ns.sum()
+    table = last.prepared.schedule
+    ends = [
+        np.flatnonzero((table.kind == kind) & (table.stage == 5))
+        for kind in (Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS)
+    ]
+    assert ends[1].tolist() == [ends[0].max() + 1]
+
+
+def test_groups_that_share_the_optimizer_state_scatter_and_gather() -> None:
+    copies, shared = (
+        run_alone(3, shard=2, costs={"outer_sharding": outer}).prepared.workload for outer in (False, True)
     )
 
-    layer, microbatches = 1, 3
-    share, between = int(hybrid.gathered_bytes[layer]) // 2 // 2, 50  # weights of a device; bytes per ns
-    outer_ns, inner_ns = share * (4 + 2) / 2 / between, hybrid.reduce_ns[layer] - 2 * share * 4 / 2 / between
-    assert (outer.weights_bytes == hybrid.weights_bytes).all()
-    assert (outer.gradients_bytes == hybrid.gradients_bytes).all()
-    assert 2 * outer.optimizer_bytes[layer] == hybrid.optimizer_bytes[layer]
-    assert outer.reduce_ns[layer] == pytest.approx(inner_ns + outer_ns / microbatches, rel=1e-4)
+    assert (shared.weights_bytes == copies.weights_bytes).all()
+    assert (shared.gradients_bytes == copies.gradients_bytes).all()
+    assert shared.optimizer_bytes.sum() == pytest.approx(copies.optimizer_bytes.sum() / 2, rel=1e-6)
+    # FP32 gradients are scattered and BF16 weights gathered, in place of an all-reduce of gradients.
+    assert shared.reduce_groups_ns.sum() == pytest.approx(copies.reduce_groups_ns.sum() * (4 + 2) / 8, rel=1e-4)
 
 
-def test_only_sharded_state_has_units_by_default() -> None:
-    assert [run_alone(zero).prepared.units for zero in range(4)] == [1, 1, 18, 18]
+def test_only_sharded_state_and_overlapped_reductions_have_units_by_default() -> None:
+    assert [run_alone(zero, overlap=False).prepared.units for zero in range(4)] == [1, 1, 18, 18]
+    assert [run_alone(zero).prepared.units for zero in range(4)] == [18] * 4
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_reductions_of_buckets_overlap_the_last_backward(zero: int) -> None:
+    whole, units = (run_alone(zero, units=number) for number in (1, 18))
+    costs = units.prepared.workload
+
+    assert count(units, Kind.REDUCE_GRAD) == 18
+    assert whole.metrics.exposed_ns[0] == whole.prepared.workload.reduce_ns.sum()
+    # The embedding is reduced last, and every reduction waits for the one before it.
+    assert costs.reduce_ns[0] <= units.metrics.exposed_ns[0] < whole.metrics.exposed_ns[0]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "combined-1f1b"])
@@ -217,3 +255,33 @@ def test_what_does_not_go_together_is_one_line(zero: int, keys: dict[str, Any], 
         run(zero, **keys)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("model", [{}, EXPERTS, {"recompute": "full"}], ids=["dense", "experts", "recomputed"])
+def test_matrices_as_units_divide_the_costs_of_layers(model: dict[str, Any]) -> None:
+    layers, weights = (
+        run_alone(3, model=model, expert_ranks=4 if "top_k" in model else 1, units=units).prepared.workload
+        for units in (None, "weights")
+    )
+
+    # Queries, keys and values; output; two of the MLP or of experts. The router is part of the first.
+    assert weights.stages == 2 + 4 * MODEL["layers"] == layers.weights
+    for name in (
+        "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "activation_bytes",
+        "weight_activation_bytes", "recompute_ns", "gathered_bytes", "weights_bytes", "gradients_bytes",
+    ):  # fmt: skip
+        assert getattr(weights, name).sum() == pytest.approx(getattr(layers, name).sum(), abs=weights.stages), name
+    assert weights.gathered_bytes.max() < layers.gathered_bytes[1:-1].max() + weights.gathered_bytes[[0, -1]].max()
+    assert (weights.f_ns > 0).all()
+
+
+def test_replicas_of_experts_can_share_state_beyond_a_group() -> None:
+    alone, shared = (
+        run_alone(3, model=EXPERTS, expert_ranks=2, dp=8, shard=2, expert_shard=count).prepared.workload
+        for count in (1, 4)
+    )
+
+    experts = 8 // 2 * 3 * 1024 * 1024 * 2  # bytes of three matrices of a device's experts in BF16
+    layer = 3
+    assert alone.weights_bytes[layer] - shared.weights_bytes[layer] == pytest.approx(experts * 3 / 4, rel=1e-3)
+    assert shared.unshard_ns[layer] > alone.unshard_ns[layer]

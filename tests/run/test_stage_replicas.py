@@ -94,3 +94,20 @@ def test_costs_without_gradients_are_refused(schedule: str) -> None:
         ConfigError, match=r"data_parallel.stage_replicas: costs table have no gradients to reduce"
     ):
         run(schedule, costs={**COSTS, "gradients": "0 B"}, data_parallel={"stage_replicas": True})
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("zero", [1, 2])
+def test_holders_reduce_their_shares_of_sharded_gradients(schedule: str, zero: int) -> None:
+    model = {"layers": 2, "hidden": 1024, "heads": 16, "ffn": 4096, "vocabulary": 32000}
+
+    def reduction_ns(stage: int, **data: Any) -> int:
+        run_costs, data = {"name": "roofline", "zero": stage}, {"bandwidth": "50 GB/s", **data}
+        step = simulate(
+            schedule=schedule, pp=2, dp=4, costs=run_costs, model=model, device="h100-sxm", data_parallel=data,
+            network={"name": "hockney", "bandwidth": "1 GB/s"}, batch={"microbatches": 2, "sequence": 1024},
+        )  # fmt: skip
+        return int(step.prepared.workload.reduce_ns.sum())
+
+    whole, shares = (reduction_ns(stage) - reduction_ns(stage, stage_replicas=False) for stage in (0, zero))
+    assert 4 * shares == pytest.approx(whole, rel=1e-3)

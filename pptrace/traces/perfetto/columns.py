@@ -11,7 +11,16 @@ from pptrace.timeline.actions import in_group
 from pptrace.timeline.messages import messages
 from pptrace.traces.perfetto.descriptors import CATEGORY_NUMBERS, FIELD_NUMBERS
 from pptrace.traces.perfetto.wire import BEGIN, END, Cell, Layout, Run, cell_size, packet, varint
-from pptrace.traces.scene import CARRIES, CATEGORY, COLLECTIVE, COLOR_TEXTS, NAMES, labels_of, numbered
+from pptrace.traces.scene import (
+    CARRIES,
+    CATEGORY,
+    COLLECTIVE,
+    COLOR_NUMBERS,
+    COLOR_TEXTS,
+    NAMES,
+    labels_of,
+    numbered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,9 +176,9 @@ class Names:
         names = [f"{NAMES[kind]}{labels.microbatch[label]}{labels.segment[label]}" for label, kind in pairs]
         name += np.int32(1)
         if scene.color_by != "microbatch":
-            parts, kind = scene.timeline.parts, scene.timeline.kind.astype(np.int32)
+            parts, kind = scene.timeline.parts, scene.timeline.kind
             in_segment = np.zeros(kind.size, dtype=bool) if parts is None else parts.name >= 0
-            correlation = np.where(in_segment, np.int32(-1), kind + np.int32(1))
+            correlation = np.where(in_segment, np.int32(-1), COLOR_NUMBERS[kind] + np.int32(1))
             return cls(names=names, name=name, correlations=COLOR_TEXTS, correlation=correlation)
         number = {text: number for number, text in enumerate(dict.fromkeys(labels.microbatch), 1)}
         number_of_label = np.array([number[text] for text in labels.microbatch], dtype=np.int32)

@@ -22,7 +22,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pptrace.sanitize import printable
-from pptrace.steps.kinds import Stream
+from pptrace.steps.kinds import Kind, Stream
 from pptrace.traces.assembly import placement_values
 from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
 from pptrace.traces.scene import NAMES, link_title, links_and_segments, rank_name, stream_title
@@ -74,7 +74,8 @@ _PATH_FIELDS = frozenset({"shown"})
 def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescriptorSet:
     """Return the descriptor of ``proto/pptrace.proto`` as ``protoc`` builds it, without Perfetto's file.
 
-    With ``timelines``, fields of links, segments and the critical path are omitted where no timeline has any.
+    With ``timelines``, fields of links, segments and the critical path, and the kind of reductions between groups,
+    are omitted where no timeline has any.
     """
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
@@ -83,16 +84,10 @@ def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescripto
     file.dependency.append("protos/perfetto/trace/perfetto_trace.proto")
     message = file.message_type.add(name=MESSAGE)
     kinds = message.enum_type.add(name="Kind")
+    omitted = frozenset[str]() if timelines is None else _absent(timelines)
     for kind, name in enumerate(NAMES):
-        kinds.value.add(name=name, number=kind)
-    omitted: set[str] = set()
-    if timelines is not None:
-        if not any(timeline.routes is not None and timeline.routes.link.size for timeline in timelines):
-            omitted |= _LINK_FIELDS
-        if all(timeline.parts is None for timeline in timelines):
-            omitted |= _SEGMENT_FIELDS
-        if all(timeline.why is None for timeline in timelines):
-            omitted |= _PATH_FIELDS
+        if name not in omitted:
+            kinds.value.add(name=name, number=kind)
     for name, number in FIELD_NUMBERS.items():
         if name in omitted:
             continue
@@ -109,6 +104,20 @@ def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescripto
         elif name == "segment":
             field.type = FieldDescriptorProto.TYPE_STRING
     return files
+
+
+def _absent(timelines: Sequence[Timeline]) -> frozenset[str]:
+    """Return the names of fields and kinds that no timeline has."""
+    absent = frozenset[str]()
+    if not any((timeline.kind == Kind.REDUCE_GROUPS).any() for timeline in timelines):
+        absent |= {Kind.REDUCE_GROUPS.name}
+    if not any(timeline.routes is not None and timeline.routes.link.size for timeline in timelines):
+        absent |= _LINK_FIELDS
+    if all(timeline.parts is None for timeline in timelines):
+        absent |= _SEGMENT_FIELDS
+    if all(timeline.why is None for timeline in timelines):
+        absent |= _PATH_FIELDS
+    return absent
 
 
 FORMAT_KEY = "pptrace.format"

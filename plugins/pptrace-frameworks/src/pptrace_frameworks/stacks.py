@@ -67,6 +67,11 @@ _MEGATRON = (
     _rule("MC --use-distributed-optimizer", {"costs.zero": 1}),
     _rule("MC --overlap-grad-reduce, --overlap-param-gather", {"data_parallel.overlap": True}),
     _rule(
+        "MC megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py: groups reduce after the last "
+        "microbatch",
+        {"data_parallel.reduce_groups": "last"}, when={"data_parallel.shard": {"min": 1}},
+    ),
+    _rule(
         "MC --sequence-parallel, which tensor-parallel recipes switch on",
         {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}},
     ),

@@ -132,7 +132,7 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         replicas=request.dp * request.cp,
         expert_replicas=_expert_replicas(request, request.dp, etp),
         shards=(request.shard or request.dp) * request.cp,
-        expert_shards=_expert_replicas(request, request.shard or request.dp, etp),
+        expert_shards=request.expert_shard or _expert_replicas(request, request.shard or request.dp, etp),
         heads=model.heads // request.tp,
         query=model.query_width // request.tp,
         kv=model.kv_width // kv_share,
@@ -210,6 +210,9 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
             raise ConstraintError(message, nearest="1", key=f"parallel.{key}")
     if request.etp:
         _divide("parallel.etp", etp, "model.expert_ffn", model.expert_ffn)
+    if request.expert_shard:
+        replicas = _expert_replicas(request, request.dp, etp)
+        _divide("data_parallel.expert_shard", request.expert_shard, "the replicas of an expert", replicas)
     if request.ep == 1 and etp == request.tp:
         return
     redundant = model.expert_load.redundant if model.expert_load else 0
@@ -226,7 +229,7 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
     _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
     _divide("parallel.ep", request.ep, name, devices, near)
     shared = request.shard * request.cp * request.tp
-    if shared % (request.ep * etp):
+    if not request.expert_shard and shared % (request.ep * etp):
         message = f"{request.shard} x cp x tp = {shared} is not a multiple of ep x etp = {request.ep * etp}"
         raise ConstraintError(message, nearest=f"{request.dp}", key="data_parallel.shard")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace_models.accelerator import Accelerator, Groups
-    from pptrace_models.layer import Part, Shard
+    from pptrace_models.layer import Linear, Part, Shard
     from pptrace_models.layer_times import Costing
     from pptrace_models.muon import Matrix
     from pptrace_models.options import RooflineOptions
@@ -311,7 +311,7 @@ def _weight_part(model: Transformer, shard: Shard, kind: Layer) -> int:
     return model.operand_bytes(between + mixing + inner)
 
 
-_GRADIENTS, WEIGHTS = 2, 3
+GRADIENTS, WEIGHTS = 2, 3
 """ZeRO stages from which gradients, and weights, are sharded."""
 
 
@@ -332,6 +332,12 @@ class Held:
         return Held(
             dense=self.dense + other.dense, experts=self.experts + other.experts,
             frozen=self.frozen + other.frozen, frozen_experts=self.frozen_experts + other.frozen_experts,
+        )  # fmt: skip
+
+    def __sub__(self, other: Held) -> Held:
+        return Held(
+            dense=self.dense - other.dense, experts=self.experts - other.experts,
+            frozen=self.frozen - other.frozen, frozen_experts=self.frozen_experts - other.frozen_experts,
         )  # fmt: skip
 
     def untrained(self) -> Held:
@@ -355,16 +361,19 @@ def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
         dense += recurrence.split(shard.tp).vectors
     elif kind.mixer == "attention":
         dense += model.query_rank + model.kv_rank + model.compressed_vectors(kind.ratio)
-    routed = replicas = 0
+    held = Held(dense=dense)
     for matrix in linears(model, shard, kind):
-        count = matrix.weights + (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)
-        if matrix.group == "experts":
-            copied = count * shard.replicated // shard.experts
-            replicas += copied
-            routed += count - copied
-        else:
-            dense += count
-    return Held(dense=dense, experts=routed, frozen_experts=replicas)
+        held = held + matrix_held(model, shard, matrix)
+    return held
+
+
+def matrix_held(model: Transformer, shard: Shard, matrix: Linear) -> Held:
+    """Return the parameters of a matrix with its bias."""
+    count = matrix.weights + (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)
+    if matrix.group != "experts":
+        return Held(dense=count)
+    copied = count * shard.replicated // shard.experts
+    return Held(experts=count - copied, frozen_experts=copied)
 
 
 def prediction_held(model: Transformer, shard: Shard) -> Held:
@@ -389,7 +398,7 @@ def state(
     *,
     gathered: Held,
     reduced: Held | None,
-    reductions: int,
+    separate_groups: bool,
     muon: Counter[Matrix],
 ) -> dict[str, int]:
     """Return a stage's training state on one device, in bytes, and the times of its reduction and update, in ns.
@@ -400,7 +409,7 @@ def state(
         gathered: the most parameters with gathered weights at once, if weights are sharded.
         reduced: the most parameters with unreduced gradients at once; None if all are reduced together, and the
             device's share then replaces the unreduced gradients.
-        reductions: the number of reductions of a step.
+        separate_groups: whether the reduction between shard groups is a separate action, else it is part of each.
         muon: the number of matrices of each shape that Muon updates.
     """
     model, shard, options = costing.model, costing.shard, costing.options
@@ -408,14 +417,14 @@ def state(
     kept = optimizer_bytes(options, master=master)
     gradient, count = gradient_bytes(options), held.trained()
     owned = _owned(shard, held) if options.zero else count
-    updated = _owned(shard, held, outer=True) if options.outer_sharding else owned
+    updated = _outer_owned(shard, held) if options.outer_sharding else owned
     by_muon = Held(
         dense=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if not matrix.expert),
         experts=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if matrix.expert),
     )
     saved_moment = kept - optimizer_bytes(options, master=master, moments=1)
     saved = saved_moment * (_owned(shard, by_muon) if options.zero else by_muon.trained())
-    shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= WEIGHTS
+    shards_gradients, shards_weights = options.zero >= GRADIENTS, options.zero >= WEIGHTS
     # Read the gradient, read and write moments and main weights, write the model's weights. Read these as well if
     # main weights have only the remaining bits.
     passes = 2 if not master or options.main_params == "remainder" else 1
@@ -432,11 +441,16 @@ def state(
         unreduced_count = count - owned
         if reduced:
             unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
+    reduce_ns, reduce_groups_ns = _reduce_ns(costing, held), _reduce_groups_ns(costing, held)
+    if not separate_groups:
+        reduce_ns, reduce_groups_ns = reduce_ns + reduce_groups_ns, 0
     return {
         "weights_bytes": ((owned if shards_weights else count) + frozen) * model.element_bytes,
         "gradients_bytes": (owned if shards_gradients else count) * gradient,
         "optimizer_bytes": updated * kept - saved,
-        "reduce_ns": _reduce_ns(costing, held, reductions),
+        "reduce_ns": reduce_ns,
+        "reduce_groups_ns": reduce_groups_ns,
+        "reduced_bytes": owned * gradient,
         "optimizer_ns": update_ns(costing, muon)
         + _update_ns(costing.device, updated * touched - 2 * saved + _cast_bytes(costing, count)),
         "unshard_ns": unshard_ns,
@@ -463,10 +477,21 @@ def _gathers_in_fp8(costing: Costing) -> bool:
     return costing.options.fp8_param_gather and costing.model.precision == "fp8"
 
 
-def _owned(shard: Shard, held: Held, *, outer: bool = False) -> int:
-    """Return the parameters of one device's share in its shard group, or with ``outer`` among all replicas."""
-    dense, experts = (shard.replicas, shard.expert_replicas) if outer else (shard.shards, shard.expert_shards)
-    return -(-held.dense // dense) + -(-held.experts // experts)
+def _owned(shard: Shard, held: Held) -> int:
+    """Return the parameters of one device's share."""
+    return _share(shard, held).trained()
+
+
+def _share(shard: Shard, held: Held) -> Held:
+    """Return the trained parameters of a device's share in its group."""
+    return Held(dense=-(-held.dense // shard.shards), experts=-(-held.experts // shard.expert_shards))
+
+
+def _outer_owned(shard: Shard, held: Held) -> int:
+    """Return the parameters whose optimizer state a device has, if shard groups share this state."""
+    share = _share(shard, held)
+    groups, expert_groups = shard.members("replicate"), shard.members("replicate", experts=True)
+    return -(-share.dense // groups) + -(-share.experts // expert_groups)
 
 
 def _shared_held_bytes(shard: Shard, held: Held) -> int:
@@ -509,13 +534,10 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
     return sum(inputs * outputs for inputs, outputs in shapes) * model.element_bytes
 
 
-def _reduce_ns(costing: Costing, held: Held, reductions: int) -> int:
+def _reduce_ns(costing: Costing, held: Held) -> int:
     """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
 
-    With ZeRO 1, an all-gather of the weights follows. Muon needs whole gradients, so it has an all-reduce. Shard
-    groups (HSDP) reduce the shares between them after the reduce-scatter. With ``outer_sharding``, they
-    reduce-scatter the shares, and gather the weights. Megatron-FSDP does so once per step, so each of
-    ``reductions`` has its share of this time (``param_and_grad_buffer.py`` of Megatron-Core 0.19).
+    With ZeRO 1, an all-gather of the weights follows. Muon needs whole gradients, so it has an all-reduce.
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
@@ -525,23 +547,28 @@ def _reduce_ns(costing: Costing, held: Held, reductions: int) -> int:
             costing.groups, held, [("all-reduce", gradient), ("all-gather", costing.model.element_bytes)]
         )
     weight = 1 if _gathers_in_fp8(costing) else costing.model.element_bytes
-    gather = [("all-gather", weight)] if options.zero < _GRADIENTS else []
-    group = _sharing(costing.shard)
-    reduce_ns = _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather], group)
-    if group == "all":
-        return reduce_ns
-    share = Held(
-        dense=-(-held.dense // costing.shard.shards), experts=-(-held.experts // costing.shard.expert_shards)
-    )
+    gather = [("all-gather", weight)] if options.zero < GRADIENTS else []
+    return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather], _sharing(costing.shard))
+
+
+def _reduce_groups_ns(costing: Costing, held: Held) -> int:
+    """Return the time to reduce gradients between shard groups (HSDP), in ns: an all-reduce of a device's share.
+
+    If the groups share the optimizer state, it is a reduce-scatter, and an all-gather of the weights follows.
+    """
+    options, gradient = costing.options, gradient_bytes(costing.options)
+    if not options.zero or options.optimizer == "muon" or _sharing(costing.shard) == "all":
+        return 0
+    collectives = [("all-reduce", gradient)]
     if options.outer_sharding:
-        between = [("reduce-scatter", gradient), ("all-gather", costing.model.element_bytes)]
-        return reduce_ns + _replicas_ns(costing.groups, share, between, "replicate") // reductions
-    return reduce_ns + _replicas_ns(costing.groups, share, [("all-reduce", gradient)], "replicate")
+        collectives = [("reduce-scatter", gradient), ("all-gather", costing.model.element_bytes)]
+    return _replicas_ns(costing.groups, _share(costing.shard, held), collectives, "replicate")
 
 
 def _sharing(shard: Shard) -> Part:
     """Return the group of replicas that shares state."""
-    return "all" if shard.shards == shard.replicas else "shard"
+    is_whole = shard.shards == shard.replicas and shard.expert_shards == shard.expert_replicas
+    return "all" if is_whole else "shard"
 
 
 def _replicas_ns(groups: Groups, held: Held, collectives: Sequence[tuple[str, int]], part: Part = "all") -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from pptrace_models.encoder_costs import tower_of, with_grid
 from pptrace_models.expert_loads import loads_of
 from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
-from pptrace_models.layer import Shard, shard
+from pptrace_models.layer import Shard, linears, shard
 from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
 from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.encoder_costs import Tower
     from pptrace_models.expert_loads import Loads
-    from pptrace_models.layer import Operation, Work
+    from pptrace_models.layer import Linear, Operation, Work
     from pptrace_models.memory import Kept
     from pptrace_models.transformer import Layer
 
@@ -67,10 +67,11 @@ def build(request: CostRequest) -> Workload:
     if model.offloaded_layers and options.segments:
         raise ConfigError("needs segments: false, or a schedule without pairs", key="model.offloaded_layers")
     _check_optimizer(model, options)
-    if request.shard and (not options.zero or options.optimizer == "muon"):
+    if (request.shard or request.expert_shard) and (not options.zero or options.optimizer == "muon"):
         reason = "muon updates whole matrices" if options.zero else "no state is sharded: write costs.zero: 3"
-        raise ConfigError(f"{reason}, or remove the key", key="data_parallel.shard")
-    if options.outer_sharding and not (request.shard and options.zero == memory.WEIGHTS):
+        key = "data_parallel.shard" if request.shard else "data_parallel.expert_shard"
+        raise ConfigError(f"{reason}, or remove the key", key=key)
+    if options.outer_sharding and not ((request.shard or request.expert_shard) and options.zero == memory.WEIGHTS):
         message = "shard groups share less than all state: write costs.zero: 3 and data_parallel.shard beside it"
         raise ConfigError(message, key="costs.outer_sharding")
     if request.vocabulary_shares > 1 and request.encoder and request.encoder.ranks:
@@ -79,8 +80,9 @@ def build(request: CostRequest) -> Workload:
     part = shard(model, request)
     devices = devices_of(request, options)
     loads = loads_of(model, part, request)
+    by_weight = request.units and request.stages == _count_weights(model, part)
     if request.units:
-        stages = units_of(model, request.stages)
+        stages = units_of(model, count_units(model) if by_weight else request.stages)
     else:
         sizes = request.stages, request.vocabulary_shares
         stages = shared(lambda: stages_of(model, *sizes), ("stages", sizes), model, rows=model.layers)
@@ -92,18 +94,24 @@ def build(request: CostRequest) -> Workload:
     )  # fmt: skip
     peak_flops = devices.peaks(model.precision, request.rank_gpus)
     costings = {device: job.costing(device) for device in devices.distinct}
-    of_stages = tuple(costings[device] for device in devices.of_stages)
+    of_stages = tuple(costings[device] for device in devices.of_stages[: len(stages)])
     sent = job.sent()
     back = job.sent_back(sent)
-    columns = job.microbatch_columns(of_stages)
+    columns, state = job.microbatch_columns(of_stages), job.state_columns(of_stages)
     jobs = job.of_classes(stages, loads) if loads else []
     by_class = [each.microbatch_columns(of_stages) for each in jobs]
+    if by_weight:
+        if options.segments:
+            raise ConfigError("segments are of whole layers: write a number of units", key="data_parallel.units")
+        columns, *by_class = (job.microbatch_columns_of_weights(of_stages, each) for each in (columns, *by_class))
+        state = job.state_columns_of_weights(of_stages)
+        sent = back = [0] * request.stages
     _check_range([*(value for names in (columns, *by_class) for column in names.values() for value in column)])
     _check_range([*sent, *back])
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
     notes = notes_of(model, devices, options, request)
     base = Workload(
-        **_arrays(columns | job.state_columns(of_stages)),
+        **_arrays(columns | state),
         boundary_bytes=_boundaries(request, sent),
         boundary_gradient_bytes=_boundaries(request, back) if back != sent else np.zeros(0, dtype=np.int64),
         boundary_buffer_bytes=job.buffers(),
@@ -117,7 +125,8 @@ def build(request: CostRequest) -> Workload:
         plausible_flops=devices.plausible(model.precision, request.rank_gpus),
         notes=(*notes, loads.note) if loads else notes,
         units=count_units(model),
-        kernels=partial(_kernels, job, of_stages, columns),
+        weights=_count_weights(model, part),
+        kernels=None if by_weight else partial(_kernels, job, of_stages, columns),
     )  # fmt: skip
     plain = [base, *(replace(base, **_arrays(each), kernels=None, notes=()) for each in by_class)]
     workload, *classes = (
@@ -128,6 +137,18 @@ def build(request: CostRequest) -> Workload:
     if not loads or not classes:
         return workload
     return replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
+
+
+def _count_weights(model: Transformer, part: Shard) -> int:
+    """Return the number of units if each matrix of a decoder's layer is one."""
+    layers = Counter(model.layer(index, index) for index in range(model.layers))
+    matrices = sum(len(_matrices(model, part, kind)) * count for kind, count in layers.items())
+    return count_units(model) - model.layers + matrices
+
+
+def _matrices(model: Transformer, part: Shard, kind: Layer) -> list[Linear]:
+    """Return a layer's matrices that are units, in order: all but small ones that every device has."""
+    return [matrix for matrix in linears(model, part, kind) if matrix.group not in _SMALL]
 
 
 def _arrays(columns: Mapping[str, Sequence[int]]) -> dict[str, Any]:
@@ -216,6 +237,70 @@ class _Job:
     def state_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
         """Return the training state of each stage in bytes, and the times of its reduction and update in ns."""
         return self._columns(costings, lambda costing, stages: [self._state(costing, stage) for stage in stages])
+
+    def microbatch_columns_of_weights(
+        self, costings: Sequence[Costing], columns: Mapping[str, Sequence[int]]
+    ) -> dict[str, list[int]]:
+        """Return columns with a value for each matrix of a layer in place of one for the layer.
+
+        A pass of the layer has its time. What the layer keeps counts at its first matrix.
+        """
+        divided: dict[str, list[int]] = {name: [] for name in columns}
+        for index, (costing, stage) in enumerate(zip(costings, self.stages, strict=True)):
+            shares = self._matrix_times(costing, stage)
+            for name, column in columns.items():
+                if name.endswith("_ns") and name not in _COPIED:
+                    kinds = ("f",) if name[0] in "fr" else tuple("iw" if name[0] == "b" else name[0])
+                    weights = [sum(times[kind] for kind in kinds) for times in shares]
+                    divided[name] += _in_shares(column[index], weights)
+                else:
+                    divided[name] += [column[index], *[0] * (len(shares) - 1)]
+        return divided
+
+    def state_columns_of_weights(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
+        """Return the columns of :meth:`state_columns` with a value for each matrix of a layer."""
+        rows = []
+        for costing, stage in zip(costings, self.stages, strict=True):
+            if not stage.layers:
+                rows.append(self._state(costing, stage))
+                continue
+            (kind,) = stage.layers
+            parts = [memory.matrix_held(self.model, self.part, matrix) for matrix in self._matrices(kind)]
+            beside = self.layer_held(kind) - summed(memory.Held(), parts)
+            parts[0] = parts[0] + beside
+            frozen = self.model.frozen
+            rows += [
+                self._module_state(costing, [part.untrained() if frozen else part], Counter()) for part in parts
+            ]
+        return {name: [row[name] for row in rows] for name in rows[0]}
+
+    def _matrices(self, kind: Layer) -> list[Linear]:
+        return _matrices(self.model, self.part, kind)
+
+    def _matrix_times(self, costing: Costing, stage: Stage) -> list[dict[str, int]]:
+        """Return the time of each matrix of a layer in each pass, in ns; one entry for a stage that is no layer.
+
+        Kernels of attention follow the matrices before its output; others follow the first matrix of their half.
+        """
+        if not stage.layers:
+            return [dict.fromkeys("fiw", 1)]
+        (kind,) = stage.layers
+        matrices = self._matrices(kind)
+        first_half = [place for place, matrix in enumerate(matrices) if is_attention(matrix.group)]
+        second_half = [place for place in range(len(matrices)) if place not in first_half]
+        times = [dict.fromkeys("fiw", 0) for _ in matrices]
+        for operation in costing.layer(kind):
+            own = {
+                place: matrix.weights for place, matrix in enumerate(matrices) if matrix.group == operation.name
+            }
+            half = first_half[-2:] if is_attention(operation.name) else second_half
+            shares = own or {(half or [0])[0]: 1}
+            works = (operation.forward, operation.input_gradient, operation.weight_gradient)
+            for name, work in zip("fiw", works, strict=True):
+                parts = _in_shares(costing.work_ns(work, operation.unit), [*shares.values()])
+                for place, part_ns in zip(shares, parts, strict=True):
+                    times[place][name] += part_ns
+        return times
 
     def _columns(
         self,
@@ -414,8 +499,14 @@ class _Job:
             costing, held,
             gathered=gathered if self.request.reshard == "always" else held,
             reduced=reduced if self.request.reduce_each else None,
-            reductions=self.request.microbatches if self.request.reduce_each else 1, muon=matrices,
+            separate_groups=self._separates_groups(),
+            muon=matrices,
         )  # fmt: skip
+
+    def _separates_groups(self) -> bool:
+        """Whether the reduction between shard groups is an action of each stage."""
+        is_last = self.request.reduce_groups == "last" or self.options.outer_sharding
+        return is_last and self.request.reduce_each and self.options.zero >= memory.GRADIENTS
 
     def _muon_matrices(self, costing: Costing, stage: Stage) -> Counter[muon.Matrix]:
         """Return the matrices of a stage that Muon updates."""
@@ -446,6 +537,23 @@ class _Job:
         if self.tower:
             (items,) = in_front([items], [stage], *self.tower.held())
         return [*items, *copied]
+
+
+_SMALL = frozenset({"router", "stream maps"})
+"""Groups of matrices that are gathered with the first matrix of their layer."""
+_COPIED = frozenset({"offload_ns", "reload_ns"})
+"""Times of copies of what a layer keeps."""
+
+
+def _in_shares(total: int, weights: Sequence[int]) -> list[int]:
+    """Divide a total in proportion to weights; the parts sum to it.
+
+    >>> _in_shares(10, [1, 2])
+    [3, 7]
+    """
+    whole = sum(weights)
+    ends = [total * end // whole for end in accumulate(weights)] if whole else [total] * len(weights)
+    return [end - start for start, end in pairwise([0, *ends])]
 
 
 _PASSES = (Kind.F, Kind.I, Kind.W)
