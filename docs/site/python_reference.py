@@ -31,7 +31,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         names = {
             name: module for name, module in stub("pptrace/__init__.pyi").items() if (name, module) not in shared
         }
-        return markdown + "".join(entry(names[name], name) for name in sorted(names) if name != "__version__")
+        functions_first = sorted(names, key=lambda name: (name[0].isupper(), name))
+        return markdown + "".join(entry(names[name], name) for name in functions_first if name != "__version__")
     if page.file.src_uri == "plugin-api.md":
         names = stub("pptrace/plugin.pyi")
         parts = [markdown]

@@ -125,8 +125,8 @@ OFFER = ScheduleOffer(
     peak_activations=peak_activations,
     has_pairs=True,
     constraints=(
-        "Two or more chunks per rank, or one rank with one; microbatches in rounds of as many as ranks or more, "
-        "the last one too."
+        "Two or more chunks per rank, or one rank with one chunk. Each round has at least as many microbatches as "
+        "ranks, also the last one."
     ),
     source="https://github.com/NVIDIA/Megatron-LM",
 )

@@ -117,7 +117,7 @@ OFFER = ScheduleOffer(
     bubble=bubble,
     peak_activations=peak_activations,
     has_pairs=True,
-    constraints="One chunk per rank; an even number of ranks, and of microbatches two per rank or more.",
+    constraints="One chunk per rank; even numbers of ranks and microbatches; at least two microbatches per rank.",
     source="https://arxiv.org/abs/2412.19437",
 )
 

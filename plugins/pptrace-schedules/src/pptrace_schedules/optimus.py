@@ -290,6 +290,6 @@ OFFER = ScheduleOffer(
     options=lambda: import_module("pptrace_schedules.options").OptimusOptions,
     check=check,
     searches=True,
-    constraints="A model with stages of an encoder, or costs without a model, whose first stage is the encoder's.",
+    constraints="A model with stages of an encoder; or costs without a model, and the encoder as first stage.",
     source="https://arxiv.org/abs/2408.03505",
 )

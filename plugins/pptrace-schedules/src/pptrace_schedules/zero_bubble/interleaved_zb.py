@@ -112,8 +112,8 @@ OFFER = ScheduleOffer(
     bubble=bubble,
     peak_activations=peak_activations,
     constraints=(
-        "Two or more chunks per rank; microbatches are a multiple of max(1, microbatches // ranks): fewer than "
-        "two per rank, or a multiple of the ranks, always are."
+        "Two or more chunks per rank. Microbatches run in rounds of equal size: a multiple of the ranks, or fewer "
+        "than two per rank, is always possible."
     ),
     source="https://arxiv.org/abs/2401.10241",
 )
