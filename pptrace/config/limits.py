@@ -8,14 +8,16 @@ import re
 import stat
 import zlib
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from io import RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pptrace.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from io import BufferedReader
+    from io import BufferedIOBase, BufferedReader
 
 MOST_RATIO, RATIO_FROM = 100, 32 << 20
 """Limit of the compression ratio, and the unpacked size from which it applies; traces have ratios of 5 to 40."""
@@ -27,7 +29,7 @@ _HELD = 4
 """Memory of a file that is read whole, in multiples of its size."""
 _PARSED = 8
 """Memory of parsed JSON, in multiples of its text."""
-_PART = 1 << 20
+_PART, _PACKED_PART = 1 << 20, 1 << 16
 _WINDOW, _FRACTION = 1 << 18, 64
 """Least part of a file from which its events are estimated: in bytes, and as a divisor of its size."""
 _GZIP = b"\x1f\x8b"
@@ -41,7 +43,7 @@ class UnpackedFile:
         self._path, self._raw = path, raw
         self._packed = raw.read(2) == _GZIP
         raw.seek(0)
-        self._file = gzip.GzipFile(fileobj=raw) if self._packed else raw
+        self._file, self._damage = _gzip_reader(raw) if self._packed else (raw, ())
         self._most = most_unpacked()
         self._whole = os.fstat(raw.fileno()).st_size
         self._looked, self._before = 0, 0
@@ -91,12 +93,12 @@ class UnpackedFile:
             TraceError: it unfolds without end, or is larger than may be.
             OSError, EOFError, zlib.error: it cannot be read or unpacked, as :meth:`open` says.
         """
-        return self._counted(self._file.read(most))
+        return self._counted(self._unpack("read", most))
 
     def readline(self, most: int) -> bytes:
         """Return the next line up to ``most`` bytes; raises as :meth:`read`, before the line is in memory."""
         parts = []
-        while most and (part := self._counted(self._file.readline(min(most, _PART)))):
+        while most and (part := self._counted(self._unpack("readline", min(most, _PART)))):
             parts.append(part)
             most -= len(part)
             if part.endswith(b"\n"):
@@ -140,6 +142,20 @@ class UnpackedFile:
                 if events > most:
                     raise _too_many(most, self._path)
 
+    def _unpack(self, method: str, most: int) -> bytes:
+        """Return the result of a method of the reader.
+
+        At damage, continue with Python's reader, which returns more of the bytes before it.
+        """
+        try:
+            part: bytes = getattr(self._file, method)(most)
+        except self._damage:
+            self._raw.seek(0)
+            self._file, self._damage = gzip.GzipFile(fileobj=self._raw), ()
+            self._file.seek(self.size)
+            part = getattr(self._file, method)(most)
+        return part
+
     def _counted(self, part: bytes) -> bytes:
         self.size += len(part)
         if self._packed and self.size > max(RATIO_FROM, MOST_RATIO * self._raw.tell()):
@@ -149,6 +165,28 @@ class UnpackedFile:
             message = f"is larger than {gibibytes(self._most)}, unpacked: set {UNPACKED} to allow more"
             raise TraceError(message, file=self._path)
         return part
+
+
+class _Packed(RawIOBase):
+    """A packed file in small parts, so that its position is near that of the unpacked bytes."""
+
+    def __init__(self, raw: BufferedReader) -> None:
+        self._raw = raw
+
+    def readinto(self, buffer: Any, /) -> int:
+        return self._raw.readinto(memoryview(buffer)[:_PACKED_PART])
+
+
+def _gzip_reader(raw: BufferedReader) -> tuple[BufferedIOBase, tuple[type[Exception], ...]]:
+    """Return the fastest reader of a gzip file, and its exceptions after which Python's reader continues.
+
+    Intel's ISA-L unpacks three times as fast as zlib. It is a dependency of pptrace-profilers.
+    """
+    try:
+        igzip: Any = import_module("isal.igzip")
+    except ImportError:
+        return gzip.GzipFile(fileobj=raw), ()
+    return igzip.IGzipFile(fileobj=_Packed(raw), mode="rb"), (EOFError, OSError, igzip.isal_zlib.error)
 
 
 def most_parsed() -> int:

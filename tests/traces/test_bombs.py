@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import tempfile
 import tracemalloc
+import zlib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pptrace.config import limits
 from pptrace.config.limits import EVENTS, MEMORY, UNPACKED, UnpackedFile, most_memory, most_unpacked
@@ -23,7 +29,6 @@ from pptrace.traces.perfetto.wire import check_packets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 READERS = {".json": kineto, ".pftrace": perfetto}
 ONE = Timeline.from_slices(
@@ -213,3 +218,29 @@ def test_packets_are_counted_before_they_are_decoded(body: bytes, monkeypatch: p
         check_packets(4, packet * 51, 4 * len(packet), "a.pftrace")
     for cut in range(1, min(len(packet), 9)):
         check_packets(4, (packet * 50)[:-cut] + b"\n\xff\xff", 4 * len(packet), "a.pftrace")
+
+
+@given(st.binary(min_size=1, max_size=3000), st.data())
+@settings(max_examples=60, deadline=None)
+def test_damaged_gzip_files_give_the_bytes_and_the_error_of_pythons_reader(
+    content: bytes, data: st.DataObject
+) -> None:
+    packed = bytearray(gzip.compress(content))
+    place = data.draw(st.integers(10, len(packed) - 1))
+    packed[place] ^= data.draw(st.integers(1, 255))
+    del packed[data.draw(st.integers(place, len(packed))) :]
+
+    def unpack(file: Any) -> tuple[bytes, str]:
+        parts = []
+        try:
+            while part := file.read(100):
+                parts.append(part)
+        except (OSError, EOFError, zlib.error) as error:
+            return b"".join(parts), repr(error)
+        return b"".join(parts), ""
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.gz"
+        path.write_bytes(packed)
+        with path.open("rb") as raw:
+            assert unpack(UnpackedFile(path, raw)) == unpack(gzip.GzipFile(fileobj=io.BytesIO(packed)))

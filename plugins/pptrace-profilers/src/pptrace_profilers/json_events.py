@@ -13,14 +13,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import zlib
 from collections import deque
 from concurrent.futures import BrokenExecutor, Future
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, count, pairwise
+from mmap import mmap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -283,7 +285,7 @@ def read_events(path: Path, keep: Keep) -> Events:
     blocks, builder = Blocks(path), EventBuilder()
     allocated: dict[int, int] = {}
     seen_count = 0
-    with second_process() if _is_large(path) else nullcontext() as process:
+    with _second_process(path) as process:
         for piece in _pieces(_chunks(blocks), keep, blocks, process):
             builder.append(piece.builder)
             seen_count += piece.seen_count
@@ -300,13 +302,35 @@ def read_events(path: Path, keep: Keep) -> Events:
 
 _LARGE_BYTES, _LARGE_PACKED_BYTES = 32 << 20, 2 << 20
 """Sizes of files, plain and packed, whose parsing takes longer than the start of a process."""
-_AHEAD = 2
-"""Chunks that the second process has: the one that it parses, and the next one."""
+_AHEAD = 3
+"""Chunks that the second process has: the one that it parses, and the next ones."""
+_SLOT_BYTES = _CHUNK_BYTES + (1 << 20)
+_SWITCH_S = 0.0005
+"""Longest time for which the parsing thread keeps the thread waiting that receives results."""
+_memory: list[mmap] = []
+"""Memory that the second process shares: a slot for each chunk that it has. A pipe copies chunks more slowly."""
 
 
 def _is_large(path: Path) -> bool:
     least = _LARGE_PACKED_BYTES if path.suffix == ".gz" else _LARGE_BYTES
     return path.is_file() and path.stat().st_size >= least
+
+
+@contextmanager
+def _second_process(path: Path) -> Iterator[Executor | None]:
+    """Start a second process for a large file, with memory for its chunks."""
+    if not _is_large(path):
+        yield None
+        return
+    _memory[:] = [mmap(-1, _AHEAD * _SLOT_BYTES)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        with second_process() as process:
+            yield process
+    finally:
+        sys.setswitchinterval(interval_s)
+        _memory.clear()
 
 
 @dataclass(slots=True)
@@ -338,31 +362,51 @@ def _pieces(
     chunks: Iterable[list[bytes]], keep: Keep, blocks: Blocks, process: Executor | None
 ) -> Iterator[_Piece]:
     """Yield the events of chunks in the order of the file; whichever process is free parses the next chunk."""
-    pending: deque[_Piece | tuple[list[bytes], Future[_Piece | None]]] = deque()
+    pending: deque[_Piece | _Submitted] = deque()
+    free_slots = list(range(_AHEAD))
 
     def parse(chunk: list[bytes]) -> _Piece:
         return _parse(chunk, keep, blocks) or _Piece()
 
-    def finished(first: _Piece | tuple[list[bytes], Future[_Piece | None]]) -> _Piece:
+    def finished(first: _Piece | _Submitted) -> _Piece:
         if isinstance(first, _Piece):
             return first
-        chunk, future = first
+        free_slots.append(first.slot)
         try:
-            return future.result() or parse(chunk)
+            return first.future.result() or parse(first.chunk)
         except BrokenExecutor:
-            return parse(chunk)
+            return parse(first.chunk)
 
     for chunk in chunks:
-        running = sum(not isinstance(piece, _Piece) and not piece[1].done() for piece in pending)
-        if process is not None and running < _AHEAD:
+        while pending and (isinstance(pending[0], _Piece) or pending[0].future.done()):
+            yield finished(pending.popleft())
+        sizes = [len(block) for block in chunk]
+        if process is not None and free_slots and sum(sizes) <= _SLOT_BYTES:
+            slot = free_slots[-1]
+            start = slot * _SLOT_BYTES
+            _memory[0][start : start + sum(sizes)] = b"".join(chunk)
             with suppress(BrokenExecutor):
-                pending.append((chunk, process.submit(_parse, chunk, keep)))
+                pending.append(_Submitted(process.submit(_parse_slot, start, sizes, keep), chunk, slot))
+                free_slots.pop()
                 continue
         pending.append(parse(chunk))
-        while pending and (isinstance(pending[0], _Piece) or pending[0][1].done()):
-            yield finished(pending.popleft())
     while pending:
         yield finished(pending.popleft())
+
+
+class _Submitted(NamedTuple):
+    """A chunk in the second process."""
+
+    future: Future[_Piece | None]
+    chunk: list[bytes]
+    slot: int
+    """The slot of the chunk in the memory that both processes share."""
+
+
+def _parse_slot(start: int, sizes: list[int], keep: Keep) -> _Piece | None:
+    """Return the events of a chunk in the shared memory, as :func:`_parse`."""
+    ends = accumulate(sizes, initial=start)
+    return _parse([_memory[0][begin:end] for begin, end in pairwise(ends)], keep)
 
 
 def _parse(chunk: Sequence[bytes], keep: Keep, blocks: Blocks | None = None) -> _Piece | None:
