@@ -337,7 +337,7 @@ def note(drawing: Drawing, mark: str = "framed") -> str:
     orders = []
     for pair in sorted(kinds.intersection(drawing.orders)):
         turns = " ".join(pair[member].name for member in drawing.orders[pair])
-        orders.append(f"{'&'.join(kind.name for kind in pair)} computes by turns {turns}")
+        orders.append(f"{'&'.join(kind.name for kind in pair)} computes in order {turns}")
     return "; ".join([f"overlapped pairs are {mark}", *orders])
 
 
@@ -400,7 +400,7 @@ def legend(cells: Iterable[Cell]) -> dict[str, str]:
     meanings: dict[tuple[str, str], list[str]] = {}
     for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
         if traits.meaning and (kind, route, odd) in colours:
-            direction = ", other way" if traits.colour[route] != traits.colour[0] else ""
+            direction = ", other direction" if traits.colour[route] != traits.colour[0] else ""
             variant = direction + (", odd chunk" if odd else "")
             meanings.setdefault((colours[kind, route, odd], variant), []).append(traits.meaning)
     return {" or ".join(dict.fromkeys(names)) + variant: fill for (fill, variant), names in meanings.items()}

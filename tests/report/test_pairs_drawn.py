@@ -31,7 +31,7 @@ def test_text_joins_members_of_a_pair() -> None:
 
     assert plain_lines(drawing, window(drawing, 120))[1] == "rank 1  .  F0 F1&B0=== F2&B1=== B2=== .  ."
     assert rich_lines(drawing, window(drawing, 120))[1].plain.rstrip().count("&") == 2
-    assert note(drawing) == "overlapped pairs are framed; F&B computes by turns F B B F B B"
+    assert note(drawing) == "overlapped pairs are framed; F&B computes in order F B B F B B"
 
 
 def test_members_compute_by_the_turns_of_the_schedule() -> None:
@@ -71,7 +71,7 @@ def test_svg_frames_pairs_and_keeps_a_tooltip_per_action() -> None:
         str(member) for rank in range(2) for action in PAIRS[rank] for member in action.sub_actions or (action,)
     )
     assert sum(rect.get("fill") == "none" for rect in tree.iter(f"{name}rect")) == 2
-    assert any("by turns F B B F B B" in str(t.text) for t in tree.iter(f"{name}text"))
+    assert any("in order F B B F B B" in str(t.text) for t in tree.iter(f"{name}text"))
 
 
 def test_copies_lie_over_pairs_in_svg() -> None:

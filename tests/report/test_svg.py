@@ -86,7 +86,8 @@ def test_the_legend_has_what_the_picture_has() -> None:
         "B backward": "#8fd19e",
     }
     assert list(legend(draw(Schedule.from_rows(both_ways)).cells)) == [
-        "F forward", "I input gradient", "W weight gradient", "F forward, other way", "B backward, other way",
+        "F forward", "I input gradient", "W weight gradient",
+        "F forward, other direction", "B backward, other direction",
     ]  # fmt: skip
 
 

@@ -12,12 +12,15 @@ from pptrace.config.resolution import leaves_by_key
 from pptrace_frameworks.stacks import STACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from pptrace.plugin import StackOffer
+    from pptrace.plugin import StackOffer, StackRule
 
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
 HEADING = "## What each stack sets\n"
+_ROOTS = [stack.rules for stack in STACKS if not stack.inherits]
+COMMON = [rule for rule in _ROOTS[0] if all(rule in rules for rules in _ROOTS)]
+"""Rules of all stacks."""
 STEP = {
     "model": "mixtral-8x7b",
     "parallel": {"pp": 2, "tp": 2, "dp": 8},
@@ -30,7 +33,7 @@ def test_the_page_lists_the_rules_of_each_stack(pytestconfig: pytest.Config) -> 
         pytest.skip("the repository's pages are not here")
     text = PAGE.read_text(encoding="utf-8")
     start = text.index("\n\n", text.index(HEADING) + len(HEADING) + 1) + 2
-    written = "\n".join(lines_of(stack) for stack in STACKS)
+    written = "\n".join(["### All stacks", "", *table(COMMON), *map(lines_of, STACKS)])
 
     if pytestconfig.getoption("--regenerate", default=False):
         PAGE.write_text(text[:start] + written, encoding="utf-8")
@@ -130,14 +133,17 @@ def lines_of(stack: StackOffer) -> str:
     inherited = (
         f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""
     )
+    rules = [rule for rule in stack.rules if rule not in COMMON]
     lines = [f"### {stack.name}", "", f"{stack.summary}{inherited}", ""]
-    if stack.rules:
-        lines += ["| sets | where | source |", "|---|---|---|"]
-        for rule in stack.rules:
-            conditions = [written(rule.when), *(f"not {text}" for text in [written(rule.unless)] if text)]
-            lines.append(f"| {written(rule.set)} | {', '.join(filter(None, conditions))} | {rule.source} |")
-        lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + (table(rules) if rules else []))
+
+
+def table(rules: Sequence[StackRule]) -> list[str]:
+    lines = ["| sets | condition | source |", "|---|---|---|"]
+    for rule in rules:
+        conditions = [written(rule.when), *(f"not {text}" for text in [written(rule.unless)] if text)]
+        lines.append(f"| {written(rule.set)} | {', '.join(filter(None, conditions))} | {rule.source} |")
+    return [*lines, ""]
 
 
 def written(values: Mapping[str, Any]) -> str:
