@@ -2,6 +2,8 @@
 
 import json
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pptrace
@@ -65,3 +67,16 @@ for text, placement in placements.items():
     step_ns, peak = run.metrics.step_ns, run.memory.fullest_bytes / 2**30
     before_ns = before_ns or step_ns
     print(f"{text:25}  {step_ns / 1e9:5.2f} s  {1 - step_ns / before_ns:5.1%}  {peak:7.1f} GiB")
+
+# A file of loads: traces name it, and their slices of experts have the kind of load of their microbatch.
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "loads.csv"
+    tokens = [(microbatch, expert % 4, expert, 4 + 3 * microbatch * (expert == 0))
+              for microbatch in range(2) for expert in range(8)]  # fmt: skip
+    lines = ["microbatch,source,expert,tokens", *(",".join(map(str, row)) for row in tokens)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model = {"preset": "mixtral-8x7b", "layers": 1, "expert_load": str(file)}
+    loads = pptrace.simulate(model=model, **{**SMALL, "microbatches": 4}).provenance["expert_load"]
+print("\nmetadata of a trace")
+for key, value in loads.items():
+    print(f"{key:13} {value}")

@@ -13,7 +13,7 @@ from pptrace.run.preparation import prepare
 from pptrace.timeline.actions import communication
 from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure
-from pptrace.timeline.timeline import window
+from pptrace.timeline.timeline import LOADS_KEY, window
 
 if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
@@ -74,13 +74,15 @@ class SimulatedStep:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Version, plugins with versions, and the whole configuration; no time, host or path."""
+        """Version, plugins with versions, the whole configuration, and loads of experts; no time, host or path."""
         from pptrace.version import __version__
 
+        loads = self.prepared.workload.expert_load
         return {
             "pptrace": __version__,
             "plugins": dict(self.prepared.plugins),
             "configuration": self.prepared.resolved.to_dict(),
+            **({LOADS_KEY: dict(loads)} if loads else {}),
         }
 
     def traced(self) -> Timeline:

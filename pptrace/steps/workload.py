@@ -200,6 +200,10 @@ class Workload:
     """Costs of microbatches of classes 1, 2 and so on. Costs of whole stages are read from this workload."""
     notes: tuple[str, ...] = field(default=())
     """Assumptions behind the figures, one sentence each, for the detailed output."""
+    expert_load: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Source of uneven loads of experts, empty for equal ones: ``name``, ``step``, ``sha256`` of a file,
+    ``source_rank`` (the rank of an expert-parallel group that sends most tokens), ``kinds`` of microbatches with
+    the loads of the fullest ranks, and ``microbatches`` with the kind of each."""
     kernels: Callable[[], Sequence[KernelCost]] | None = field(default=None, compare=False)
     """Function that lists the kernels of every stage's actions; None if unknown, or for scaled costs."""
 

@@ -76,6 +76,10 @@ class Parts(Columns):
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
+LOADS_KEY = "expert_load"
+"""Key of a provenance with the loads of experts, as in ``Workload.expert_load``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routes(Columns):
     """Links by name, and the links of each row in columns.

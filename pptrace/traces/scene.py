@@ -13,11 +13,11 @@ import numpy as np
 
 from pptrace.config.quantities import format_rate
 from pptrace.errors import ConfigError
-from pptrace.steps.kinds import COMMUNICATION, KINDS, Kind, Role
+from pptrace.steps.kinds import COMMUNICATION, COMPUTE, KINDS, Kind, Role
 from pptrace.steps.kinds import RECEIVES as RECEIVING
 from pptrace.steps.kinds import TOWARDS_NEXT as WITH_NEXT
 from pptrace.timeline.kernels import first_free
-from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS
+from pptrace.timeline.timeline import LANE_COLUMNS, LOADS_KEY, ROW_COLUMNS
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -84,6 +84,26 @@ def stream_title(stream: Stream) -> str:
     return _STREAM_TITLES.get(stream.name) or stream.name.lower().replace("_", " ")
 
 
+def loads_of(timeline: Timeline) -> Int32s:
+    """Return :attr:`Scene.loads` of a timeline; empty for equal loads."""
+    kinds = timeline.provenance.get(LOADS_KEY, {}).get("microbatches", [])
+    if not kinds:
+        return np.zeros(0, dtype=np.int32)
+    parts = max(timeline.placement.microbatches // len(kinds), 1)
+    place = np.minimum(timeline.microbatch // parts, len(kinds) - 1)
+    load = np.array(kinds, dtype=np.int32)[np.maximum(place, 0)]
+    chosen = COMPUTE.mask(timeline.kind) & (timeline.microbatch >= 0)
+    if timeline.parts is not None:
+        names = timeline.parts.names
+        is_of_experts = np.array([*(name.startswith(_OF_EXPERTS) for name in names), True])
+        chosen &= is_of_experts[timeline.parts.name]
+    return np.where(chosen, load, np.int32(-1))
+
+
+_OF_EXPERTS = ("experts", "dispatch", "combine")
+"""First words of the names of segments whose time depends on the loads of experts."""
+
+
 class Labels(NamedTuple):
     """Distinct texts that follow the kind in names of slices, by span, microbatch and segment."""
 
@@ -105,6 +125,11 @@ class Scene:
     """The number of the first row in the full step."""
     color_by: str = COLOR_BY[0]
     """One of :data:`COLOR_BY`."""
+
+    @cached_property
+    def loads(self) -> Int32s:
+        """Shape (rows,): load of experts of each action, or of its segments of experts; -1 for others."""
+        return loads_of(self.timeline)
 
     @classmethod
     def of(cls, timeline: Timeline, options: Mapping[str, Any]) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import pptrace
 from pptrace.plugin import ConfigError, ConstraintError
 from pptrace.search.what_if import whatif
+from pptrace.traces.perfetto.reader import read
 from pptrace_models.expert_loads import _WORKLOADS, MOST_CLASSES, MOST_IN_PAIRS, _routings, balanced_placement
 
 if TYPE_CHECKING:
@@ -318,3 +320,32 @@ def test_lengths_and_loads_of_microbatches_combine(tmp_path: Path) -> None:
             model={**model, "imbalance": imbalance}, sequence=lengths[3 + microbatch], microbatches=3, **sizes
         )
         assert same(run.prepared.workload.of_microbatch(microbatch), alone.prepared.workload)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "combined-1f1b"])
+def test_traces_name_the_file_and_the_load_of_each_slice_of_experts(tmp_path: Path, schedule: str) -> None:
+    rows = [(0, 0, 0, 20), (0, 1, 1, 40), (1, 0, 0, 15), (1, 1, 1, 15)]
+    file = table(tmp_path / "loads.csv", "microbatch,source,expert,tokens", rows)
+    run = pptrace.simulate({
+        "model": {
+            "layers": 2, "hidden": 256, "heads": 4, "ffn": 512, "vocabulary": 1000, "num_experts": 2, "top_k": 1,
+            "expert_ffn": 256, "expert_load": file,
+        },
+        "device": "h100-sxm", "parallel": {"pp": 1, "dp": 2, "ep": 2}, "schedule": schedule,
+        "batch": {"microbatches": 3, "sequence": 512},
+    })  # fmt: skip
+    paths = [tmp_path / f"step.{ending}" for ending in ("json", "pftrace")]
+    for path in paths:
+        run.save(path)
+
+    loads = read([paths[1]]).provenance["expert_load"]
+    assert loads["sha256"] == hashlib.sha256((tmp_path / "loads.csv").read_bytes()).hexdigest()
+    assert {name: loads[name] for name in ("name", "step", "source_rank")} == {
+        "name": "loads.csv", "step": 0, "source_rank": 1,
+    }  # fmt: skip
+    assert [loads["kinds"][kind]["received"] for kind in loads["microbatches"]] == [1.33, 1, 1.33]
+    events = json.loads(paths[0].read_text())["traceEvents"]
+    slices = [event["args"] for event in events if event.get("args", {}).get("load", -1) >= 0]
+    assert all(args["load"] == loads["microbatches"][args["microbatch"]] for args in slices)
+    names = {args.get("segment", "").partition("-")[0] for args in slices}
+    assert names == ({"experts", "dispatch", "combine"} if schedule == "combined-1f1b" else {""})

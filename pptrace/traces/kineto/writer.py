@@ -462,6 +462,8 @@ class Encoder:
             values = getattr(timeline, name)[rows]
             if (values != defaults.get(name, 0)).any():
                 parts += [key, _shared_number(values)]
+        if self.scene.loads.size and (self.scene.loads[rows] >= 0).any():
+            parts += [b',"load":', _shared_number(self.scene.loads[rows])]
         return [*parts, b',"cause":', _shared_number(_row_ids(timeline.cause[rows]))]
 
     def _message(self, lane: Lane, rows: slice) -> Part:

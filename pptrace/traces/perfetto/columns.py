@@ -212,6 +212,8 @@ def row_columns(scene: Scene, lane_uuid: Int32s, names: Names, peer: Int32s) -> 
         "pair": Column.of(t.pair),
         "correlation": Column.of(names.correlation),
     }
+    if scene.loads.size:
+        columns["load"] = Column.of(scene.loads)
     if t.parts is not None:
         columns["segment_number"] = Column.of(t.parts.number)
     return columns

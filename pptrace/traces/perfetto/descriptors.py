@@ -25,7 +25,7 @@ from pptrace.sanitize import printable
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.traces.assembly import placement_values
 from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
-from pptrace.traces.scene import NAMES, link_title, links_and_segments, rank_name, stream_title
+from pptrace.traces.scene import NAMES, link_title, links_and_segments, loads_of, rank_name, stream_title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +63,7 @@ FIELD_NUMBERS = {
     "segment_number": 7627,
     "segment": 7628,
     "shown": 7629,
+    "load": 7630,
 }
 """Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
 
@@ -117,6 +118,8 @@ def _absent(timelines: Sequence[Timeline]) -> frozenset[str]:
         absent |= _SEGMENT_FIELDS
     if all(timeline.why is None for timeline in timelines):
         absent |= _PATH_FIELDS
+    if not any(loads_of(timeline).size for timeline in timelines):
+        absent |= {"load"}
     return absent
 
 

@@ -7,6 +7,7 @@ expert-parallel group wait for each other in every exchange, so the fullest one 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import pickle
@@ -23,7 +24,7 @@ from pptrace.plugin import ConfigError, nearest
 from pptrace_models.transformer import LOAD_DISTRIBUTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -57,6 +58,8 @@ class Loads:
     """Shape (microbatches,): the kind of each microbatch."""
     note: str
     """The loads in a sentence, for the detailed output."""
+    origin: Mapping[str, Any]
+    """What the loads were read from, and each kind of microbatch, for the metadata of traces."""
 
     @property
     def mean(self) -> tuple[Floats, Floats]:
@@ -92,7 +95,33 @@ def loads_of(model: Transformer, shard: Shard, request: CostRequest) -> Loads | 
     received, sent, kind_of = _grouped(_rounded(received), _rounded(sent), kind_of, most)
     if (received == 1).all() and (sent == 1).all():
         return None
-    return Loads(received=received, sent=sent, kind_of=kind_of, note=note)
+    origin = _origin(load, received, sent, kind_of, tokens.sources[used])
+    return Loads(received=received, sent=sent, kind_of=kind_of, note=note, origin=origin)
+
+
+def _origin(load: ExpertLoad, received: Floats, sent: Floats, kind_of: Int64s, sources: Floats) -> dict[str, Any]:
+    """Return the source of loads, the fullest devices of each kind, and the kind of each microbatch."""
+    origin: dict[str, Any] = {"name": Path(load.name).name, "step": load.step}
+    if load.name not in LOAD_DISTRIBUTIONS:
+        origin["sha256"] = digest(Path(load.name))
+    if sources.shape[-1] > 1:
+        origin["source_rank"] = int(sources.mean(axis=(0, 1)).argmax())
+    rows = zip(received.max(axis=1).tolist(), sent.max(axis=1).tolist(), strict=True)
+    origin["kinds"] = [{"received": most_received, "sent": most_sent} for most_received, most_sent in rows]
+    origin["microbatches"] = kind_of.tolist()
+    return origin
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the manifests and expert ids in a folder of traces."""
+    if not path.is_dir():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256()
+    for manifest in sorted([*path.glob("manifest.json"), *path.glob("*/manifest.json")]):
+        content = manifest.read_bytes()
+        sha256.update(content)
+        sha256.update((manifest.parent / json.loads(content)["tensors"]["expert_ids"]["file"]).read_bytes())
+    return sha256.hexdigest()
 
 
 def _rounded(loads: Floats) -> Floats:

@@ -124,6 +124,7 @@ def build(request: CostRequest) -> Workload:
         peak_flops=peak_flops,
         plausible_flops=devices.plausible(model.precision, request.rank_gpus),
         notes=(*notes, loads.note) if loads else notes,
+        expert_load=loads.origin if loads else {},
         units=count_units(model),
         weights=_count_weights(model, part),
         kernels=None if by_weight else partial(_kernels, job, of_stages, columns),
