@@ -47,7 +47,7 @@ def halves(rows: list[list[Op]]) -> list[Op]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [0, 1, 4, 7, 9, 12, 13, 23])
+@pytest.mark.parametrize("seed", [0, 1, 4, 7, 9, 13, 23])
 def test_the_search_finds_and_proves_the_optimum_of_an_independent_model(seed: int) -> None:
     problem = random_toy(seed)
 
