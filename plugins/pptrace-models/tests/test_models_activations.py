@@ -136,6 +136,16 @@ def test_narrow_experts_keep_their_cast_inputs_and_a_router_what_norms_return(cl
     assert more == 2048 * (2 * 512 + 512 + 1024)  # inner tensors, and the cast input of the shared experts
 
 
+def test_a_norm_without_a_fused_kernel_keeps_its_input_in_fp32_and_its_unscaled_output(
+    classic: dict[str, Any],
+) -> None:
+    s, h, apart = 2048, 1024, {"fused_norms": False}
+    norms = {"recompute": "selective", "recompute_modules": ["layernorm"]}
+
+    assert kept(classic | apart).activation - kept(classic).activation == 2 * s * h * (4 + 2)
+    assert kept(classic | apart | norms).activation == kept(classic | norms).activation
+
+
 LLAMA = {"gated": True, "dropout": False, "flash_attention": True, "kv_heads": 4}
 
 

@@ -121,7 +121,7 @@ def test_two_implementations_of_the_step_agree(classic: dict[str, Any]) -> None:
     assert flops.step_flops(model, 1, 1024) == 4 * per_layer[0] + 4 * per_layer[1] + head
 
 
-UNFUSED = {"fused_activation": False, "fused_projections": False, "fused_rotary": False}
+UNFUSED = dict.fromkeys(("fused_activation", "fused_norms", "fused_projections", "fused_rotary"), False)
 
 
 def test_separate_kernels_move_more_bytes_for_the_same_products(classic: dict[str, Any]) -> None:
@@ -141,6 +141,8 @@ def test_separate_kernels_move_more_bytes_for_the_same_products(classic: dict[st
     assert layer_flops(model) == layer_flops(model | UNFUSED)
     # silu and its product with the gate; backward also the concatenation of both halves.
     assert moved(fused_activation=False) == [forward + 2 * 2 * s * f, backward + 8 * 2 * s * f]
+    # Per norm, 36 in place of 4 bytes, and 76 in place of 6 in the backward.
+    assert moved(fused_norms=False) == [forward + 2 * s * h * 32, backward + 2 * s * h * 70]
     # fp32 copies before and after the rotation.
     assert moved(fused_rotary=False) == [forward + 16 * s * (h + kv), backward + 16 * s * (h + kv)]
     # The input is read by five products, not two; the sums read five input gradients and write two.
@@ -159,3 +161,18 @@ def test_pytorchs_collectives_copy_the_sequences_of_a_microbatch(costs: Callable
     assert forward()[1] - forward(**first)[1] == pytest.approx(2 * layer_ns, rel=1e-3)
     for sizes in ({"micro": 1}, {"tp": 1, "sequence_parallel": False}):
         assert forward(**sizes) == forward(**sizes, **first)
+
+
+def test_fsdp_copies_weights_after_both_gathers_and_gradients_before_their_reduction(
+    costs: Callable[..., Workload],
+) -> None:
+    def times(**options: Any) -> list[int]:
+        sizes = {"ranks": 1, "stages": 10, "units": 10, "dp": 8, "shard": 8}
+        workload = costs({"dropout": False}, options={"kernels": "shapes", "zero": 3, **options}, **sizes)
+        return [workload.f_ns.tolist()[5], workload.b_ns.tolist()[5]]
+
+    weights, rate = 12 * 1024 * 1024, 0.8 * 3350
+    copies = [2 * 2 * weights / rate + 5000, (2 * 2 + 2 + 4) * weights / rate + 10000]
+    longer = [after - before for before, after in zip(times(), times(copied_shards=True), strict=True)]
+    assert longer == pytest.approx(copies, abs=2)
+    assert times(copied_shards=True, zero=2) == times(zero=2)

@@ -312,8 +312,9 @@ _TORCHTITAN = (
         {"model.fused_activation": False},
     ),
     _rule(
-        "TT fully_shard: FSDP2, reduced in FP32 (mixed_precision_reduce) during the last backward",
-        {"costs.zero": 3, "costs.gradients": "fp32", "data_parallel.overlap": True},
+        "TT fully_shard: FSDP2, reduced in FP32 (mixed_precision_reduce) during the last backward; "
+        "PT torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py copies shards",
+        {"costs.zero": 3, "costs.gradients": "fp32", "costs.copied_shards": True, "data_parallel.overlap": True},
     ),
     _rule(
         "TT fsdp_reshard_after_forward default: weights are not freed in a pipeline",
@@ -331,6 +332,10 @@ _TORCHTITAN = (
         "TT torchtitan/models/llama3: view_as_complex, which PT torch/_inductor/lowering.py does not compile; "
         "separate wq, wk and wv, w1 and w3",
         {"model.fused_rotary": False, "model.fused_projections": False},
+    ),
+    _rule(
+        "TT v0.1.0 torchtitan/models/llama3 nn.RMSNorm: operations in fp32, compile.enable off",
+        {"model.fused_norms": False},
     ),
     _rule(
         "TT torchtitan/models/llama3 Shard(1): the batch is the first dimension",
@@ -439,6 +444,10 @@ def _stacks() -> tuple[StackOffer, ...]:
                 _rule(
                     "TT torchtitan/models/attention.py, models/common/attention.py: cuDNN's attention first",
                     {"costs.attention": "fused"},
+                ),
+                _rule(
+                    "PT v2.9 aten/src/ATen/native/native_functions.yaml _fused_rms_norm",
+                    {"model.fused_norms": True},
                 ),
             ),
         ),

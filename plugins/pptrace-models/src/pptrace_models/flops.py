@@ -27,6 +27,15 @@ _FP32_BYTES = 4
 """Bytes of an fp32 element."""
 _SCORE_KERNELS, _SCORE_BYTES = (25, 11), (59, 32)
 """Kernels of an unfused router, and their bytes per token and expert, forward and backward."""
+UNFUSED_NORM = (36, 76)
+"""Bytes per element of PyTorch's operations of a root-mean-square norm of bf16, forward and backward.
+
+Forward: cast to fp32, square, mean, product with the root, cast back, product with the weights. Backward: two
+products for input and weights, their sum, cast, two products and a sum for input and root, two products of the
+square, a sum of gradients, and the cast back (torchtitan 9dec370, ``torchtitan/models/norms.py``).
+"""
+_NORM_KERNELS = 7
+"""Kernels of such a norm's forward."""
 _ROUTING_KERNELS = 8
 """Kernels for scores, top-k, counts and offsets, and for permutations on both sides of two exchanges."""
 
@@ -41,6 +50,7 @@ def layer(
     aligned: bool = True,
     copied_bytes: tuple[float, float] = (0, 0),
     fused_router: bool = True,
+    copied_shards: bool = False,
 ) -> tuple[Operation, ...]:
     """Return a layer's operations on one device.
 
@@ -54,6 +64,7 @@ def layer(
         copied_bytes: bytes per element that are copied around the tensor-parallel collectives of a layer's half,
             forward and backward.
         fused_router: whether one kernel computes the router's scores, top-k and maps.
+        copied_shards: whether gathered weights and gradients are copied out of and into buffers.
     """
     shard = shard.loaded(kind)
     matrices = linears(model, shard, kind)
@@ -72,6 +83,7 @@ def layer(
         *((_router_scores(model, shard),) if kind.experts and not fused_router else ()),
         *((_padding(model, shard),) if kind.experts and not aligned else ()),
         *((_sequence_copies(model, shard, kind, copied_bytes),) if any(copied_bytes) else ()),
+        *((_shard_copies(matrices, element, gradient_bytes),) if copied_shards else ()),
         _norms(model, shard, kind.halves),
     )
     return tuple(map(_without_weight_gradient, operations)) if model.frozen else operations
@@ -409,15 +421,33 @@ def _sequence_copies(
     )  # fmt: skip
 
 
+def _shard_copies(matrices: Sequence[Linear], element: int, gradient_bytes: int) -> Operation:
+    """Return the copies of weights after both gathers of a microbatch, and of gradients before their reduction.
+
+    They are on the stream of computation (PyTorch's ``_fsdp_collectives.py``: ``foreach_all_gather_copy_out`` and
+    ``foreach_reduce_scatter_copy_in``). Only ``kernels: shapes`` counts them.
+    """
+    weights = sum(matrix.weights for matrix in matrices)
+    gathered, reduced = 2 * element * weights, (element + gradient_bytes) * weights
+    return Operation(
+        name="copies of shards", unit="memory", forward=Work(beside_bytes=gathered),
+        input_gradient=Work(beside_bytes=gathered + reduced, kernels=2), weight_gradient=Work(),
+    )  # fmt: skip
+
+
 def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
     element = shard.split_tokens * model.hidden * model.element_bytes
     # Per half: a norm (1 read and 1 write; 2 and 1 backward) and a residual sum (the streams and the half's output
     # read, the streams written). Dropout before a sum writes a mask of a byte per element. Its backward reads the
     # mask, and reads and writes the gradient.
     mask, summed = shard.split_tokens * model.hidden * model.dropout, (1 + 2 * model.residual_streams) * element
-    forward = 2 * element + summed + mask
-    backward = 3 * element + summed + mask + 2 * element * model.dropout
-    kernels = halves * (2 + model.dropout)
+    normed, normed_backward, kernels = 2 * element, 3 * element, 1
+    if not model.fused_norms:
+        normed, normed_backward = (size * shard.split_tokens * model.hidden for size in UNFUSED_NORM)
+        kernels = _NORM_KERNELS
+    forward = normed + summed + mask
+    backward = normed_backward + summed + mask + 2 * element * model.dropout
+    kernels = halves * (kernels + 1 + model.dropout)
     return _memory("norms and residuals", halves * forward, halves * backward, kernels=kernels)
 
 

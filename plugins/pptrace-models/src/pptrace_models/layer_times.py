@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _Value = TypeVar("_Value")
+_WITH_WEIGHTS = 3
+"""ZeRO stage that shards weights."""
 _ROW_BYTES = 4
 """A row's maximum, sum and target logit are reduced in fp32."""
 
@@ -251,8 +253,8 @@ def _hidden_bytes(model: Transformer, shard: Shard) -> int:
 
 
 _SECOND_NS = 10**9
-_NORMS_OF_TEN = 4
-"""Norms move 4 of 10 bytes that norms and residual sums move in a forward."""
+_NORM_BYTES, _SUM_BYTES = 4, 6
+"""Bytes per element that a norm, and a residual sum, move in a forward."""
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
     "core_attn": ("attention core",),
@@ -350,6 +352,8 @@ class Costing:
     """Times of collectives."""
     options: RooflineOptions
     """Options of the cost model."""
+    has_units: bool = False
+    """Whether weights are gathered for each layer and microbatch, as without a pipeline."""
     _values: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
@@ -446,6 +450,7 @@ def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
         model, costing.shard, gradient_bytes(options), kind, deduplicated=options.dispatcher == "deduplicated",
         aligned=needs_no_rows or options.is_hybrid_ep, copied_bytes=_copied_bytes(costing),
         fused_router=options.fuses("router"),
+        copied_shards=options.copied_shards and options.zero == _WITH_WEIGHTS and costing.has_units,
     )  # fmt: skip
 
 
@@ -518,7 +523,8 @@ def again_share(operation: Operation, model: Transformer) -> float:
     gated MLP's gate or of a plain MLP's output.
     """
     if operation.name == "norms and residuals":
-        return _NORMS_OF_TEN / 10
+        norm = _NORM_BYTES if model.fused_norms else flops.UNFUSED_NORM[0]
+        return norm / (norm + _SUM_BYTES)
     if "alternate_products" not in model.again or operation.unit != "linear":
         return 1.0
     if operation.name == "mlp":

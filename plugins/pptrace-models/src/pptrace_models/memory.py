@@ -123,7 +123,7 @@ def _boundary_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
     row_bytes = model.residual_streams * model.element_bytes + model.dropout
     inputs = kind.halves * shard.split_tokens * model.hidden * row_bytes
-    return inputs + _normed_bytes(model, shard, kind)
+    return inputs + _normed_bytes(model, shard, kind) + _unfused_norm_bytes(model, shard, kind)
 
 
 def _normed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
@@ -136,6 +136,13 @@ def _normed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
         return first + factor * (kind.feed_forward == "mlp")
     routed = 0 if model.frozen else row * model.element_bytes
     return first + routed + factor * (is_cast and shard.shared_ffn > 0)
+
+
+def _unfused_norm_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
+    """Return the bytes that norms without a fused kernel also keep: input in fp32, and unscaled output."""
+    if model.fused_norms:
+        return 0
+    return kind.halves * shard.split_tokens * model.hidden * (_FP32 + model.element_bytes)
 
 
 def _factor_bytes(model: Transformer, count: int) -> int:
@@ -223,7 +230,7 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
         "core_attn": _scores(model, shard) if attends else 0,
         "full_attn": _mixing(model, shard, kind) + _scores(model, shard) if attends else 0,
         "mla_up_proj": shard.tokens * _mixed_width(model, shard) * model.element_bytes if is_latent else 0,
-        "layernorm": _normed_bytes(model, shard, kind),
+        "layernorm": _normed_bytes(model, shard, kind) + _unfused_norm_bytes(model, shard, kind),
         "mlp": 0 if experts else mlp,
         "mlp_act": 0
         if kind.feed_forward != "mlp"

@@ -48,6 +48,10 @@ class RooflineOptions(Parameters):
     fragmentation: Annotated[float, Field(ge=0, le=1)] | None = None
     """Bytes that PyTorch's allocator reserves beyond the peak of allocated bytes, relative to this peak:
     ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none by default."""
+    copied_shards: bool = False
+    """Whether kernels copy gathered weights and unreduced gradients between tensors and the buffers of
+    collectives, as in PyTorch's FSDP2. They do so for each microbatch. Only without a pipeline, with ``zero: 3``
+    and ``kernels: shapes``."""
     kernels: Literal["groups", "shapes"] = "groups"
     """Times of kernels: groups of kernels at constant shares of the peaks, or each kernel by its shape."""
     kernel_table: str | None = None

@@ -425,6 +425,9 @@ class Transformer(Parameters):
     """Whether one kernel computes a dense gated MLP's activation function and its product with the gate. Otherwise
     separate kernels do, and the activation function's output is also kept, as in Megatron-LM
     before ``--bias-swiglu-fusion``."""
+    fused_norms: bool = True
+    """Whether one kernel computes a norm. Otherwise PyTorch's operations of a root-mean-square norm in fp32 do,
+    without ``torch.compile``."""
     fused_projections: bool = True
     """Whether one product computes queries, keys and values, and another one both inputs of a dense gated MLP's
     activation function. Otherwise each has a separate matrix, as in torchtitan. Each product then reads the input,
