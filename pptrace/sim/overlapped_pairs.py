@@ -321,10 +321,12 @@ def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segm
     by_stage = workload.of_microbatch(int(issued.microbatch[row])).segments.get(kind)
     if by_stage is None or kind not in COMPUTE:  # actions of other streams have no segments
         return ()
-    span = int(issued.span[row])
+    span, segments = int(issued.span[row]), by_stage[int(issued.stage[row])]
+    if span == 1:
+        return segments
     return tuple(
         replace(segment, duration_ns=segment.duration_ns * span, size_bytes=segment.size_bytes * span)
-        for segment in by_stage[int(issued.stage[row])]
+        for segment in segments
     )
 
 

@@ -275,7 +275,7 @@ class Workload:
         """Return the duration of one microbatch's action of a kind, per stage; 0 for a kind without costs."""
         name = kind.traits.cost
         if not name and kind in self.segments:
-            return np.array([self._alone_ns(segments) for segments in self.segments[kind]], dtype=np.int64)
+            return np.array(_of_distinct(self._alone_ns, self.segments[kind]), dtype=np.int64)
         durations = getattr(self, f"{name}_ns") if name else 0
         return np.broadcast_to(np.asarray(durations, dtype=np.int64), (self.stages,))
 
@@ -306,13 +306,11 @@ class Workload:
             name = kind.traits.cost
             if not name:
                 continue
-            durations = np.array([self._alone_ns(parts) for parts in stages], dtype=np.int64)
+            durations = np.array(_of_distinct(self._alone_ns, stages), dtype=np.int64)
             columns[f"{name}_ns"] = durations
             if hasattr(self, f"{name}_collective_ns"):
-                computed = [
-                    sum(part.duration_ns for part in single(parts) if part.is_computation) for parts in stages
-                ]
-                columns[f"{name}_collective_ns"] = durations - np.array(computed, dtype=np.int64)
+                computed = np.array(_of_distinct(_computed_ns, stages), dtype=np.int64)
+                columns[f"{name}_collective_ns"] = durations - computed
         return replace(self, segments=MappingProxyType(dict(segments)), **columns)
 
     @property
@@ -418,3 +416,16 @@ class Workload:
         """Weights, gradient buffers and optimizer state of each stage."""
         total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return total
+
+
+def _of_distinct(
+    compute: Callable[[tuple[Segment, ...]], int], stages: Sequence[tuple[Segment, ...]]
+) -> list[int]:
+    """Return the value of each stage's segments; equal stages share their segments, so it is computed once."""
+    values = {key: compute(segments) for key, segments in {id(each): each for each in stages}.items()}
+    return [values[id(segments)] for segments in stages]
+
+
+def _computed_ns(segments: Sequence[Segment]) -> int:
+    """Return the time of the computations of an action outside pairs."""
+    return sum(part.duration_ns for part in segments if part.is_computation and not part.paired)
