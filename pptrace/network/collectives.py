@@ -309,7 +309,8 @@ class LinkCollectives:
             if collective not in {*_ROUNDS, _ALL_TO_ALL}:
                 raise ValueError(f"no collective {collective!r}: {', '.join([*_ROUNDS, _ALL_TO_ALL])}")
             groups = np.sort(self.groups(axis), axis=1)
-            groups = groups[np.argsort(groups[:, 0], kind="stable")]  # layouts that list them in other orders share plans
+            # Layouts that list the same groups in another order share plans.
+            groups = groups[np.argsort(groups[:, 0], kind="stable")]
             name = groups.shape[1], sha256(groups.tobytes()).digest()
             if (collective, name) not in self._known:
                 plans = self._build_plans(collective, name, groups) if groups.shape[1] > 1 else [NOTHING]

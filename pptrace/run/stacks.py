@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SECTIONS = ("parallel", "p2p", "data_parallel", "contention", "model", "costs")
 """Sections whose keys a stack can set."""
+_SCHEDULE = "schedule.name"
 _RELEASE = re.compile(r"(?P<family>.+)-(?P<version>\d+(?:\.\d+)*)")
 
 
@@ -78,6 +79,28 @@ def condition_keys(inputs: Inputs) -> frozenset[str]:
         return frozenset()
     offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
     return frozenset(key for _, rule in _rules(inputs, offer) for key in (*rule.when, *rule.unless))
+
+
+def schedule_conditions(inputs: Inputs, schedule: str, without: Collection[str] = ()) -> tuple[bool, ...]:
+    """Return which conditions of the stack's rules on the name of the schedule hold for a name.
+
+    Configurations that differ in the name alone have equal costs if the same conditions hold. Rules are left out
+    that set only keys of messages, or only keys ``without``.
+
+    Raises:
+        ConfigError: a file that is no stack.
+        PluginError: a stack that no plugin offers.
+    """
+    name = _stack_name(inputs)
+    if name is None:
+        return ()
+    offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
+    return tuple(
+        _matches(schedule, conditions[_SCHEDULE])
+        for _, rule in _rules(inputs, offer)
+        for conditions in (rule.when, rule.unless)
+        if _SCHEDULE in conditions and any(key not in without and not key.startswith("p2p.") for key in rule.set)
+    )
 
 
 def framework_of(inputs: Inputs) -> str:

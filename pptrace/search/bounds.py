@@ -6,30 +6,50 @@ after all successors of an action, down to the backward of the first stage. No s
 with messages of zero duration. With these, the bound of a table is exact for 1F1B and its interleaved forms on a
 chain of stages. The activation memory follows from the order of the row alone.
 
+An action outside overlapped pairs takes its whole duration: its segments are sequential, and the next action of
+the row waits for its result. Overlapped pairs have two bounds. Let ``c`` be the end of the last computation of a
+row so far, and ``s`` the end of the last collective of a communication stream.
+
+* Computations keep the order of the row. The first segments of a pair start after ``c``. So a pair moves ``c`` by
+  at least its computations, and by at least the longest chain of dependent segments that ends in a computation of
+  one of its members.
+* Collectives of a stream keep the order of the row. So a pair moves ``s`` by at least its collectives on the
+  stream. After a single action with such collectives, ``max(c, s)`` is the end of this action, and the following
+  single actions take their whole duration. After a pair, ``s`` can be later than ``c``. The next single action
+  then moves ``s`` by its collectives alone.
+
+The bound of a row is the larger one of its ``c`` and of ``s`` of each stream.
+
 Three bounds, from fast to tight, each at most the next: the mean work of the ranks, for any table; the outline
 of a table, from a few of its actions; and the whole table.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pptrace.config.choices import Validation
 from pptrace.run.costs import in_parts, part_times
-from pptrace.steps.kinds import COMPUTE, TABLE, Kind
+from pptrace.steps.actions import group_starts
+from pptrace.steps.kinds import COMPUTE, TABLE, Kind, Stream
+from pptrace.steps.segments import overlapped_ns, results_of, single
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from pptrace.config.schema import Experiment
     from pptrace.plugins.offers import ScheduleOffer
     from pptrace.plugins.providers import Provided
     from pptrace.plugins.requests import ScheduleRequest
-    from pptrace.steps.columns import Int64s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
+    from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
 
 
@@ -45,6 +65,15 @@ class Bound:
     """Whether the bound of each rank is within its known capacity."""
 
 
+def least(bounds: Sequence[Bound]) -> Bound:
+    """Return bounds that hold wherever one of several does."""
+    return Bound(
+        step_ns=min(bound.step_ns for bound in bounds),
+        peak_bytes=min(bound.peak_bytes for bound in bounds),
+        fits=any(bound.fits for bound in bounds),
+    )
+
+
 def work_bound(workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool = False) -> Bound:
     """Return lower bounds for any table: means over the ranks.
 
@@ -58,7 +87,7 @@ def work_bound(workload: Workload, ranks: int, microbatches: int, *, has_pairs: 
     """
     static_bytes = int(workload.static_bytes.sum()) + ranks * workload.reserved_bytes
     return Bound(
-        step_ns=_least_work_ns(workload, ranks, microbatches, has_pairs=has_pairs),
+        step_ns=_mean_work_ns(workload, ranks, microbatches, has_pairs=has_pairs),
         peak_bytes=static_bytes // ranks,
         fits=not workload.capacity_bytes or static_bytes <= int(workload.capacities(ranks).sum()),
     )
@@ -78,13 +107,16 @@ def state_bound(workload: Workload, ranks: int) -> Bound:
     return Bound(step_ns=0, peak_bytes=static_bytes // ranks, fits=fits)
 
 
-def _least_work_ns(workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool) -> int:
-    """Return a lower bound on the computation of the busiest rank: the mean over the ranks."""
-    times = _durations(workload, has_pairs=has_pairs)
-    backward = np.minimum(times[Kind.B], times[Kind.I] + times[Kind.W])
-    work_ns = int((times[Kind.F] + backward).sum()) * microbatches
+def _mean_work_ns(workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool) -> int:
+    """Return a lower bound on the work of the busiest rank: the mean over the ranks."""
+    times = Times.of(workload, has_pairs=has_pairs)
+    works = [times.in_pairs, *times.streams] if has_pairs else [times.alone]
     # Parts of a microbatch are rounded down, by less than a nanosecond each.
-    return max(work_ns // ranks - 64 * workload.stages * microbatches, 0)
+    return max(
+        int((work[Kind.F] + np.minimum(work[Kind.B], work[Kind.I] + work[Kind.W])).sum()) * microbatches // ranks
+        - 64 * workload.stages * microbatches
+        for work in (*works, np.zeros_like(times.alone))
+    )
 
 
 def bound_of(
@@ -116,59 +148,79 @@ def bound_of(
 
 
 def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int:
-    times = _durations(workload)
-    duration_ns = times[table.kind, table.stage] * table.span
-    duration_ns[~COMPUTE.mask(table.kind)] = 0
+    times = Times.of(workload, has_pairs=table.has_pairs)
+    computes = COMPUTE.mask(table.kind)
     place, has_inputs = _places(table), bool((table.kind == Kind.I).any())
-    is_chain = table.placement.is_chain
     before_ns, until_end_ns = (
-        values[place] for values in _dependency_times(workload, times, has_inputs=has_inputs, is_chain=is_chain)
+        values[place] for values in times.dependencies(has_inputs=has_inputs, is_chain=table.placement.is_chain)
     )
-    row = np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
-    done_ns = duration_ns.cumsum()
-    # An offset per rank, larger than any time, lets one pass accumulate all rows.
-    offset_ns = row * (int(done_ns[-1] if done_ns.size else 0) + int(before_ns.max(initial=0)) + 1)
-    idle_ns = np.maximum.accumulate(before_ns - (done_ns - duration_ns) + offset_ns) - offset_ns
-    ends_ns = idle_ns + done_ns
-    filled = np.diff(table.row_ptr) > 0
-    last_ns = np.zeros(table.ranks, dtype=np.int64)
-    last_ns[filled] = ends_ns[table.row_ptr[1:][filled] - 1]
+
+    def of_actions(values: Int64s) -> Int64s:
+        return np.where(computes, values[table.kind, table.stage] * table.span, 0)
+
+    is_paired = (table.pair >= 0) & bool(workload.segments)
+    starts = group_starts(np.where(is_paired, table.pair, -1), table.row_ptr)
+    if not starts.size:
+        return int(_optimizer_times(table, workload, experiment).max(initial=0))
+    row = (np.searchsorted(table.row_ptr, starts, side="right") - 1).astype(np.int64)
+    is_single, group = ~is_paired[starts], np.cumsum(np.isin(np.arange(table.kind.size), starts)) - 1
+    alone_ns = of_actions(times.alone)
+    chains_ns = np.where(is_paired, of_actions(times.chains), 0)
+    computed_ns = np.where(is_paired, of_actions(times.in_pairs), alone_ns)
+    row_ns = np.maximum(np.add.reduceat(computed_ns, starts), np.maximum.reduceat(chains_ns, starts))
+    first_ns = np.minimum.reduceat(before_ns, starts)
+
+    def latest(member_ns: Int64s, duration_ns: Int64s) -> Int64s:
+        """Return the time from which a pair seems to start: its end is late if a member starts late."""
+        late_ns: Int64s = np.maximum(first_ns, np.maximum.reduceat(before_ns + member_ns, starts) - duration_ns)
+        return late_ns
+
+    ends_ns = _row_ends(row_ns, latest(np.maximum(computed_ns, chains_ns), row_ns), row)
+    start_ns = np.maximum(first_ns, np.where(np.diff(row, prepend=-1) == 0, np.append(0, ends_ns[:-1]), 0))
+    pair_results_ns = np.maximum(start_ns[group], before_ns) + of_actions(times.results)
+    done_ns = [(ends_ns, np.where(is_paired, pair_results_ns, ends_ns[group]))]
+    for stream in times.streams if is_paired.any() else ():
+        of_stream = of_actions(stream)
+        busy_ns = np.add.reduceat(of_stream, starts)
+        # A single action waits for the collectives before it if the last of them are those of a single action.
+        last = np.maximum.accumulate(np.where(busy_ns > 0, np.arange(starts.size), -1))
+        last = np.append(-1, last[:-1])
+        waits = is_single & ((last < np.searchsorted(row, row)) | is_single[last])
+        is_last = waits | (busy_ns > 0)
+        begin_ns = np.where(waits, first_ns, np.where(busy_ns > 0, latest(of_stream, busy_ns), 0))
+        stream_ends_ns = _row_ends(np.where(waits, alone_ns[starts], busy_ns), begin_ns, row)
+        done_ns.append((stream_ends_ns, np.where((is_single & is_last)[group], stream_ends_ns[group], 0)))
     optimizer_ns = _optimizer_times(table, workload, experiment)
-    return int(max(
-        (last_ns + optimizer_ns).max(initial=0),
-        (ends_ns + until_end_ns).max(initial=0) + int(optimizer_ns.min(initial=0)),
-    ))  # fmt: skip
+    lasts = np.searchsorted(row, np.arange(table.ranks), side="right") - 1
+    has_row = np.diff(table.row_ptr) > 0
+    step_ns = int(optimizer_ns.max(initial=0))
+    for group_ns, result_ns in done_ns:
+        last_ns = np.where(has_row, group_ns[lasts], 0)
+        step_ns = max(
+            step_ns,
+            int((last_ns + optimizer_ns).max(initial=0)),
+            int((result_ns + until_end_ns).max(initial=0)) + int(optimizer_ns.min(initial=0)),
+        )
+    return step_ns
+
+
+def _row_ends(duration_ns: Int64s, before_ns: Int64s, row: Int64s) -> Int64s:
+    """Return the least end of each part of the rows, whose parts follow each other and start after a time."""
+    done_ns = duration_ns.cumsum()
+    # An offset per row, larger than any time, lets one pass accumulate all rows.
+    offset_ns = row * (int(done_ns[-1]) + int(before_ns.max()) + 1)
+    idle_ns = np.maximum.accumulate(before_ns - (done_ns - duration_ns) + offset_ns) - offset_ns
+    ends_ns: Int64s = idle_ns + done_ns
+    return ends_ns
 
 
 def _places(table: Schedule) -> Int64s:
-    """Return the index of each action in the arrays of :func:`_dependency_times`.
+    """Return the index of each action in the arrays of :meth:`Times.dependencies`.
 
     It is 1 + the stage of a forward, 1 + stages + the stage of a backward, and 0 for other actions.
     """
     forward, backward = table.kind == Kind.F, (table.kind == Kind.B) | (table.kind == Kind.I)
     return np.where(forward, 1 + table.stage, np.where(backward, 1 + table.stages + table.stage, 0))
-
-
-def _dependency_times(
-    workload: Workload, times: Int64s, *, has_inputs: bool, is_chain: bool
-) -> tuple[Int64s, Int64s]:
-    """Return lower bounds on the time before the start and after the end of an action, by :func:`_places`.
-
-    Args:
-        workload: costs per stage.
-        times: the durations of :func:`_durations`.
-        has_inputs: whether the table has backwards for the input gradient alone.
-        is_chain: whether each stage feeds the next one and nothing else.
-    """
-    if not is_chain or workload.segments:
-        none = np.zeros(1 + 2 * workload.stages, dtype=np.int64)
-        return none, none
-    forward = times[Kind.F]
-    backward = np.minimum(times[Kind.B], times[Kind.I]) if has_inputs else times[Kind.B]
-    first, up = np.append(0, forward.cumsum()), np.append(0, backward.cumsum())
-    before = np.concatenate([[0], first[:-1], first[-1] + up[-1] - up[1:]])
-    after = np.concatenate([[0], first[-1] - first[1:] + up[-1], up[:-1]])
-    return before, after
 
 
 def _optimizer_times(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
@@ -202,19 +254,121 @@ def _moves_memory(workload: Workload, experiment: Experiment) -> bool:
     )
 
 
-def _durations(workload: Workload, *, has_pairs: bool = False) -> Int64s:
-    """Return the least duration of each kind per stage, shape (kinds, stages).
+class SegmentTimes(NamedTuple):
+    """Least times of an action in ns, from its segments; segments on links of the network take no time."""
 
-    Durations of segments, and of actions in overlapped pairs, are those of the computation.
+    alone: int
+    """Outside overlapped pairs."""
+    in_pairs: int
+    """Computations in a pair."""
+    chain: int
+    """Longest chain of dependent segments that ends in a computation, in a pair."""
+    result: int
+    """From the start to the result, in a pair or not."""
+    streams: tuple[tuple[Stream, int], ...]
+    """Collectives on each communication stream."""
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], *, overlapped: bool) -> SegmentTimes:
+        """Return the times of an action; ``overlapped`` as in :class:`Workload`."""
+        segments = [replace(part, duration_ns=0, link="") if part.link else part for part in segments]
+        ends_ns, results_ns, streams = list[int](), list[int](), Counter[Stream]()
+        computed_ns = in_pairs = free_ns = 0
+        for index, part in enumerate(segments):
+            needs = part.needs_of(index)
+            begin_ns = max((ends_ns[need] for need in needs), default=0)
+            result_ns = max((results_ns[need] for need in needs), default=0)
+            if part.is_computation:
+                begin_ns, result_ns = max(begin_ns, computed_ns), max(result_ns, free_ns)
+                computed_ns = begin_ns + part.duration_ns
+                free_ns = result_ns + (0 if part.paired else part.duration_ns)
+                in_pairs += part.duration_ns
+            else:
+                streams[part.stream] += part.duration_ns
+            ends_ns.append(begin_ns + part.duration_ns)
+            results_ns.append(result_ns + (0 if part.paired else part.duration_ns))
+        alone = single(segments)
+        alone_ns = overlapped_ns(alone) if overlapped else sum(part.duration_ns for part in alone)
+        result_ns = max((results_ns[index] for index in results_of(segments)), default=0)
+        return cls(
+            alone=alone_ns, in_pairs=in_pairs, chain=computed_ns, result=min(result_ns, alone_ns),
+            streams=tuple(streams.items()),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Least times of actions in ns, over all classes of microbatches; each of shape (kinds, stages).
+
+    Without segments, all actions run one after another.
     """
-    durations: list[Int64s] = []
-    for costs in (workload, *workload.classes):
-        hides = has_pairs or bool(costs.segments)
-        durations.append(
-            np.stack([costs.duration_ns(kind) - (costs.collective_ns(kind) if hides else 0) for kind in Kind])
-        )
-    least: Int64s = np.min(np.stack(durations), axis=0)
-    return least
+
+    alone: Int64s
+    """Outside overlapped pairs."""
+    in_pairs: Int64s
+    """Computations in a pair."""
+    chains: Int64s
+    """Longest chains of dependent segments that end in a computation, in a pair."""
+    results: Int64s
+    """From the start to the result."""
+    streams: tuple[Int64s, ...]
+    """Collectives on each communication stream."""
+
+    @classmethod
+    def of(cls, workload: Workload, *, has_pairs: bool) -> Times:
+        """Return the times of costs; without segments, overlapped pairs have no collectives."""
+        parts = [cls._of_class(costs, has_pairs=has_pairs) for costs in (workload, *workload.classes)]
+        if len(parts) == 1:
+            return parts[0]
+        streams = min(len(part.streams) for part in parts)
+
+        def smallest(name: str) -> Int64s:
+            values: Int64s = np.min(np.stack([getattr(part, name) for part in parts]), axis=0)
+            return values
+
+        return cls(
+            alone=smallest("alone"), in_pairs=smallest("in_pairs"), chains=smallest("chains"),
+            results=smallest("results"),
+            streams=tuple(np.min([part.streams[index] for part in parts], axis=0) for index in range(streams)),
+        )  # fmt: skip
+
+    @classmethod
+    def _of_class(cls, costs: Workload, *, has_pairs: bool) -> Times:
+        alone = np.stack([costs.duration_ns(kind) for kind in Kind])
+        in_pairs = alone
+        if has_pairs and not costs.segments:
+            in_pairs = alone - np.stack([costs.collective_ns(kind) for kind in Kind])
+        alone, in_pairs, results, chains = alone.copy(), in_pairs.copy(), alone.copy(), np.zeros_like(alone)
+        streams = {stream: np.zeros_like(alone) for stream in Stream if stream.is_group} if costs.segments else {}
+        for kind, stages in costs.segments.items():
+            known: dict[int, SegmentTimes] = {}
+            for stage, segments in enumerate(stages):
+                if id(segments) not in known:
+                    known[id(segments)] = SegmentTimes.of(segments, overlapped=costs.overlapped)
+                times, cell = known[id(segments)], (kind, stage)
+                alone[cell], in_pairs[cell], results[cell] = times.alone, times.in_pairs, times.result
+                chains[cell] = times.chain
+                for stream, busy_ns in times.streams:
+                    streams[stream][cell] = busy_ns
+        return cls(alone=alone, in_pairs=in_pairs, chains=chains, results=results, streams=tuple(streams.values()))
+
+    def dependencies(self, *, has_inputs: bool, is_chain: bool) -> tuple[Int64s, Int64s]:
+        """Return lower bounds on the time before the start and after the result of an action, by :func:`_places`.
+
+        Args:
+            has_inputs: whether the table has backwards for the input gradient alone.
+            is_chain: whether each stage feeds the next one and nothing else.
+        """
+        if not is_chain:
+            none = np.zeros(1 + 2 * self.alone.shape[1], dtype=np.int64)
+            return none, none
+        forward, backward = self.results[Kind.F], self.results[Kind.B]
+        if has_inputs:
+            backward = np.minimum(backward, self.results[Kind.I])
+        first, up = np.append(0, forward.cumsum()), np.append(0, backward.cumsum())
+        before = np.concatenate([[0], first[:-1], first[-1] + up[-1] - up[1:]])
+        after = np.concatenate([[0], first[-1] - first[1:] + up[-1], up[:-1]])
+        return before, after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +378,9 @@ class Outline:
     A span of a row begins with the first action or the first backward, and ends with the last action or the last
     backward that other ranks wait for. Arrays have the shape (spans, ranks, ...) or (ranks, ...). A rank's stages
     have local numbers; ranks with fewer stages have further ones without costs.
+
+    The roles of actions are: before the first overlapped pair, in a pair, between pairs or first after the last
+    one, and later.
     """
 
     chunks: int
@@ -235,11 +392,14 @@ class Outline:
     stages: Int64s
     """Shape (ranks, local stages): the stage, or the number of all stages for a missing one."""
     counts: Int64s
-    """Shape (spans, ranks, kinds, local stages): actions of a span."""
+    """Shape (spans, ranks, roles, kinds, local stages): actions of a span."""
     first: Int64s
     """Shape (spans, ranks): the place of the first action of a span, see :func:`_places`."""
     last: Int64s
-    """Shape (spans, ranks): the place of the last action of a span."""
+    """Shape (spans, ranks): the place of the last action of a span; 0 for a member of an overlapped pair."""
+    drain: Int64s
+    """Shape (ranks,): kind and local stage of the first action after the last pair, as an index in the flat array
+    of both; -1 if pairs are last."""
     held: Int64s
     """Shape (ranks, 2, local stages): microbatches of which a rank holds activations, and activations of weight
     gradients, at its fullest moment."""
@@ -260,7 +420,8 @@ class Outline:
             (held,) = np.nonzero(copies[rank])
             stages[rank, : held.size] = held
             local[rank, held] = np.arange(held.size)
-        counts = np.zeros((_SPANS, table.ranks, len(kinds), width), dtype=np.int64)
+        counts = np.zeros((_SPANS, table.ranks, _ROLES, len(kinds), width), dtype=np.int64)
+        drain = np.full(table.ranks, -1)
         first, last = (np.zeros((_SPANS, table.ranks), dtype=np.int64) for _ in range(2))
         fullest = np.zeros((table.ranks, 2, width), dtype=np.int64)
         number = np.full(len(Kind), -1)
@@ -274,37 +435,49 @@ class Outline:
             if not actions.size:
                 continue
             cell, place, weight = number[kind] * width + stage, places[row], span.astype(np.float64)
+            pair = table.pair[row]
+            role = _roles(pair, actions)
+            cell += role * len(kinds) * width
+            later = actions[(pair[actions] < 0) & (role[actions] > _IN_PAIR)]
+            if (pair < 0).all() or (later.size and later[-1] == actions[-1]):
+                ended = actions[pair[actions] >= 0].max(initial=-1)
+                after = actions[actions > ended]
+                drain[rank] = number[kind[after[0]]] * width + stage[after[0]]
             (backwards,) = np.nonzero((kind == Kind.B) | (kind == Kind.I))
             ends = [(actions[0], actions[-1])]
             ends += [(actions[0], backwards[-1]), (backwards[0], actions[-1]), (backwards[0], backwards[-1])] * (
                 backwards.size > 0
             )
             for index, (begin, end) in enumerate(ends):
-                inside = actions[(actions >= begin) & (actions <= end)]
-                total = np.bincount(cell[inside], weights=weight[inside], minlength=len(kinds) * width)
-                counts[index, rank] = total.reshape(len(kinds), width)
-                first[index, rank], last[index, rank] = place[begin], place[end]
+                is_inside = (actions >= begin) & (actions <= end)
+                # Other members of the pair in which a span begins can be earlier.
+                is_inside &= (pair[actions] < 0) | (pair[actions] != pair[begin]) | (actions == begin)
+                inside = actions[is_inside]
+                total = np.bincount(cell[inside], weights=weight[inside], minlength=_ROLES * len(kinds) * width)
+                counts[index, rank] = total.reshape(_ROLES, len(kinds), width)
+                first[index, rank] = place[begin]
+                last[index, rank] = place[end] if pair[end] < 0 else 0
         return cls(
             chunks=table.stages // table.ranks, has_pairs=table.has_pairs, kinds=kinds, stages=stages,
-            counts=counts, first=first, last=last, held=fullest, edges=table.placement.graph,
+            counts=counts, first=first, last=last, drain=drain, held=fullest, edges=table.placement.graph,
             moves_memory=bool((TABLE.copied[table.kind] | TABLE.recomputed[table.kind]).any()),
         )  # fmt: skip
 
     def bound(self, workload: Workload, experiment: Experiment) -> Bound:
         """Return lower bounds of the table with these costs; none is above that of :func:`bound_of`."""
-        times = _durations(workload)
-        local = _padded(times[list(self.kinds)])[:, self.stages].transpose(1, 0, 2)
-        before, after = _dependency_times(
-            workload, times, has_inputs=Kind.I in self.kinds, is_chain=not self.edges
-        )
-        ends_ns = before[self.first] + (self.counts * local).sum(axis=(2, 3))
+        times = Times.of(workload, has_pairs=self.has_pairs)
+        before, after = times.dependencies(has_inputs=Kind.I in self.kinds, is_chain=not self.edges)
         optimizer_ns = np.zeros(len(self.stages), dtype=np.int64)
         if experiment.data_parallel.validation is Validation.BEFORE:
             optimizer_ns = _padded(workload.optimizer_ns)[self.stages].sum(axis=1)
-        step_ns = max(
-            int((ends_ns[_WHOLE_ROWS] + optimizer_ns).max(initial=0)),
-            int((ends_ns + after[self.last]).max(initial=0)) + int(optimizer_ns.min(initial=0)),
-        )
+        step_ns = 0
+        for row_ns, result_ns in self._ends(times, before, has_segments=bool(workload.segments)):
+            step_ns = max(
+                step_ns,
+                int((row_ns[_WHOLE_ROWS] + optimizer_ns).max(initial=0)),
+                int((result_ns + np.where(result_ns > 0, after[self.last], 0)).max(initial=0))
+                + int(optimizer_ns.min(initial=0)),
+            )
         peaks = _padded(workload.static_bytes)[self.stages].sum(axis=1) + workload.reserved_bytes
         if not (self.moves_memory or _moves_memory(workload, experiment)):
             kept = np.stack([workload.activation_bytes, workload.weight_activation_bytes])
@@ -312,10 +485,57 @@ class Outline:
         fits = not workload.capacity_bytes or bool((peaks <= workload.capacities(len(peaks))).all())
         return Bound(step_ns=step_ns, peak_bytes=int(peaks.max(initial=0)), fits=fits)
 
+    def _ends(self, times: Times, before: Int64s, *, has_segments: bool) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield lower bounds on the end of each span, and on the result of its last action, shape (spans, ranks).
+
+        The first ones are those of computations, the others those of the streams of collectives.
+        """
+
+        def of_actions(values: Int64s) -> Int64s:
+            local: Int64s = _padded(values[list(self.kinds)])[:, self.stages].transpose(1, 0, 2)
+            return local
+
+        def total(roles: Sequence[int], local: Int64s) -> Int64s:
+            ns: Int64s = (self.counts[:, :, list(roles)].sum(axis=2) * local).sum(axis=(2, 3))
+            return ns
+
+        start_ns, alone = before[self.first], of_actions(times.alone)
+        if not (self.has_pairs and has_segments):
+            ends_ns = start_ns + total(range(_ROLES), alone)
+            yield ends_ns, ends_ns
+            return
+        chains, is_forward = of_actions(times.chains), np.array([kind == Kind.F for kind in self.kinds])[:, None]
+        pairs_ns = np.maximum.reduce([
+            total([_IN_PAIR], local)
+            for local in (of_actions(times.in_pairs), chains * is_forward, chains * ~is_forward)
+        ])  # fmt: skip
+        ends_ns = start_ns + total([_EARLY, _BETWEEN, _LATE], alone) + pairs_ns
+        yield ends_ns, ends_ns
+        for stream in times.streams:
+            busy = of_actions(stream)
+            is_last = (self.drain >= 0) & (busy.reshape(len(busy), -1)[np.arange(len(busy)), self.drain] > 0)
+            ends_ns = start_ns + total([_EARLY], alone) + total([_IN_PAIR, _BETWEEN], busy)
+            ends_ns += np.where(is_last, total([_LATE], alone), total([_LATE], busy))
+            yield ends_ns, np.where(is_last, ends_ns, 0)
+
 
 _SPANS = 4
+_ROLES = 4
+_EARLY, _IN_PAIR, _BETWEEN, _LATE = range(_ROLES)
 _WHOLE_ROWS = 0
 """The span from the first to the last action of a row."""
+
+
+def _roles(pair: Int32s, actions: NDArray[Any]) -> NDArray[Any]:
+    """Return the role of each action of a row, see :class:`Outline`; ``actions`` are its computations."""
+    role = np.zeros(pair.size, dtype=np.int64)
+    paired = actions[pair[actions] >= 0]
+    if paired.size:
+        role[paired[0] :] = _BETWEEN
+        role[paired] = _IN_PAIR
+        later = actions[actions > paired[-1]]
+        role[later[1:]] = _LATE
+    return role
 
 
 def _fullest(kind: NDArray[Any], stage: Int64s, span: NDArray[Any], stages: int) -> Int64s:

@@ -158,7 +158,8 @@ def _megatron_faults(experiment: Experiment, table: Schedule) -> Iterator[str]:
     microbatches = experiment.batch.known_microbatches or table.microbatches
     yield from _megatron_table_faults(experiment.schedule.name, table, microbatches)
     if table.has_pairs:
-        yield from _combined_faults(experiment, table.ranks)
+        model, costs = values_of(experiment.model), values_of(experiment.costs)
+        yield from _combined_faults(model, costs, experiment.parallel.ep or 1, table.ranks)
 
 
 def _megatron_table_faults(schedule: str, table: Schedule, microbatches: int) -> Iterator[str]:
@@ -189,13 +190,12 @@ def _megatron_table_faults(schedule: str, table: Schedule, microbatches: int) ->
             yield f"a group of {smallest} microbatches: it needs {ranks} or more"
 
 
-def _combined_faults(experiment: Experiment, ranks: int) -> Iterator[str]:
-    """Yield what Megatron-LM rejects with overlapped pairs.
+def _combined_faults(model: Mapping[str, Any], costs: Mapping[str, Any], ep: int, ranks: int) -> Iterator[str]:
+    """Yield what Megatron-LM rejects with overlapped pairs; arguments as for :attr:`Framework.pair_faults`.
 
     Source: checks of ``overlap_moe_expert_parallel_comm`` in ``transformer_config.py`` and ``combined_1f1b.py``.
     """
-    model, costs = values_of(experiment.model), values_of(experiment.costs)
-    if (experiment.parallel.ep or 1) == 1:
+    if ep == 1:
         yield "it needs ep above 1"
     if model.get("recompute") == "full":
         yield "it needs another recompute than full"
@@ -557,6 +557,9 @@ class Framework:
     table_faults: Callable[[str, Schedule, int], Iterator[str]] = lambda *_: iter(())
     """Yields the parts of a table that it runs in no configuration, from the name of the schedule, its table and
     the microbatches of the configuration."""
+    pair_faults: Callable[[Mapping[str, Any], Mapping[str, Any], int, int], Iterator[str]] = lambda *_: iter(())
+    """Yields why it runs no table with overlapped pairs, from all parameters of the model, all options of the cost
+    model, the expert-parallel size and the number of pipeline ranks."""
     timed_fault: str = ""
     """Why it runs no table that a schedule builds from times; empty where it runs such tables."""
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -589,6 +592,7 @@ FRAMEWORKS = {
         title="Megatron-LM",
         arguments=megatron_arguments,
         table_faults=_megatron_table_faults,
+        pair_faults=_combined_faults,
         timed_fault=_OTHER_ORDER,
         shards_alone=True,
         program=("pretrain_gpt.py",),
@@ -596,11 +600,14 @@ FRAMEWORKS = {
     "torchtitan": Framework(
         title="torchtitan",
         arguments=torchtitan_arguments,
+        pair_faults=lambda *_: iter([_SEQUENTIAL_PAIRS]),
         shards_alone=True,
         program=("-m", "torchtitan.train"),
         values={"costs.zero": (0, 3), "model.recompute": ("none", "full")},
     ),
-    "pytorch": Framework(title="PyTorch", arguments=pytorch_arguments),
+    "pytorch": Framework(
+        title="PyTorch", arguments=pytorch_arguments, pair_faults=lambda *_: iter([_SEQUENTIAL_PAIRS])
+    ),
 }
 """Frameworks by the names that ``pptrace plan --for`` takes."""
 ANY = "any"

@@ -15,8 +15,7 @@ import pickle
 import signal
 from bisect import insort
 from collections import Counter, deque
-from dataclasses import dataclass, field, fields
-from fractions import Fraction
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
@@ -65,6 +64,8 @@ class CandidateGroup:
     """The number of members that can run, without and with overlapped pairs; empty if the group cannot run."""
     candidates: list[Candidate] = field(default_factory=list)
     """A candidate per member; empty until the group is expanded."""
+    has_pair_bound: bool = False
+    """Whether the bound of overlapped pairs is that of :meth:`Pricing.pair_bound`."""
     expanded: set[bool] = field(default_factory=set)
     """The parts that are expanded: without and with overlapped pairs."""
 
@@ -118,6 +119,8 @@ _AHEAD_FROM = 8
 """Number of parts from which worker processes that expand them shorten the search."""
 _FOREIGN = 256
 """Candidates that the framework does not run and that are bounded by their tables."""
+_OUTLINED = 2048
+"""Candidates that the framework does not run and that are bounded by the outlines of their tables."""
 _NEEDS = 200
 """Groups of least memory that are expanded where none fits."""
 _GOLDEN = 0.618
@@ -302,6 +305,14 @@ class Search:
         group.is_inherited = False
         self._queue_parts(group)
 
+    def _bound_pairs(self, group: CandidateGroup) -> None:
+        """Bound the overlapped pairs of a group by costs with segments."""
+        group.has_pair_bound = True
+        bound = None if self.request.exhaustive else self.pricing.pair_bound(group.group)
+        if bound is not None and group.bounds.paired is not None:
+            step_ns = max(bound.step_ns, group.bounds.paired.step_ns)
+            group.bounds = replace(group.bounds, paired=replace(bound, step_ns=step_ns), hides_collectives=False)
+
     def _queue_parts(self, group: CandidateGroup) -> None:
         for part in self._parts_of(group):
             if part.bound.fits or self.request.exhaustive:
@@ -362,6 +373,13 @@ class Search:
         if part.group.is_inherited:
             self._bound(part.group)
             return self._expand(part) if part.has_pairs in part.group.sizes else []
+        if part.has_pairs and not part.group.has_pair_bound:
+            self._bound_pairs(part.group)
+            estimate = self._estimate(part)
+            if self._parts and estimate > self._parts[0][0]:
+                heappush(self._parts, (estimate, part.key, part))
+                return []
+            return self._expand(part)
         candidates = [
             candidate for candidate in self._candidates(part.group)
             if candidate.origin is not None and self._has_pairs(candidate.origin[1]) == part.has_pairs
@@ -415,14 +433,7 @@ class Search:
 
     def _push(self, candidate: Candidate) -> None:
         if candidate.is_bounded and not self._is_excluded(candidate.score):
-            heappush(self._queue, (self._expected(candidate), candidate.number, candidate))
-
-    def _expected(self, candidate: Candidate) -> Score:
-        """Return the score of the expected step of a candidate, which orders the search."""
-        group = self.groups[candidate.number // _MEMBERS]
-        member = group.members[candidate.number % _MEMBERS]
-        exposure = Fraction(group.bounds.exposure(has_pairs=self._has_pairs(member))).limit_denominator(1000)
-        return (*candidate.score[:-1], candidate.score[-1] * exposure)
+            heappush(self._queue, (candidate.score, candidate.number, candidate))
 
     def _look(self) -> None:
         """Expand the best groups so far, and simulate their best candidates, or those of least memory."""
@@ -543,22 +554,28 @@ class Search:
     def _simulate_foreign(self) -> None:
         """Simulate candidates that the framework does not run, in the order of their bounds.
 
-        At most :data:`_FOREIGN` of them get a bound of their whole table, as they take no place.
+        At most :data:`_FOREIGN` of them get a bound of their whole table, and :data:`_OUTLINED` one of its
+        outline, as they take no place.
         """
-        queue = [(candidate.score, candidate.number, candidate) for candidate in self._fitting_foreign()]
+        queue = [(each.score, each.number, each) for each in self._foreign if each.outcome is Outcome.FOREIGN]
         heapify(queue)
         batch: list[Candidate] = []
-        tables = 0
-        while queue and tables < _FOREIGN and self.best and queue[0][0] < (self.foreign or self.best[0]).score:
+        outlined, tables = set[int](), 0
+        while queue and self.best and queue[0][0] < (self.foreign or self.best[0]).score:
+            if tables == _FOREIGN or len(outlined) == _OUTLINED:
+                break
             self._tick()
             *_, candidate = heappop(queue)
             if candidate.origin is None:
                 batch.append(candidate)
-            else:
+            elif candidate.number in outlined:
                 self._refine(candidate)
                 tables += 1
-                if candidate.outcome is Outcome.FOREIGN:
-                    heappush(queue, (candidate.score, candidate.number, candidate))
+            else:
+                self._apply(candidate, self.pricing.foreign_price(*candidate.origin))
+                outlined.add(candidate.number)
+            if candidate.outcome is Outcome.FOREIGN and candidate not in batch:
+                heappush(queue, (candidate.score, candidate.number, candidate))
             if len(batch) == _BATCHES[1]:
                 self._rank_foreign(batch)
                 batch = []

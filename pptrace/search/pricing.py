@@ -21,9 +21,9 @@ from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.inputs import Inputs
 from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
-from pptrace.run.stacks import condition_keys
+from pptrace.run.stacks import condition_keys, schedule_conditions
 from pptrace.search.basis import short_reason
-from pptrace.search.bounds import Bound, Outline, bound_of, exceeds_memory, state_bound, work_bound
+from pptrace.search.bounds import Bound, Outline, bound_of, exceeds_memory, least, state_bound, work_bound
 from pptrace.search.launch_arguments import FRAMEWORKS
 from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
 from pptrace.search.space import LAYERS, OPTIONS, PLAIN, RECOMPUTE, setting
@@ -51,6 +51,8 @@ _STATELESS = frozenset({"batch.micro", "batch.global", "parallel.order", RECOMPU
 """Settings that change neither the training state of a stage nor whether its actions have segments."""
 _SIZES = frozenset(f"parallel.{size}" for size in ("pp", "tp", "cp", "ep", "dp"))
 """Keys of the sizes of a layout."""
+_OF_COLLECTIVES = frozenset({"costs.segments", "costs.overlap_tp"})
+"""Settings that change collectives and what hides them, and no computation."""
 _REPLICAS = ("dp", "edp")
 """Axes of collectives between replicas."""
 _KEPT_GROUPS = 96
@@ -116,6 +118,8 @@ class GroupBounds:
     """Expected bubble of interleaved 1F1B, as a share of the work of a rank."""
     is_short: bool = False
     """Whether 1F1B needs more memory than there is."""
+    hides_collectives: bool = True
+    """Whether :attr:`paired` is without collectives; else it is that of :meth:`Pricing.pair_bound`."""
     overlaps: bool = False
     """Whether overlapped pairs hide communication on one rank."""
     reason: str = ""
@@ -126,14 +130,14 @@ class GroupBounds:
     """Whether no group with these sizes can run for this reason."""
 
     def factor(self, *, has_pairs: bool) -> float:
-        """Return the expected step over its bound, which orders a search."""
-        return (1 + self.bubble) * (1 + self.is_short) * self.exposure(has_pairs=has_pairs)
+        """Return the expected step over its bound, which orders a search.
 
-    def exposure(self, *, has_pairs: bool) -> float:
-        """Return the expected work over its bound: overlapped pairs hide half of the collectives in it."""
-        if not has_pairs or self.plain is None or self.paired is None or not self.paired.step_ns:
-            return 1.0
-        return (self.plain.step_ns + self.paired.step_ns) / (2 * self.paired.step_ns)
+        Of collectives that a bound of overlapped pairs does not have, half are expected to be hidden.
+        """
+        exposure = 1.0
+        if has_pairs and self.hides_collectives and self.plain and self.paired and self.paired.step_ns:
+            exposure = (self.plain.step_ns + self.paired.step_ns) / (2 * self.paired.step_ns)
+        return (1 + self.bubble) * (1 + self.is_short) * exposure
 
     def for_recomputation(self) -> GroupBounds | None:
         """Return bounds of groups that also recompute activations, from those of a group that recomputes nothing.
@@ -194,8 +198,9 @@ class Pricing:
         """
         self.space, self.problem, self.entries = space, space.problem, space.entries
         self.tables = TableCache(space.problem, space.entries)
-        self._groups: _Recent[int, _GroupCosts] = _Recent(_KEPT_GROUPS)
-        self._bounding: _Recent[int, _GroupCosts] = _Recent(_KEPT_GROUPS)
+        self._name_costs()
+        self._groups: _Recent[tuple[int, str], _GroupCosts] = _Recent(_KEPT_GROUPS)
+        self._bounding: _Recent[tuple[int, str], _GroupCosts] = _Recent(_KEPT_GROUPS)
         self._within: _Recent[LinkCollectives, LinkCollectives] = _Recent(_KEPT_FAMILIES)
         self._outlines: _Recent[Any, _TableOutline] = _Recent(_KEPT_OUTLINES)
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
@@ -243,28 +248,53 @@ class Pricing:
             return self._too_large[state]
         ranks, microbatches = layout.pp, layout.microbatches
         try:
-            costs = self._bounding_costs_of(group)
-            workload = costs.workload(ranks)
-            overlaps = ranks == 1 and self._overlaps(costs, state)
+            plain, paired = (
+                [self._bounding_costs_of(group, name).workload(ranks) for name in self._bounding_names[has_pairs]]
+                for has_pairs in (False, True)
+            )
+            overlaps = ranks == 1 and self._overlaps(group, state)
         except PptraceError as error:
             concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZES
             return GroupBounds(
                 reason=short_reason(error), concerns_all=_concerns_all(error), concerns_sizes=concerns_sizes
             )
-        of_state = state_bound(workload, ranks)
+        of_state = least([state_bound(workload, ranks) for workload in (*plain, *paired)])
         if not of_state.fits and not self.space.request.exhaustive:
             self._too_large[state] = GroupBounds(
                 plain=of_state, paired=of_state, state=of_state, overlaps=overlaps
             )
             return self._too_large[state]
-        plain, paired = (
-            work_bound(workload, ranks, microbatches, has_pairs=has_pairs) for has_pairs in (False, True)
-        )
         return GroupBounds(
-            plain=plain, paired=paired, state=of_state, overlaps=overlaps,
+            plain=least([work_bound(workload, ranks, microbatches) for workload in plain]),
+            paired=least([work_bound(workload, ranks, microbatches, has_pairs=True) for workload in paired]),
+            state=of_state, overlaps=overlaps,
             bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(ranks))),
-            is_short=exceeds_memory(workload, ranks, microbatches),
+            is_short=all(exceeds_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
+
+    def pair_bound(self, group: Group) -> Bound | None:
+        """Return lower bounds of the members of a group with overlapped pairs, from costs with segments.
+
+        Returns:
+            None if the framework of the plan runs none of them, or if the costs are refused.
+        """
+        names = sorted({self._costs_name[entry.label] for entry in self.entries if self.has_pairs(entry)})
+        ranks, microbatches = group.layout.pp, group.layout.microbatches
+        try:
+            if all(self._pair_fault(group, name) for name in names):
+                return None
+            workloads = [self._bounding_costs_of(group, name).workload(ranks, has_pairs=True) for name in names]
+        except PptraceError:
+            return None
+        return least([work_bound(workload, ranks, microbatches, has_pairs=True) for workload in workloads])
+
+    def _pair_fault(self, group: Group, name: str) -> str:
+        """Return why the framework of the plan runs no overlapped pairs with these costs; empty if it does."""
+        if not self.problem.framework:
+            return ""
+        request = self._bounding_costs_of(group, name).costs.request
+        framework = FRAMEWORKS[self.problem.framework]
+        return next(framework.pair_faults(request.model, request.options, group.layout.ep, group.layout.pp), "")
 
     def check(self, group: Group) -> None:
         """Refuse a group that cannot run.
@@ -272,7 +302,7 @@ class Pricing:
         Raises:
             PptraceError: the reason.
         """
-        self._costs_of(group).workload(group.layout.pp)
+        self._costs_of(group, "").workload(group.layout.pp)
 
     def expanded_prices(self, item: tuple[tuple[int, bool], Sequence[Member]]) -> list[Price]:
         """Return :meth:`outline_prices` for members of the group with a number."""
@@ -315,7 +345,12 @@ class Pricing:
             raise error
         if outline is None or _changes_more(entry) or (price.foreign and not foreign):
             return
-        costs = self._bounding_costs_of(group)
+        name = self._costs_name[entry.label]
+        fault = self._pair_fault(group, name) if outline.has_pairs and not foreign else ""
+        if fault:
+            price.foreign = f"schedule {entry.name}: {fault}"
+            return
+        costs = self._bounding_costs_of(group, name)
         workload = self._split_costs(
             price, group, member, costs, outline.chunks, edges=outline.edges, has_pairs=outline.has_pairs
         )
@@ -358,12 +393,14 @@ class Pricing:
         stages = group.layout.pp * chunks
         price.chunks = chunks
         split = "even" if edges and member.split == "balanced" else member.split
-        price.layers = self._bounding_costs_of(group).split(split, stages, self.space.layers)
+        bounding_costs = self._bounding_costs_of(group, self._costs_name[self.entries[member.entry].label])
+        price.layers = bounding_costs.split(split, stages, self.space.layers)
         price.is_even = price.layers is None and member.split == "balanced"
         return None if price.is_even else costs.workload(stages, price.layers, edges=edges, has_pairs=has_pairs)
 
     def _price(self, price: Price, group: Group, member: Member) -> None:
-        entry, layout, costs = self.entries[member.entry], group.layout, self._costs_of(group)
+        entry, layout = self.entries[member.entry], group.layout
+        costs = self._costs_of(group, self._costs_name[entry.label])
         cached = self.tables.of(entry, layout, member.chunks)
         has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
         edges = cached.table.placement.graph if cached.table else ()
@@ -410,30 +447,59 @@ class Pricing:
         ]
         return accepted or ([default] if requested else [])
 
-    def _overlaps(self, costs: _GroupCosts, state: Hashable) -> bool:
+    def _overlaps(self, group: Group, state: Hashable) -> bool:
         """Return whether overlapped pairs of a schedule hide communication on one rank.
 
         Groups with the same training state have segments, or none of them has.
         """
-        if not any(map(self.has_pairs, self.entries)):
-            return False
-        return self._segmented.of(state, lambda: bool(costs.workload(1, has_pairs=True).segments))
 
-    def _costs_of(self, group: Group) -> _GroupCosts:
-        return self._groups.of(group.number, lambda: _GroupCosts(self._build_costs(group), group.varied))
+        def has_segments(name: str) -> bool:
+            return bool(self._bounding_costs_of(group, name).workload(1, has_pairs=True).segments)
 
-    def _bounding_costs_of(self, group: Group) -> _GroupCosts:
-        """Return the costs of a group without times of reductions, which no bound has."""
+        names = {self._costs_name[entry.label] for entry in self.entries if self.has_pairs(entry)}
+        return bool(names) and self._segmented.of(state, lambda: any(map(has_segments, sorted(names))))
+
+    def _name_costs(self) -> None:
+        """Choose for each schedule the one whose costs it has; empty for those of the configured schedule.
+
+        Rules of the stack on the name of the schedule give schedules other costs. Bounds of groups with overlapped
+        pairs have no collectives, so rules that change only these do not matter to them.
+        """
+        plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
+        inputs = Inputs(resolved=self.problem.resolved(plain), registry=self.problem.registry)
+        configured = str(inputs.experiment.schedule.name or "")
+        self._costs_name: dict[str, str] = {}
+        self._bounding_names: dict[bool, list[str]] = {False: [], True: []}
+        for has_pairs, without in ((False, ()), (True, _OF_COLLECTIVES)):
+            names = {schedule_conditions(inputs, configured, without): ""}
+            for entry in self.entries:
+                if self.has_pairs(entry) == has_pairs:
+                    name = names.setdefault(schedule_conditions(inputs, entry.name, without), entry.name)
+                    self._bounding_names[has_pairs].append(name)
+        names = {schedule_conditions(inputs, configured): ""}
+        for entry in self.entries:
+            conditions = schedule_conditions(inputs, entry.name)
+            self._costs_name[entry.label] = names.setdefault(conditions, entry.name)
+        self._bounding_names = {key: sorted({*found} or {""}) for key, found in self._bounding_names.items()}
+
+    def _costs_of(self, group: Group, name: str) -> _GroupCosts:
+        """Return the costs of a group with a schedule of :meth:`_name_costs`."""
+        return self._groups.of(
+            (group.number, name), lambda: _GroupCosts(self._build_costs(_with_schedule(group, name)), group.varied)
+        )
+
+    def _bounding_costs_of(self, group: Group, name: str) -> _GroupCosts:
+        """Return costs as :meth:`_costs_of`, without times of reductions, which no bound has."""
 
         def build() -> _GroupCosts:
-            costs = self._build_costs(group)
+            costs = self._build_costs(_with_schedule(group, name))
             own = costs.request.collectives
             if isinstance(own, LinkCollectives):
                 within = self._within.of(own, lambda: own.without(*_REPLICAS))
                 costs = replace(costs, request=replace(costs.request, collectives=within))
             return _GroupCosts(costs, group.varied)
 
-        return self._bounding.of(group.number, build)
+        return self._bounding.of((group.number, name), build)
 
     def _build_costs(self, group: Group) -> Costs:
         """Return the costs of a group.
@@ -504,6 +570,11 @@ def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: Layout
     request = replace(costs.request, model=model, options=options, micro=micro, microbatches=microbatches)
     resolved = costs.resolved.with_values("batch", {"micro": micro, "microbatches": microbatches})
     return replace(costs, resolved=resolved, request=request)
+
+
+def _with_schedule(group: Group, name: str) -> Group:
+    """Return a group whose configuration has a schedule; the configured one if the name is empty."""
+    return replace(group, varied=(*group.varied, setting("schedule.name", name))) if name else group
 
 
 def _concerns_all(error: PptraceError) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from itertools import combinations, pairwise, product
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from segment_costs import mixed, segments_of, steady
 
 import pptrace
 from pptrace.config.resolution import load
@@ -18,12 +20,13 @@ from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.preparation import build_costs
 from pptrace.search import plan_search
-from pptrace.search.bounds import Outline, bound_of
+from pptrace.search.bounds import Outline, bound_of, work_bound
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
 from pptrace.search.pricing import Pricing, _digest, balanced_partition, balanced_split
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
+from pptrace.steps.schedule import Schedule
 from pptrace.steps.segments import Segment
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
@@ -493,6 +496,44 @@ def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: 
 
         metrics = measure(simulate(table, workload), workload)
         assert (bound.step_ns, bound.peak_bytes) == (metrics.step_ns, metrics.memory.peak_bytes.max()), name
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32), overlapped=st.booleans())
+def test_bounds_of_overlapped_pairs_are_at_most_the_step(
+    registry: Registry, seed: int, *, overlapped: bool
+) -> None:
+    random = Random(seed)  # noqa: S311 - draws costs
+    ranks, microbatches = random.randint(1, 3), random.randint(1, 6)
+    rows = mixed(random, ranks, microbatches) if random.random() < 0.5 else steady(ranks, microbatches)
+    table = Schedule.from_rows(rows)
+    kinds = {kind: [segments_of(random, kind) for _ in range(ranks)] for kind in (Kind.F, Kind.B)}
+    workload = Workload.uniform(ranks, optimizer_ns=random.randint(0, 9)).segmented(kinds, overlapped=overlapped)
+    flags = {"schedule": "combined-1f1b", "pp": ranks, "microbatches": microbatches}
+    experiment, provided = load(None, flags=flags).experiment, registry.schedules["combined-1f1b"]
+    request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=1)
+
+    outline = Outline.of(table).bound(workload, experiment).step_ns
+    whole = bound_of(table, request, workload, experiment, provided).step_ns
+    work = work_bound(workload, ranks, microbatches, has_pairs=True).step_ns
+
+    assert max(outline, work) <= whole <= measure(simulate(table, workload), workload).step_ns
+
+
+@pytest.mark.parametrize(("model", "ep"), [("llama3-8b", 1), ("qwen3-30b-a3b", 2)])
+def test_bounds_have_the_costs_that_the_stack_gives_each_schedule(registry: Registry, model: str, ep: int) -> None:
+    vary = {
+        "schedule": ["1f1b", "combined-1f1b", "dualpipe-v", "stp"], "pp": [2], "tp": [2], "ep": [ep], "micro": [1],
+        "zero": [1], "recompute": ["none"], "layers": ["even"], "vp": [1, 2],
+    }  # fmt: skip
+    config = {"model": {"preset": model, "layers": 4}, "device": "h100-sxm", "stack": "megatron-core-0.19"}
+    everything = planned(registry, config=config, vary=vary, gpus=8, top=9, exhaustive=True, memory="999GiB")
+
+    assert {item.schedule for item in everything.ranked} == {*vary["schedule"]}
+    for item in everything.ranked:
+        group = everything.search.groups[item.number >> 20]
+        paired = group.bounds.of(has_pairs=item.schedule != "1f1b")
+        assert max(paired.step_ns, item.bound.step_ns) <= item.row["step_ns"] <= 1.1 * item.bound.step_ns
 
 
 def test_the_parts_of_the_reasons_sum_to_the_difference(registry: Registry) -> None:
