@@ -50,6 +50,7 @@ def command(
     If no installed schedule has the measured order, that order is written as a table next to the configuration.
     Logs of NCCL Inspector have no actions, so only the network is fitted to them.
     """
+    from pptrace.errors import TraceError
     from pptrace.measured.calibration import (
         calibrate,
         check_calibration,
@@ -61,6 +62,7 @@ def command(
     from pptrace.measured.sides import measured_side
     from pptrace.plugins.registry import Registry
     from pptrace.run.trace_files import run_folders, simulated_source
+    from pptrace.timeline.trim import update_intervals
 
     registry, runs = Registry.load(), run_folders(traces)
     if len(runs) > 1:
@@ -70,6 +72,9 @@ def command(
     if not measurement.steps:
         _calibrate_network(measurement, traces[0], output, as_json=as_json)
         return
+    if any(update_intervals(step.timeline) for step in measurement.steps):
+        message = "is a step without a flush, whose first and last actions are cut: calibrate a step of 1f1b"
+        raise TraceError(message, file=traces[0])
     side = measured_side(measurement, str(traces[0]))
     echo_notes(side.incomplete)
     steps = side.step_computations

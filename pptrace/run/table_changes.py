@@ -17,7 +17,7 @@ import numpy as np
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
 from pptrace.run.speeds import PASSES
 from pptrace.sim.engines import Contention
-from pptrace.sim.simulation import simulate
+from pptrace.sim.simulation import lower_step
 from pptrace.steps.action_insertion import (
     blocks_of,
     microbatches_of,
@@ -69,7 +69,8 @@ def change_table(
         workload = _with_copied_share(workload, offload)
 
         def run(table: Schedule) -> Timeline:
-            return simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
+            no_sharing = Contention(links=Sharing.NONE)
+            return lower_step(table, workload, network, policy, contention=no_sharing).run_table().timeline
 
         table = _with_offload(resolved, offload, table, workload, run)
         if offload.alone != 1:

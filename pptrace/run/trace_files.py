@@ -21,6 +21,7 @@ from pptrace.files import check_distinct, compress, make_folders, replace_file
 from pptrace.plugins.registry import installation
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.steps.kinds import COMMUNICATION, TABLE
+from pptrace.timeline.trim import step_microbatches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,7 +171,7 @@ def _slices_of(timeline: Timeline) -> int:
     whole = batch.get("microbatches") if isinstance(batch, dict) else None
     if not isinstance(whole, int) or whole < 1:
         return 1
-    slices, cut = divmod(timeline.placement.microbatches, whole)
+    slices, cut = divmod(step_microbatches(timeline), whole)
     return 1 if cut else max(slices, 1)
 
 

@@ -207,9 +207,8 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
     """
     if update_intervals(timeline):
         start_ns, end_ns = window(timeline)
-        return tuple(
-            Phase(rank=rank, name="steady", start_ns=start_ns, end_ns=end_ns) for rank in range(timeline.ranks)
-        )
+        ranks = np.unique(timeline.lane_rank).tolist()
+        return tuple(Phase(rank=rank, name="steady", start_ns=start_ns, end_ns=end_ns) for rank in ranks)
     computes = ~in_group(timeline)
     forward, backward = (timeline.kind == Kind.F) & computes, BACKWARD.mask(timeline.kind) & computes
     start, turn = (

@@ -230,3 +230,14 @@ def test_a_configuration_in_a_trace_that_cannot_be_its_own_is_left_alone(
     ):
         assert pptrace(*command).code == 0
     assert "as the simulation had them" not in (folder / "odd.yaml").read_text(encoding="utf-8")
+
+
+def test_a_step_without_a_flush_is_not_calibrated(pptrace: Any, tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text(
+        ",".join(f"0F{step},0B{step},0OPTIMIZER" for step in range(3)), encoding="utf-8"
+    )
+    assert pptrace("simulate", "--schedule", "order.csv", "-o", "step.pftrace").code == 0
+
+    assert pptrace("calibrate", "step.pftrace").complaint == (
+        "step.pftrace: is a step without a flush, whose first and last actions are cut: calibrate a step of 1f1b"
+    )

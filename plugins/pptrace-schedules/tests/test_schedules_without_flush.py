@@ -145,6 +145,26 @@ def test_a_trace_has_the_figures_of_the_step(tmp_path: Path) -> None:
     assert peaks == run.metrics.memory.peak_bytes.tolist()
 
 
+def test_a_trace_of_some_ranks_has_their_phases(tmp_path: Path) -> None:
+    (path,) = pptrace.simulate(step_of()).save(tmp_path / "step.pftrace", only=["ranks=1,2"])
+
+    assert {phase.rank for phase in phases(perfetto.read([path]))} == {1, 2}
+
+
+def test_copies_to_the_host_are_planned_for_all_updates() -> None:
+    costs = {
+        "name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "3 MB", "offload": "100 us",
+        "reload": "100 us",
+    }  # fmt: skip
+    schedule = {"name": NAME, "offload": {}}
+    run = pptrace.simulate(step_of(schedule=schedule, costs=costs, network="ideal"))
+
+    copies = [action for action in run.prepared.schedule[0] if action.kind.name == "OFFLOAD"]
+    assert len(copies) == 6 * run.prepared.schedule.updates
+    assert run.metrics.step_ns == 6 * 3_000_000
+    assert run.memory.peak_activation_bytes[0] < 4 * 3_000_000
+
+
 def test_memory_has_two_versions_of_the_weights() -> None:
     flushed, steady = (pptrace.simulate(step_of(schedule=name)).memory for name in ("1f1b", NAME))
 
