@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice, zip_longest
@@ -196,6 +197,37 @@ class Printed:
     def _picture(self) -> str:
         """Return a drawing below the document in a notebook; empty for none."""
         return ""
+
+
+_LINE_LENGTH = 100
+
+
+def command_lines(words: Sequence[str], width: int = _LINE_LENGTH) -> list[str]:
+    r"""Return a command for a shell, in lines that end in a backslash.
+
+    An option and its value share a line.
+
+    Args:
+        words: the words of the command.
+        width: columns of a line, without the backslash.
+
+    >>> command_lines(["pptrace", "simulate", "step.yaml", "--set", "model.layers=[8, 8]"])
+    ["pptrace simulate step.yaml --set 'model.layers=[8, 8]'"]
+    """
+    groups: list[str] = []
+    for word in map(shlex.quote, words):
+        if groups and (not word.startswith("-") or not groups[-1]):
+            groups[-1] += f" {word}"
+        else:
+            groups.append(word)
+    lines = [""]
+    for group in groups:
+        if lines[-1] and len(lines[-1]) + len(group) > width:
+            lines[-1] += " \\"
+            lines.append(f"  {group}")
+        else:
+            lines[-1] = f"{lines[-1]} {group}" if lines[-1] else group
+    return lines
 
 
 GAP = 2

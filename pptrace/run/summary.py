@@ -10,7 +10,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.report.document import GAP, NO_BREAK, Column, Document, Table, text_of
+from pptrace.report.document import GAP, NO_BREAK, Column, Document, Table, command_lines, text_of
 from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
 from pptrace.steps.kinds import Kind
@@ -317,8 +317,8 @@ def _last(run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, writte
         else "next: add -o step.pftrace to write a trace"
     )
     if best is not None:
-        arguments = best.change.arguments.replace(" ", NO_BREAK).replace(f"{NO_BREAK}--", " --")
-        return [text, _advice(run, best), f"  {arguments}", following]
+        arguments = command_lines(best.change.words, summary_width() - GAP - len(" \\"))
+        return [text, _advice(run, best), *(f"  {line}" for line in arguments), following]
     joined = f"{text}; {following}"
     return [joined] if len(joined) <= summary_width() else [text, following]
 

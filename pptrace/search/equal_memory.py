@@ -12,14 +12,14 @@ from pptrace.config.quantities import format_duration, format_size
 from pptrace.config.resolution import document_of, load
 from pptrace.errors import ConfigError, ConstraintError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
-from pptrace.report.document import Code, Column, Document, Printed, Section, table_of
+from pptrace.report.document import Code, Column, Document, Printed, Section, command_lines, table_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import job_text, setting_text, time_text
 from pptrace.sanitize import csv_of
 from pptrace.search.basis import LIMITS, limit_settings, memory_limit, short_reason
 from pptrace.search.compare import first_text, rank_text, step_columns
-from pptrace.search.launch_arguments import command_lines, simulate_command
+from pptrace.search.launch_arguments import simulate_command
 from pptrace.search.ranking import (
     ANY_TABLE,
     POLICY,

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Reshard
 from pptrace.config.schema import is_yaml_file
+from pptrace.report.document import command_lines
 from pptrace.run.neighbourhood import Change
 from pptrace.steps.placement import Placement
 from pptrace.steps.pytorch_tables import unsupported_parts
 from pptrace.steps.text_forms import group_in_megatron, unsupported_by_megatron
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from pptrace.config.schema import Experiment
     from pptrace.steps.schedule import Schedule
@@ -65,9 +66,6 @@ class Arguments:
         return [*(f"# {comment}" for comment in comments), *command_lines(self.words)]
 
 
-_LINE_LENGTH = 100
-
-
 def simulate_command(source: str, settings: Mapping[str, Any]) -> list[str]:
     """Return the command that simulates a configuration with other settings.
 
@@ -77,30 +75,6 @@ def simulate_command(source: str, settings: Mapping[str, Any]) -> list[str]:
     """
     files = [source if is_yaml_file(source) else "CONFIG"] if source else []
     return ["pptrace", "simulate", *files, *Change(settings=settings).words]
-
-
-def command_lines(words: Sequence[str]) -> list[str]:
-    r"""Return a command for a shell, in lines that end in a backslash.
-
-    An option and its value share a line.
-
-    >>> command_lines(["pptrace", "simulate", "step.yaml", "--set", "model.layers=[8, 8]"])
-    ["pptrace simulate step.yaml --set 'model.layers=[8, 8]'"]
-    """
-    groups: list[str] = []
-    for word in map(shlex.quote, words):
-        if groups and (not word.startswith("-") or not groups[-1]):
-            groups[-1] += f" {word}"
-        else:
-            groups.append(word)
-    lines = [""]
-    for group in groups:
-        if lines[-1] and len(lines[-1]) + len(group) > _LINE_LENGTH:
-            lines[-1] += " \\"
-            lines.append(f"  {group}")
-        else:
-            lines[-1] = f"{lines[-1]} {group}" if lines[-1] else group
-    return lines
 
 
 def megatron_arguments(experiment: Experiment, table: Schedule) -> Arguments:

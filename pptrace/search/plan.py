@@ -19,13 +19,13 @@ from pptrace.errors import ConfigError, OutputError
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
-from pptrace.report.document import Code, Document, Printed, Table
+from pptrace.report.document import Code, Document, Printed, Table, command_lines
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
 from pptrace.search.bias import PARTS, Bias, fit_bias, read_runs
 from pptrace.search.bridge_recipe import bridge_recipe, check_recipe
 from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, run_candidate
-from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, command_lines, simulate_command, values_of
+from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, simulate_command, values_of
 from pptrace.search.plan_search import Search
 from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
