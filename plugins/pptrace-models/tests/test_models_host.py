@@ -114,6 +114,15 @@ def test_a_time_per_layer_takes_the_place_of_a_time_per_operation(costs: Callabl
     assert both.f_ns.tolist() == costs(EXPERTS, options=given).f_ns.tolist()
 
 
+def test_units_share_the_operations_of_their_action(costs: Callable[..., Workload]) -> None:
+    given = {"options": {"host_launch": SECOND, "zero": 3}, "ranks": 1, "dp": 8}
+    whole, units = costs(EXPERTS, stages=1, **given), costs(EXPERTS, stages=10, units=10, shard=8, **given)
+    layers = units.f_ns[1:-1]
+
+    assert whole.f_ns[0] == pytest.approx(layers.sum(), rel=1e-6)
+    assert layers.tolist() == [layers[0]] * 8
+
+
 @pytest.mark.parametrize("launch_ns", [2_000, 20_000, 200_000, SECOND])
 def test_a_pair_lasts_as_long_as_its_host_and_no_longer(costs: Callable[..., Workload], launch_ns: int) -> None:
     sizes: dict[str, Any] = {"dp": 4, "ep": 4}

@@ -115,7 +115,7 @@ def layer_host_ns(
 
 
 def action_host_ns(
-    options: RooflineOptions, model: Transformer, layers: Sequence[int], *, paired: bool = False
+    options: RooflineOptions, model: Transformer, layers: Sequence[int], *, paired: bool = False, units: int = 0
 ) -> int:
     """Return the time of the host to issue a forward of a stage in ns; 0 if the host issues no layer.
 
@@ -124,8 +124,11 @@ def action_host_ns(
         model: the model.
         layers: the time of the host for each layer of the stage, in ns.
         paired: whether the forward is a member of an overlapped pair.
+        units: number of layers of a forward without a pipeline, if the stage is one of these layers. It then has a
+            share of the other operations. 0 for a whole forward.
     """
     if not any(layers):
         return 0
     operations = _OF_NARROW_PAIRED if paired and model.precision in NARROW else _OF_ACTION
-    return sum(layers) + (options.host_action or (0 if options.host else options.host_launch * operations))
+    beside = options.host_action or (0 if options.host else options.host_launch * operations)
+    return sum(layers) + beside // max(units, 1)

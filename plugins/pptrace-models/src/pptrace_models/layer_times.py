@@ -352,8 +352,8 @@ class Costing:
     """Times of collectives."""
     options: RooflineOptions
     """Options of the cost model."""
-    has_units: bool = False
-    """Whether weights are gathered for each layer and microbatch, as without a pipeline."""
+    units: int = 0
+    """Number of layers that are units, whose weights are gathered or gradients reduced separately; 0 for none."""
     _values: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
@@ -410,7 +410,11 @@ class Costing:
     def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
         """Return the time of the host to issue a forward of a stage with these layers, in ns."""
         return action_host_ns(
-            self.options, self.model, [self.layer_host_ns(kind) for kind in layers], paired=paired
+            self.options,
+            self.model,
+            [self.layer_host_ns(kind) for kind in layers],
+            paired=paired,
+            units=self.units,
         )
 
     def forward_kernels(self, kind: Layer) -> int:
@@ -450,7 +454,7 @@ def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
         model, costing.shard, gradient_bytes(options), kind, deduplicated=options.dispatcher == "deduplicated",
         aligned=needs_no_rows or options.is_hybrid_ep, copied_bytes=_copied_bytes(costing),
         fused_router=options.fuses("router"),
-        copied_shards=options.copied_shards and options.zero == _WITH_WEIGHTS and costing.has_units,
+        copied_shards=options.copied_shards and options.zero == _WITH_WEIGHTS and costing.units > 0,
     )  # fmt: skip
 
 

@@ -210,7 +210,8 @@ class _Job:
         """Return the inputs of times on a device."""
         return Costing(
             model=self.model, shard=self.part, device=device, options=self.options,
-            groups=groups_of(self.request, self.part, device, self.options), has_units=self.request.units > 0,
+            groups=groups_of(self.request, self.part, device, self.options),
+            units=sum(bool(stage.layers) for stage in self.stages) if self.request.units else 0,
         )  # fmt: skip
 
     def of_classes(self, stages: Sequence[Stage], loads: Loads) -> list[_Job]:
