@@ -15,6 +15,7 @@ from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.registry import Registry
 from pptrace.run.neighbourhood import schedules_of
 from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import SENDS
 from pptrace.steps.pytorch_tables import unsupported_parts
 from pptrace.steps.text_forms import unsupported_by_megatron
 from pptrace.timeline.metrics import in_flight, measure, phases
@@ -190,6 +191,17 @@ def test_a_written_table_gives_the_same_step(tmp_path: Path) -> None:
 def test_settings_that_need_a_flush_are_refused(sections: dict[str, object], place: str) -> None:
     with pytest.raises(ConfigError, match=f"{place}: {NAME} does not flush the pipeline before an update"):
         pptrace.simulate(step_of(**sections))
+
+
+def test_links_carry_the_bytes_of_one_update() -> None:
+    run = pptrace.simulate(step_of(p2p={"policy": "ordered"}))
+
+    sent = int(run.timeline.size_bytes[SENDS.mask(run.timeline.kind)].sum())
+    assert sent == 2 * (4 - 1) * 6 * 2_000_000  # activations and gradients over three boundaries
+    assert run.to_dict()["links"][0]["bytes"] == 2 * 6 * 2_000_000
+    of_links = [counter for counter in run.traced().counters if counter.rank < 0]
+    assert of_links
+    assert max(int(counter.at_ns[-1]) for counter in of_links) <= run.metrics.step_ns
 
 
 def test_different_times_between_updates_are_noted() -> None:
