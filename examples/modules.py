@@ -11,6 +11,7 @@ GRIDS = {
     "tp 1, dp 8": (5, {"pp": 1, "tp": 1, "dp": 8}),
     "tp 1, dp 16": (5, {"pp": 1, "tp": 1, "dp": 16}),
     "pp 2, tp 1, dp 8": (6, {"pp": 2, "tp": 1, "dp": 8}),
+    "as before, leaders": (6, {"pp": 2, "tp": 1, "dp": 8, "bridge": "leaders"}),
 }
 GIB, MIB = 2**30, 2**20
 
@@ -35,4 +36,5 @@ for name, (ranks, grid) in GRIDS.items():
         row += f"  {forward:10.1f}  {back:4.1f}"
     print(row.rstrip())
 print()
+print("leaders: one GPU of each replica gets messages, and broadcasts them, as Megatron-LM's BridgeCommunicator.")
 print("!: more than the 79.6 GiB of a GPU. A GPU of the decoder gets messages from all encoders of its replica.")

@@ -82,6 +82,19 @@ class ReduceGroups(Choice):
     LAST = "last", "once per step, after the last one in the groups, as Megatron-FSDP does"
 
 
+class Bridge(Choice):
+    """Which GPUs exchange the messages between an encoder and a decoder on separate GPUs."""
+
+    PIECES = "pieces", "all GPUs, of which those with a copy send different pieces of it"
+    LEADERS = (
+        "leaders",
+        (
+            "one GPU of each replica, which then broadcasts to its tensor-parallel group, as Megatron-LM's "
+            "BridgeCommunicator does; needs cp 1"
+        ),
+    )
+
+
 class Balance(Choice):
     """How documents are assigned to replicas and microbatches."""
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.config.choices import (
     Balance,
+    Bridge,
     CopyStream,
     PolicyName,
     Receive,
@@ -331,11 +332,16 @@ class EncoderParallel(_Section):
     )
     dp: _Count | None = Field(
         default=None,
-        description="Replicas of the encoder; parallel.dp by default. They divide the items of a microbatch, of "
-        "all replicas of the decoder together.",
+        description="Replicas of the encoder, which divide the items of a microbatch, of all replicas of the "
+        "decoder together. By default parallel.dp, or without pp as many as fill the GPUs of the decoder.",
     )
     cp: _Count | None = Field(
         default=None, description="Context-parallel size of the encoder; parallel.cp by default."
+    )
+    bridge: Bridge | None = Field(
+        default=None,
+        description="Which GPUs exchange the messages between both modules with pp; pieces by default. "
+        f"{Bridge.explanations()}",
     )
 
 
@@ -368,7 +374,10 @@ class Parallel(_Section):
     def encoder_sizes(self) -> tuple[int, int, int]:
         """Replicas, context-parallel and tensor-parallel size of the encoder."""
         grid = self.encoder or EncoderParallel()
-        return grid.dp or self.dp, grid.cp or self.cp, grid.tp or self.tp
+        cp, tp = grid.cp or self.cp, grid.tp or self.tp
+        filling, rest = divmod(self.dp * self.cp * self.tp, cp * tp)
+        fills = not (grid.pp or rest)
+        return grid.dp or (filling if fills else self.dp), cp, tp
 
     @property
     def processes(self) -> int:

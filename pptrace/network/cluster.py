@@ -60,6 +60,9 @@ class Layout:
     """Consecutive replicas that shard state, a divisor of ``dp``; 0 for all."""
     expert_shard: int = 0
     """Replicas of an expert that share its state, a divisor of their number; 0 for those in a shard group."""
+    leaders: bool = False
+    """Whether one GPU of each replica exchanges the messages between encoder and decoder: the last GPU of the
+    encoder's replicas, and the first GPU of the decoder's."""
     encoder: Layout | None = None
     """The encoder's pipeline ranks, which precede ``pp`` ranks of the decoder, on GPUs before theirs; None if all
     ranks have the same sizes, or if the encoder is on the decoder's GPUs (:class:`SharedLayout`)."""
@@ -420,9 +423,10 @@ class RankNetwork:
     """A network between pipeline ranks, each of which consists of several GPUs.
 
     Member ``m`` of a rank sends to member ``m`` of its peer; between encoder and decoder, :func:`resharded` pairs
-    them. All members send simultaneously at the rate of the slowest: every tensor- and context-parallel member of
-    every data-parallel replica. Where only one replica is simulated, all replicas send simultaneously. A link that
-    carries ``n`` flows of a hop counts each flow's rate ``n`` times. A message's size is that of one flow.
+    them, or the leaders of their replicas. All members send simultaneously at the rate of the slowest: every
+    tensor- and context-parallel member of every data-parallel replica. Where only one replica is simulated, all
+    replicas send simultaneously. A link that carries ``n`` flows of a hop counts each flow's rate ``n`` times. A
+    message's size is that of one flow.
     """
 
     network: Cluster
@@ -466,11 +470,22 @@ class RankNetwork:
         if self.layout.encoder is None:
             members = self.layout.replicas() if self.all_replicas else self.layout.members()
             return members[src].ravel(), members[dst].ravel(), np.full(src.size, members.shape[1])
-        grids = [self.layout.rank_grid(rank) for rank in range(self.layout.ranks)]
-        ends = [resharded(grids[low], grids[high]) for low, high in zip(src.tolist(), dst.tolist(), strict=True)]
+        ends = [self._ends(low, high) for low, high in zip(src.tolist(), dst.tolist(), strict=True)]
         none = np.zeros(0, dtype=np.int32)
         source, target = (np.concatenate([none, *(pair[side] for pair in ends)]) for side in (0, 1))
         return source, target, np.array([pair[0].size for pair in ends], dtype=np.int64)
+
+    def _ends(self, sender: int, receiver: int) -> tuple[Int32s, Int32s]:
+        """Return the sending and the receiving GPU of each flow between two ranks."""
+        layout, ranks = self.layout, (sender, receiver)
+        grids = [layout.rank_grid(rank) for rank in ranks]
+        of_encoder = [rank < layout.first_rank for rank in ranks]
+        if layout.leaders and of_encoder[0] != of_encoder[1]:
+            grids = [
+                grid[:, -1:, -1:] if is_encoder else grid[:, :1, :1]
+                for grid, is_encoder in zip(grids, of_encoder, strict=True)
+            ]
+        return resharded(*grids)
 
 
 def _hash(numbers: Int64s) -> Int64s:

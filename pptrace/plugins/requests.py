@@ -131,6 +131,8 @@ class EncoderGrid:
     has."""
     gradient_share: Fraction = Fraction(1)
     """Bytes of a message back, relative to the same bytes."""
+    broadcasts: bool = False
+    """Whether one GPU of each replica gets messages, and broadcasts them to its tensor-parallel group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.choices import ReduceGroups, Reshard
+from pptrace.config.choices import Bridge, ReduceGroups, Reshard
 from pptrace.errors import ConfigError
 from pptrace.network.cluster import RankNetwork, SharedLayout, flows_of_gpu, message_share, sibling_replicas
 from pptrace.plugins.construction import build_workload
@@ -219,21 +219,44 @@ def _encoder_grid(resolved: Resolved, model: Mapping[str, Any], network: Network
     dp, cp, tp = sizes = parallel.encoder_sizes
     decoder_sizes = parallel.dp, parallel.cp, parallel.tp
     if resolved.experiment.data_parallel.shard is not None and dp != parallel.dp:
-        message = f"groups of replicas need as many in the encoder: write parallel.encoder.dp: {parallel.dp}"
-        raise resolved.error("data_parallel.shard", message)
+        message = f"{dp}, and data_parallel.shard needs as many replicas as in the decoder: write {parallel.dp}"
+        raise resolved.error(f"{key}.dp", message)
+    has_leaders = section.bridge is Bridge.LEADERS
+    if has_leaders:
+        _check_leaders(resolved, sizes, decoder_sizes)
     if not section.pp:
         if sizes == decoder_sizes:
             return None
         _check_shared(resolved, sizes, decoder_sizes)
     job = network if isinstance(network, RankNetwork) else None
+    ends = ((dp, 1, 1), (parallel.dp, 1, 1)) if has_leaders else (sizes, decoder_sizes)
     # Without a cluster, a message has all bytes that a GPU sends or receives.
-    flows = flows_of_gpu(sizes, decoder_sizes) if job is None else 1
+    flows = flows_of_gpu(*ends) if job is None else 1
     return EncoderGrid(
         ranks=section.pp, tp=tp, cp=cp, dp=dp,
         collectives=None if job is None else _encoder_collectives(job, sizes),
-        forward_share=flows * message_share(sizes, decoder_sizes),
-        gradient_share=flows * message_share(decoder_sizes, sizes) * Fraction(dp * cp, parallel.dp * parallel.cp),
+        forward_share=flows * message_share(*ends),
+        gradient_share=flows * message_share(*ends[::-1]) * Fraction(dp * cp, parallel.dp * parallel.cp),
+        broadcasts=has_leaders,
     )  # fmt: skip
+
+
+def _check_leaders(resolved: Resolved, sizes: tuple[int, int, int], decoder_sizes: tuple[int, int, int]) -> None:
+    """Check that leaders of replicas can exchange messages."""
+    key, (dp, cp, _), (decoder_dp, decoder_cp, _) = "parallel.encoder.bridge", sizes, decoder_sizes
+    section = resolved.experiment.parallel.encoder
+    if section is None or not section.pp:
+        raise resolved.error(
+            key, "an encoder on the decoder's GPUs sends no messages: remove the key, or write pp"
+        )
+    if cp * decoder_cp > 1:
+        message = f"leaders have whole sequences, and cp is {decoder_cp}, of the encoder {cp}: write 1, or pieces"
+        raise resolved.error(key, message)
+    if max(dp, decoder_dp) % min(dp, decoder_dp):
+        message = (
+            f"of dp {decoder_dp} and the encoder's {dp}, neither divides the other: write such sizes, or pieces"
+        )
+        raise resolved.error(key, message)
 
 
 def _check_shared(resolved: Resolved, sizes: tuple[int, int, int], decoder_sizes: tuple[int, int, int]) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pptrace.config.choices import Bridge
 from pptrace.config.flags import HEADLINES
 from pptrace.config.places import Place, place_of
 from pptrace.config.schema import OpenSection
@@ -246,7 +247,7 @@ def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -
         return layout
     dp, cp, tp = parallel.encoder_sizes
     encoder = Layout(pp=grid.pp, dp=dp, cp=cp, tp=tp, order=order, shard=layout.shard)
-    return replace(layout, pp=layout.pp - grid.pp, encoder=encoder)
+    return replace(layout, pp=layout.pp - grid.pp, encoder=encoder, leaders=grid.bridge is Bridge.LEADERS)
 
 
 def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> PptraceError:

@@ -297,9 +297,10 @@ def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
 
 
 def _without_insertions(experiment: Experiment) -> list[str]:
-    """Return the parts that no framework can express: offload and recomputation actions."""
+    """Return the parts that no framework has arguments for: offload, recomputation actions, grids of encoders."""
     choice = experiment.schedule
     return [
+        *(["parallel.encoder: a program creates its grid"] if experiment.parallel.encoder else []),
         *(["schedule.offload"] if choice.offload else []),
         *(["schedule.recompute"] if choice.recompute else []),
     ]

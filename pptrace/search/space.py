@@ -292,9 +292,9 @@ def plan_problem(
         raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
     sequences = _sequences(tree, places)
     schedule = str((tree.get("schedule") or {}).get("name") or "")
-    if (tree.get("parallel") or {}).get("encoder"):
+    if ((tree.get("parallel") or {}).get("encoder") or {}).get("pp") or "parallel.encoder.pp" in axes:
         message = "plan divides the GPUs of one grid: remove the key, or compare grids with pptrace sweep"
-        raise ConfigError(message, key="parallel.encoder", file=source.source)
+        raise ConfigError(message, key="parallel.encoder.pp", file=source.source)
     for section, keys in (("parallel", _SIZES), ("batch", ("global", "micro", "microbatches"))):
         tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
     if not schedule:
@@ -405,10 +405,10 @@ def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> 
 
 
 def _trial(document: Document, registry: Registry, request: PlanRequest) -> Costs:
-    """Return the costs of the simplest layout, for the facts of model and machine."""
+    """Return the costs of the simplest layout, for the facts of model and machine; its encoder has its sizes."""
     ranks = ranks_named(document.value.get("device"))
     replicas = max(request.gpus // ranks, 1)
-    sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas}
+    sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas, "parallel.encoder": None}
     return build_costs(load(document, (), {}, [setting(key, size) for key, size in sizes.items()]), registry)
 
 

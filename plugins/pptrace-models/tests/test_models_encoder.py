@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.config.resolution import load
-from pptrace.errors import PptraceError
+from pptrace.errors import ConfigError, PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import prepare
 from pptrace.run.run import Run
+from pptrace.search.plan import plan
 from pptrace.steps.kinds import Kind, Stream
 
 if TYPE_CHECKING:
@@ -198,6 +200,39 @@ def test_a_trace_names_the_ranks_of_the_encoder_and_has_the_messages_between_the
     assert {message for message in sent if 0 in message[:2]} == {(0, 1, whole), (1, 0, whole // 2)}
 
 
+@pytest.mark.parametrize(("replicas", "pairs"), [(1, [(1, 2), (1, 6)]), (2, [(1, 4), (3, 8)])])
+def test_leaders_exchange_messages_and_broadcast_them(replicas: int, pairs: list[tuple[int, int]]) -> None:
+    pieces, leaders = (
+        on_grid({}, {"pp": 3, "tp": 4, "dp": 2, "encoder": {"pp": 1, "tp": 2, "dp": replicas, "bridge": bridge}})
+        for bridge in ("pieces", "leaders")
+    )
+
+    job, work, plain = leaders.prepared.job, leaders.prepared.workload, pieces.prepared.workload
+    assert job is not None
+    first, second = (np.full(1, rank, dtype=np.int32) for rank in (0, 1))
+    ends = job._flows(first, second)[:2]  # noqa: SLF001 - paths do not name GPUs
+    assert list(zip(*(side.tolist() for side in ends), strict=True)) == pairs
+    # A decoder's replica has four sequences, and its leader gets all of their projected tokens at once.
+    assert work.edge_bytes[:, 0].tolist() == [4 * PROJECTED * 1024 * 2] * 2
+    added = work.f_ns - plain.f_ns, work.b_ns - plain.b_ns
+    assert [list(times > 0) for times in added] == [[False, True, False], [True, False, False]]
+    assert added[0][1] == work.f_collective_ns[1] - plain.f_collective_ns[1]
+
+
+def test_plans_compare_the_encoders_sizes_on_the_decoders_gpus() -> None:
+    config = {
+        "model": {**DECODER, **GRID}, "cluster": {"preset": "dgx-h100", "gpus": 8, "nodes": 1},
+        "batch": {"micro": 1, "sequence": 2048}, "parallel": {"encoder": {}},
+    }  # fmt: skip
+    vary = ["parallel.encoder.tp=1,2", "pp=1", "tp=2", "zero=1", "micro=1", "schedule=1f1b", "recompute=none"]
+    found = plan(config, gpus=8, sets=["batch.global=8"], vary=vary, framework="any", robust=False, workers=1)
+
+    sizes = {row["settings"]["parallel.encoder.tp"] for row in found.to_dict()["places"]}
+    assert sizes == {1, 2}
+    with pytest.raises(ConfigError, match=r"parallel.encoder.pp: plan divides the GPUs of one grid"):
+        plan(config | {"parallel": {"encoder": {"pp": 1}}}, gpus=8, sets=["batch.global=8"])
+
+
 @pytest.mark.parametrize(("grid", "kind"), [({"tp": 1, "dp": 8}, Kind.F), ({"tp": 8, "dp": 1}, Kind.B)])
 def test_an_encoder_on_the_decoders_devices_gathers_what_its_replicas_divide(
     grid: dict[str, int], kind: Kind
@@ -224,7 +259,10 @@ def test_an_encoder_on_the_decoders_devices_gathers_what_its_replicas_divide(
     ({"encoder": {"pp": 3}}, "pp: parallel.pp has 3 ranks with those of the encoder, and 3 leave"),
     ({"encoder": {"pp": 1, "dp": 3}}, "parallel.encoder.dp: 3 does not divide the items of a microbatch"),
     ({"encoder": {"pp": 1, "tp": 16}}, "parallel.encoder.tp: 16 does not divide model.encoder.heads (8)"),
-    ({"encoder": {"tp": 2}}, "dp 2 x cp 1 x tp 2 need 4 GPUs, and the decoder's first stage has 8"),
+    ({"encoder": {"tp": 2, "dp": 2}}, "dp 2 x cp 1 x tp 2 need 4 GPUs, and the decoder's first stage has 8"),
+    ({"encoder": {"bridge": "leaders"}}, "parallel.encoder.bridge: an encoder on the decoder's GPUs sends no"),
+    ({"encoder": {"pp": 1, "dp": 3, "bridge": "leaders"}}, "of dp 2 and the encoder's 3, neither divides"),
+    ({"encoder": {"pp": 1, "cp": 2, "bridge": "leaders"}}, "leaders have whole sequences, and cp is 1, of the"),
     ({"encoder": {"tp": 2, "cp": 2}}, "parallel.encoder.cp: 2, and the GPUs that it shares have parallel.cp 1"),
     ({"encoder": {"pp": 2, "dp": 0}}, "parallel.encoder.dp: must be at least 1, not 0"),
     ({"pp": 2, "vp": 2, "encoder": {"pp": 1}}, "has stage 2 on rank 0, and the first 1 ranks have"),

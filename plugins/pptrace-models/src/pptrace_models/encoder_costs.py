@@ -116,6 +116,24 @@ class Tower:
         gather = costing.groups.siblings_ns(size, int(1 / scale), self.request.tp * self.request.cp)
         return GroupTimes(backward_ns=gather if self.encoder.passes_back else 0)
 
+    def broadcasts(self, costing: Costing) -> GroupTimes:
+        """Return the durations of broadcasts from the leaders of replicas, in ns; 0 without leaders.
+
+        The decoder's first stage broadcasts projected tokens in the forward, and the encoder's last stage
+        broadcasts their gradients in the backward.
+
+        Args:
+            costing: that of the decoder.
+        """
+        grid = self.decoder.encoder
+        if grid is None or not grid.broadcasts:
+            return GroupTimes()
+        return GroupTimes(
+            forward_ns=_broadcast_ns(costing, self.received_bytes()),
+            backward_ns=_broadcast_ns(self.costing(costing), self.boundary_bytes(last=True))
+            * self.encoder.passes_back,
+        )
+
     def costing(self, costing: Costing) -> Costing:
         """Return the costing of the encoder's layers on a device."""
         groups = costing.groups
@@ -132,7 +150,8 @@ class Tower:
         projection = self.projection(gradient_bytes(encoder_costing.options))
         reduce, gather = self.projector_collectives(encoder_costing), self.gathers(encoder_costing)
         times = GroupTimes(
-            forward_ns=reduce.forward_ns + gather.forward_ns, backward_ns=reduce.backward_ns + gather.backward_ns
+            forward_ns=reduce.forward_ns + gather.forward_ns,
+            backward_ns=reduce.backward_ns + gather.backward_ns + self.broadcasts(costing).backward_ns,
         )
         return layer, encoder_costing.cost([projection], times)
 
@@ -197,6 +216,12 @@ class Tower:
         weight = 0 if self.encoder.frozen_projector else first + second
         input_gradient = first + second if not self.encoder.frozen else second * self.encoder.passes_back
         return (layers // 3 if self.encoder.frozen else layers) + first + second + input_gradient + weight
+
+
+def _broadcast_ns(costing: Costing, size_bytes: int) -> int:
+    """Return the time to broadcast to a tensor-parallel group: each link of the ring carries all bytes."""
+    devices = costing.shard.tp
+    return costing.groups.ns("tp", size_bytes * devices // (devices - 1), "all-gather") if devices > 1 else 0
 
 
 def with_grid(model: Transformer, request: CostRequest) -> Transformer:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pptrace_models.encoder_costs import Tower
     from pptrace_models.expert_loads import Loads
     from pptrace_models.layer import Linear, Operation, Work
+    from pptrace_models.layer_times import GroupTimes
     from pptrace_models.memory import Kept
     from pptrace_models.transformer import Layer
 
@@ -67,16 +68,7 @@ def build(request: CostRequest) -> Workload:
     if model.offloaded_layers and options.segments:
         raise ConfigError("needs segments: false, or a schedule without pairs", key="model.offloaded_layers")
     _check_optimizer(model, options)
-    if (request.shard or request.expert_shard) and (not options.zero or options.optimizer == "muon"):
-        reason = "muon updates whole matrices" if options.zero else "no state is sharded: write costs.zero: 3"
-        key = "data_parallel.shard" if request.shard else "data_parallel.expert_shard"
-        raise ConfigError(f"{reason}, or remove the key", key=key)
-    if options.outer_sharding and not ((request.shard or request.expert_shard) and options.zero == memory.WEIGHTS):
-        message = "shard groups share less than all state: write costs.zero: 3 and data_parallel.shard beside it"
-        raise ConfigError(message, key="costs.outer_sharding")
-    if request.vocabulary_shares > 1 and request.encoder and request.encoder.ranks:
-        reason = "shares of the vocabulary are on ranks of the decoder only: write 0, or another schedule"
-        raise ConfigError(reason, key="parallel.encoder.pp")
+    _check_parallel(request, options)
     part = shard(model, request)
     devices = devices_of(request, options)
     loads = loads_of(model, part, request)
@@ -178,6 +170,23 @@ def _check_options(options: RooflineOptions) -> None:
     if options.segments and options.overlap_tp:
         message = "segments already define what overlaps: remove one of the two keys"
         raise ConfigError(message, key="costs.overlap_tp")
+
+
+def _check_parallel(request: CostRequest, options: RooflineOptions) -> None:
+    """Check that the options fit the shard groups and the grids of the job."""
+    if (request.shard or request.expert_shard) and (not options.zero or options.optimizer == "muon"):
+        reason = "muon updates whole matrices" if options.zero else "no state is sharded: write costs.zero: 3"
+        key = "data_parallel.shard" if request.shard else "data_parallel.expert_shard"
+        raise ConfigError(f"{reason}, or remove the key", key=key)
+    if options.outer_sharding and not ((request.shard or request.expert_shard) and options.zero == memory.WEIGHTS):
+        message = "shard groups share less than all state: write costs.zero: 3 and data_parallel.shard beside it"
+        raise ConfigError(message, key="costs.outer_sharding")
+    if request.vocabulary_shares > 1 and request.encoder and request.encoder.ranks:
+        reason = "shares of the vocabulary are on ranks of the decoder only: write 0, or another schedule"
+        raise ConfigError(reason, key="parallel.encoder.pp")
+    if options.segments and request.encoder and request.encoder.broadcasts:
+        reason = "segments have no broadcast of messages: write pieces, or a schedule without pairs"
+        raise ConfigError(reason, key="parallel.encoder.bridge")
 
 
 def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
@@ -324,7 +333,7 @@ class _Job:
         model = self.model
         items = items_of(
             model, stages, layer=partial(costing.once, layer_cost),
-            embedding=costing.cost(costing.embedding(), embedding_ns(costing)),
+            embedding=costing.cost(costing.embedding(), self._embedding_ns(costing)),
             prediction=costing.cost(costing.prediction()), head=costing.cost(costing.head(), head_ns(costing)),
         )  # fmt: skip
         without_backward = [0] * len(stages)
@@ -346,6 +355,13 @@ class _Job:
             self._stage_times(costing, stage, costs[stage] + self._copy_waits(costing, stage, costs), once_ns)
             for stage, once_ns in zip(stages, without_backward, strict=True)
         ]
+
+    def _embedding_ns(self, costing: Costing) -> GroupTimes:
+        """Return the embedding's collectives, with the broadcast of an encoder's projected tokens."""
+        times = embedding_ns(costing)
+        if self.tower is None:
+            return times
+        return times._replace(forward_ns=times.forward_ns + self.tower.broadcasts(costing).forward_ns)
 
     def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
         """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
