@@ -59,6 +59,15 @@ def test_the_table_is_what_show_prints(
     check(traces, 0, shell.run(shown, folder), pytestconfig)
 
 
+@pytest.mark.needs_plugins
+def test_the_advice_on_the_page_on_metrics_is_printed(
+    root: Path, shell: Any, folder: Path, page: Any, pytestconfig: pytest.Config
+) -> None:
+    metrics = page(root / "docs" / "metrics.md")
+
+    check(metrics, 0, shell.run(metrics.of("bash")[0], folder), pytestconfig)
+
+
 @pytest.mark.usefixtures("summary")
 @pytest.mark.needs_plugins
 def test_open_serves_the_trace_until_it_is_fetched(readme: Any, shell: Any, folder: Path) -> None:
