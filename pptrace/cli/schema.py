@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 pptrace schema > pptrace.schema.json
-then, as the first line of a YAML file:
+# then add this first line to a YAML file:
 # yaml-language-server: $schema=pptrace.schema.json"""
 
 

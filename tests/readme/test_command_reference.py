@@ -13,6 +13,7 @@ import pytest
 from pptrace.cli.main import cli
 from pptrace.config.flags import FLAGS
 from pptrace.plugins.providers import COMMANDS
+from pptrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +23,10 @@ pytestmark = pytest.mark.needs_plugins
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 OPENING = """# Commands
 
-Every command with every option, as `pptrace COMMAND --help` prints them. All commands take `-h` and `--help`.
-For completion of commands, options, names and files, add `eval "$(_PPTRACE_COMPLETE=bash_source pptrace)"` to
-`~/.bashrc`. Other shells use `zsh_source` and `fish_source`.
+{index}
+All commands take `-h` and `--help`, and `pptrace COMMAND --help` prints a section of this page. For completion of
+commands, options, names and files, add `eval "$(_PPTRACE_COMPLETE=bash_source pptrace)"` to `~/.bashrc`. Other
+shells use `zsh_source` and `fish_source`.
 
 | exit code | meaning |
 |---|---|
@@ -44,7 +46,8 @@ Each flag sets a key of the [configuration](configuration.md). It overrides `--s
 
 
 def test_the_reference_has_every_command_and_flag(pytestconfig: pytest.Config) -> None:
-    page = OPENING + "\n".join([*sections(cli, "pptrace"), SHARED + shared_flags()])
+    opening = OPENING.replace("{index}", index())
+    page = opening + "\n".join([*sections(cli, "pptrace"), SHARED + shared_flags()])
 
     if pytestconfig.getoption("--regenerate"):
         PAGE.write_text(page, encoding="utf-8")
@@ -55,6 +58,14 @@ def test_every_core_command_has_a_heading() -> None:
     headings = re.findall(r"^## pptrace ([\w-]+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert headings[: len(COMMANDS)] == list(COMMANDS)
+
+
+def index() -> str:
+    """Return the table of all commands."""
+    commands = Registry.load().commands
+    summaries = COMMANDS | {name: provided.offer.summary for name, provided in commands.items()}
+    rows = [f"| [`{name}`](#pptrace-{name}) | {summary} |" for name, summary in summaries.items()]
+    return "| command | purpose |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def sections(group: click.Group, path: str) -> Iterator[str]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 pptrace measure-kernels llama.yaml -o measure_kernels.py
-on the GPU: python measure_kernels.py -o kernels.json
+# then, on the machine with the GPU:
+python measure_kernels.py -o kernels.json
 pptrace simulate llama.yaml --set costs.kernels=shapes --set costs.kernel_table=kernels.json"""
 _PLACE = "MEASURED = {}"
 """The line of the script that says what it measures."""

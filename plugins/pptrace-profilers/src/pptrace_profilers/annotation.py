@@ -17,9 +17,9 @@ _PARTS = {
 _IMPORTS = {"pytorch": "", "megatron": "import inspect\n"}
 _EXAMPLES = """\b
 pptrace annotate -o pptrace_annotate.py
-then, before the first step:
-import pptrace_annotate
-pptrace_annotate.annotate(schedule)"""
+# then, in Python, before the first step:
+# import pptrace_annotate
+# pptrace_annotate.annotate(schedule)"""
 
 
 @click.command("annotate", epilog=_EXAMPLES)
