@@ -419,7 +419,7 @@ def test_a_space_of_any_size_is_searched_until_the_time_ends(
     assert result.best.fits
 
 
-@pytest.mark.parametrize(("time", "message"), [("1", "--time: "), ("0s", "--time: "), ("soon", "--time: ")])
+@pytest.mark.parametrize(("time", "message"), [("1", "time: "), ("0s", "time: "), ("soon", "time: ")])
 def test_a_time_that_is_none_is_refused(registry: Registry, time: str, message: str) -> None:
     with pytest.raises(pptrace.PptraceError, match=message):
         planned(registry, time=time)
@@ -429,7 +429,7 @@ def test_a_time_in_which_nothing_is_found_is_an_error(registry: Registry, monkey
     times = iter([0, *[10**12] * 1000])
     monkeypatch.setattr(plan_search, "monotonic_ns", lambda: next(times))
 
-    with pytest.raises(pptrace.PptraceError, match=r"--time: no configuration that fits was found in 1s"):
+    with pytest.raises(pptrace.PptraceError, match=r"time: no configuration that fits was found in 1s"):
         planned(registry, time="1s")
 
 
@@ -581,7 +581,8 @@ def with_another_value(workload: Workload, name: str) -> Workload:
 
 
 @pytest.mark.parametrize(
-    "name", [field.name for field in fields(Workload) if field.name not in {"classes", "notes", "kernels"}]
+    "name",
+    [field.name for field in fields(Workload) if field.name not in {"classes", "notes", "expert_load", "kernels"}],
 )
 def test_configurations_that_differ_in_any_cost_are_no_duplicates(name: str) -> None:
     workload = Workload.uniform(2, f_ns=1, b_ns=2, boundary_bytes=3)
