@@ -77,16 +77,16 @@ def test_several_gpus_of_a_process_are_ranks(pipeline: Any, tmp_path: Path) -> N
 
 
 BROKEN = {
-    "cut": (b'{"rocprofiler-sdk-tool": [{"buffer_', "is no whole JSON file of rocprofv3"),
+    "cut": (b'{"rocprofiler-sdk-tool": [{"buffer_', "is not a complete JSON file of rocprofv3"),
     "of another type": (
         b'{"rocprofiler-sdk-tool": [{"buffer_records": 5}]}',
-        "is no whole JSON file of rocprofv3",
+        "is not a complete JSON file of rocprofv3",
     ),
     "empty": (b'{"rocprofiler-sdk-tool": []}', "holds no kernel and no ROCTx range"),
-    "deep": (b'{"rocprofiler-sdk-tool": ' + b"[" * 100_000, "is no whole JSON file of rocprofv3"),
+    "deep": (b'{"rocprofiler-sdk-tool": ' + b"[" * 100_000, "is not a complete JSON file of rocprofv3"),
     "with times beyond 64 bits": (
         b'{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{"start_timestamp": 1e99}]}}]}',
-        "is no whole JSON file of rocprofv3",
+        "is not a complete JSON file of rocprofv3",
     ),
 }
 
@@ -128,7 +128,7 @@ def test_a_broken_xplane_file_is_one_line(size: int, pipeline: Any, tmp_path: Pa
     path = pipeline.xplane(tmp_path)
     path.write_bytes(path.read_bytes()[:size])
 
-    with pytest.raises(TraceError, match="is no whole XPlane file"):
+    with pytest.raises(TraceError, match="is not a complete XPlane file"):
         measure_xplane([path], REQUEST)
 
 

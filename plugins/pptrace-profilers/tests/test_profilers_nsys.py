@@ -67,7 +67,7 @@ def test_a_schema_of_other_bytes_than_text_is_refused_in_sqlite_s_words(pipeline
         path.read_bytes().replace(b"CREATE TABLE NVTX_EVENTS", b"CREATE TABLE NVTX \xd7\xd6\x8f\xb7TS")
     )
 
-    with pytest.raises(TraceError, match=r"a\.sqlite: is no whole SQLite database: malformed database schema"):
+    with pytest.raises(TraceError, match=r"a\.sqlite: is not a complete SQLite database: malformed"):
         read_nsys(path, BUILT_IN)
 
 
@@ -95,7 +95,7 @@ MADE_UP = {
     [
         ("rows", "has no table StringIds"),
         ("texts", "table StringIds has more text than its file"),
-        ("a text", "is no whole SQLite database: string or blob too big"),
+        ("a text", "is not a complete SQLite database: string or blob too big"),
     ],
 )
 def test_what_a_small_database_makes_up_without_end_is_refused(
@@ -189,7 +189,7 @@ TABLES = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVE
 WRONG = {
     "no strings": (
         ["DROP TABLE StringIds"],
-        "has no table StringIds, so is no export of Nsight Systems; its tables: CUPTI",
+        "has no table StringIds, so it is not an export of Nsight Systems; its tables: CUPTI",
     ),
     "neither kernels nor ranges": (
         ["DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL", "DROP TABLE NVTX_EVENTS"],

@@ -109,7 +109,7 @@ def test_replicas_that_nothing_tells_apart_are_refused_with_what_helps(tmp_path:
 def test_a_replica_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     paths = job(tmp_path, MESH, others=False)
 
-    with pytest.raises(ConfigError, match="dp=0,tp=0; dp=0,tp=1; dp=1,tp=0; dp=1,tp=1, slowest, median"):
+    with pytest.raises(ConfigError, match="dp=0,tp=0; dp=0,tp=1; dp=1,tp=0; dp=1,tp=1; slowest; median"):
         measure_kineto(paths, ImportRequest(replica="dp=2"))
 
 

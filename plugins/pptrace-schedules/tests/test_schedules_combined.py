@@ -96,7 +96,7 @@ def refused(**sizes: Any) -> ConstraintError | None:
          ("parallel.vp: combined-1f1b needs at least 2 chunks of the model on each of 4 ranks, not 1; nearest "
          "that work: 2 chunks")),
         ({"ranks": 1, "microbatches": 8, "chunks": 2},
-         ("parallel.vp: combined-1f1b on one rank is no pipeline, and takes one chunk of the model, not 2; "
+         ("parallel.vp: combined-1f1b on one rank is not a pipeline, and takes one chunk of the model, not 2; "
          "nearest that work: 1 chunk")),
         ({"ranks": 4, "microbatches": 10, "chunks": 2},
          ("batch.microbatches: the last round of combined-1f1b takes 4 microbatches or more, and of 10 in rounds "
