@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from os import PathLike
@@ -228,15 +228,14 @@ def leaves_by_key(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> leaves_by_key({"model": {"layers": 32}, "stack": "ideal"})
     {'model.layers': 32, 'stack': 'ideal'}
     """
-    return {key_text(path, prefix): leaf for path, leaf in _leaves(value)}
-
-
-def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _leaves(below, (*path, key))
-    else:
-        yield path, value
+    leaves: dict[str, Any] = {}
+    for name, below in value.items():
+        key = key_text((name,), prefix)
+        if isinstance(below, Mapping):
+            leaves |= leaves_by_key(below, key)
+        else:
+            leaves[key] = below
+    return leaves
 
 
 def _portable(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from pptrace.plugin import shared
 from pptrace_models.accelerator import Exchange
 from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
@@ -167,7 +168,9 @@ def step_flops(model: Transformer, sequences: int, sequence: int, document: int 
     """
     tokens, h = sequences * sequence, model.hidden
     weighted = cores = 0
-    for kind, count in Counter(model.layer(index) for index in range(model.layers + model.mtp)).items():
+    layers = range(model.layers + model.mtp)
+    kinds = shared(lambda: Counter(map(model.layer, layers)), "layers", model, rows=len(layers))
+    for kind, count in kinds.items():
         weighted += count * tokens * 2 * model.active_products(kind)
         cores += count * _token_mixing_flops(model, tokens, document or sequence, kind)
     predicted = model.mtp * 4 * h * h

@@ -474,7 +474,9 @@ class _Job:
 
     def kept(self) -> list[Kept]:
         """Return the bytes that each stage keeps of a microbatch."""
-        return [summed(memory.Kept(), items) for items in self.kept_items()]
+        items_of_stage = dict(zip(self.stages, self.kept_items(), strict=True))
+        kept = {stage: summed(memory.Kept(), items) for stage, items in items_of_stage.items()}
+        return [kept[stage] for stage in self.stages]
 
     def beyond_bytes(self) -> int:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
