@@ -12,6 +12,7 @@ import numpy as np
 
 from pptrace.config.choices import Bridge, ReduceGroups, Reshard
 from pptrace.errors import ConfigError
+from pptrace.memo import shared
 from pptrace.network.cluster import RankNetwork, SharedLayout, flows_of_gpu, message_share, sibling_replicas
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
+
+
+_STAGE_ROWS = 20
+"""Rows of a memo that take as much memory as the costs of a stage."""
 
 
 def with_reduction(resolved: Resolved, network: Network) -> Resolved:
@@ -129,12 +134,21 @@ class Costs:
 
     def _build(self, request: CostRequest) -> Workload:
         with at_location(self.resolved, "costs"):
-            base = build_workload(self.offer, request)
+            base = self._build_equal(request)
             if self.sequences is None:
                 return base
             if base.classes and self.offer.offer.model is None:
                 raise self.resolved.error("batch", "costs already have lengths: remove one of them")
             return self.sequences.costs(base, lambda pack: self._of_pack(request, pack, base))
+
+    def _build_equal(self, request: CostRequest) -> Workload:
+        """Return the costs of equal microbatches; steps that share results share them, except on a cluster."""
+        if isinstance(self.network, RankNetwork):
+            return build_workload(self.offer, request)
+        return shared(
+            lambda: build_workload(self.offer, request), ("costs", repr(request)), self.offer.offer,
+            rows=_STAGE_ROWS * request.stages,
+        )  # fmt: skip
 
     def _of_pack(self, request: CostRequest, pack: Pack, base: Workload) -> Workload:
         """Return the costs of one microbatch of a pack, by the cost model, or without a model in proportion."""
