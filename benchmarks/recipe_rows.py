@@ -47,9 +47,10 @@ KEYS: dict[str, Any] = {
 """Columns of a mixture of experts by setting, each with the value where a recipe does not have the setting."""
 UNUSUAL: dict[str, Any] = {
     "costs.zero": 1, "costs.fused_loss": True, "costs.aligned_dispatch": True, "costs.exp_avg": None,
-    "costs.exp_avg_sq": None, "costs.fused_routing": None, "model.first_bf16_layers": None,
-    "model.last_bf16_layers": None, "costs.outer_sharding": None, "data_parallel.reduce_each": None,
-    "data_parallel.reshard": None, "data_parallel.shard": None,
+    "costs.exp_avg_sq": None, "costs.optimizer": None, "costs.accumulation": None, "costs.fused_routing": None,
+    "model.first_bf16_layers": None, "model.last_bf16_layers": None, "costs.outer_sharding": None,
+    "model.product_precisions": None, "data_parallel.reduce_each": None, "data_parallel.reshard": None,
+    "data_parallel.shard": None,
 }  # fmt: skip
 """Columns by setting that are blank where a recipe has this value, which most have."""
 
@@ -179,6 +180,8 @@ def _has_recipes(file: Path) -> bool:
 def _text(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return f"[{', '.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

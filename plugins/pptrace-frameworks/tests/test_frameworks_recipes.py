@@ -380,6 +380,44 @@ def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path
     assert found["costs"] == {"zero": 2, "dispatcher": "deduplicated", "fused_routing": False}
 
 
+@pytest.mark.parametrize(("arguments", "costs"), [
+    ("--optimizer dist_muon --muon-tp-mode blockwise --muon-num-ns-steps 3",
+     {"zero": 1, "optimizer": "muon", "muon_steps": 3, "muon_tp": "blockwise"}),
+    ("--optimizer muon", {"zero": 0, "optimizer": "muon", "muon_steps": 5}),
+    ("--optimizer adam --no-gradient-accumulation-fusion", {"zero": 0, "accumulation": "separate"}),
+])  # fmt: skip
+def test_optimizers_and_accumulation_are_costs(arguments: str, costs: dict[str, Any]) -> None:
+    found, notes = of_line(f"--bf16 {arguments}", gpus=8, model="llama3-8b", device="h100-sxm")
+
+    assert found["costs"] == costs
+    assert not [note for note in notes if note.startswith("without effect")]
+
+
+def test_precisions_of_layers_and_of_the_head_are_those_of_the_recipe() -> None:
+    line = "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-output-proj --first-last-layers-bf16"
+
+    found, _ = of_line(f"{line} --num-layers-at-end-in-bf16 14", gpus=8, model="llama3-8b", device="b200")
+
+    assert found["model"] == {
+        "preset": "llama3-8b", "precision": "mxfp8", "first_bf16_layers": 1, "last_bf16_layers": 14,
+        "product_precisions": {"head": "mxfp8"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "noted"), [
+    ("--num-layers 32 --hidden-size 4096 --manual-gc --attention-backend auto", ""),
+    ("--num-layers 30 --attention-backend flash", "attention_backend, num_layers"),
+    ("--no-bias-dropout-fusion --overlap-grad-reduce --optimizer-cpu-offload",
+     "bias_dropout_fusion, optimizer_cpu_offload"),
+])  # fmt: skip
+def test_a_note_has_the_settings_that_costs_ignore(arguments: str, noted: str) -> None:
+    _, notes = of_line(f"--bf16 {arguments}", gpus=8, model="llama3-8b", device="h100-sxm")
+
+    assert [note for note in notes if note.startswith("without effect")] == [f"without effect: {noted}"] * bool(
+        noted
+    )
+
+
 @pytest.mark.parametrize(("arguments", "shard", "costs"), [
     ("--num-distributed-optimizer-instances 4 --outer-dp-sharding-strategy optim", 2, {"outer_sharding": True}),
     ("--num-distributed-optimizer-instances 4", 2, {}),

@@ -199,11 +199,11 @@ def test_products_have_precisions_of_their_own(costs: Callable[..., Workload]) -
         return (workload.f_ns + workload.b_ns).tolist()
 
     plain = stages()
-    changes = {
-        "mamba_output": [0], "attention": [1, 3], "latent": [2, 3], "mtp": [3],
-    }  # fmt: skip
+    changes = {"mamba_output": [0], "attention": [1, 3], "latent": [2, 3], "mtp": [3], "head": [3]}
     for name, changed in changes.items():
-        found = [stage for stage, (a, b) in enumerate(zip(plain, stages(**{name: "bf16"}), strict=True)) if a != b]
+        found = [
+            stage for stage, (a, b) in enumerate(zip(plain, stages(**{name: "mxfp8"}), strict=True)) if a != b
+        ]
         assert found == changed, name
 
 

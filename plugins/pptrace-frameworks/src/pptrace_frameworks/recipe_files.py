@@ -39,7 +39,7 @@ _SHORT_NAMES = {
     "activations_checkpoint_num_layers": "recompute_num_layers", "ub_tp_comm_overlap": "tp_comm_overlap",
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
-    "fp8_params": "fp8_param_gather", "fp8_format": "fp8", "fp4_format": "fp4",
+    "rope_fusion": "apply_rope_fusion", "fp8_params": "fp8_param_gather", "fp8_format": "fp8", "fp4_format": "fp4",
 }  # fmt: skip
 """Settings with another name in recipes or arguments than in Megatron-Core."""
 _UNRELATED = frozenset({

@@ -54,15 +54,42 @@ _SEQUENCES = (("llama", 8192), ("", 4096))
 """Tokens in a sequence by the first letters of a model, in Megatron-Bridge's ``*_llm_pretrain.py``."""
 _STATE_TYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _APART = (
-    "adam", "auto_detect", "async", "bf16", "check", "ckpt", "clip", "data", "decoupled", "dist", "eval",
-    "exit", "finetune", "fp8_amax", "fp8_margin", "group_query", "hysteresis", "init", "initial_loss", "load",
-    "log", "loss_scale", "lr", "make_vocab", "master", "max_pos", "merge", "min_loss", "min_lr", "mock",
-    "moe_aux", "moe_router_bias", "moe_router_force", "moe_router_load", "moe_router_score", "moe_z_loss",
-    "mtp_loss", "no_", "node", "norm", "nnodes", "nproc", "num_gpus_per", "num_workers", "optimizer",
-    "override_opt", "profile", "rdzv", "rope", "rotary", "save", "seed", "split", "tensorboard", "tiktoken",
-    "timing", "token", "train", "use_checkpoint", "vocab", "wandb", "weight_decay",
+    "activation_func", "adam", "add_", "apply_wd", "async", "auto_detect", "average_in", "bf16",
+    "calculate_per_token", "check", "ckpt", "clip", "completion", "cross_attention", "crossattn",
+    "csa_compress_rotary", "cuda_graph_warmup", "data", "deallocate_pipeline", "decoupled", "dist",
+    "dsa_indexer_loss", "eval", "exit", "finetune", "fp8_amax", "fp8_margin", "gated_", "group_query", "hf_",
+    "high_priority", "hysteresis", "init", "initial_loss", "is_hybrid", "keep_mtp", "layernorm", "lion", "load",
+    "log", "loss", "lr", "make_vocab", "manual_gc", "master", "max_pos", "merge", "min_loss", "min_lr", "mock",
+    "moe_aux", "moe_router_bias", "moe_router_dtype", "moe_router_enable", "moe_router_force",
+    "moe_router_group", "moe_router_load", "moe_router_num_groups", "moe_router_padding", "moe_router_score",
+    "moe_router_topk_scaling", "moe_z_loss", "mtp_eval", "mtp_hybrid", "mtp_loss", "muon_extra", "muon_fp32",
+    "muon_momentum", "muon_nesterov", "muon_scal", "nnodes", "no_", "node", "norm", "nproc", "num_gpus_per",
+    "num_tokenizer", "num_workers", "override_opt", "pad_cu", "pad_seq", "parallel_output",
+    "position_embedding", "profile", "prompt", "rdzv", "rope", "rotary", "save", "seed", "separator",
+    "should_pad", "split", "strip", "tensorboard", "tiktoken", "timing", "token", "tp_comm_bootstrap", "train",
+    "truncation", "use_checkpoint", "use_te_rng", "wandb", "weight_decay", "yarn",
 )  # fmt: skip
 """Settings of convergence, files, logs and processes, by the first letters of their names."""
+_ASSUMED: Mapping[str, tuple[Any, ...]] = {
+    "apply_rope_fusion": (True,), "attention_backend": ("auto", "fused"), "bias_activation_fusion": (True,),
+    "bias_dropout_fusion": (True,), "fp4_recipe": ("nvfp4",), "fp8_wgrad": (True,), "mamba_chunk_size": (128,),
+    "masked_softmax_fusion": (True,), "moe_grouped_gemm": (True,), "overlap_param_gather": (True,),
+    "params_dtype": ("bfloat16",), "persist_layer_norm": (True,), "pipeline_dtype": ("bfloat16",),
+    "transformer_impl": ("transformer_engine",), "use_fused_weighted_squared_relu": (True,),
+}  # fmt: skip
+"""Settings that the costs assume to have one of these values. Another value has no effect, and a note."""
+_SIZES: Mapping[str, str] = {
+    "num_layers": "layers", "hidden_size": "hidden", "ffn_hidden_size": "ffn", "num_attention_heads": "heads",
+    "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "num_experts",
+    "moe_ffn_hidden_size": "expert_ffn", "moe_shared_expert_intermediate_size": "shared_ffn",
+    "moe_router_topk": "top_k", "mamba_num_heads": "mamba.heads", "mamba_head_dim": "mamba.head_dim",
+    "mamba_state_dim": "mamba.state", "mamba_num_groups": "mamba.groups",
+}  # fmt: skip
+"""Settings of sizes by the keys of a model preset."""
+_MAMBA: Mapping[str, int] = {"mamba.head_dim": 64, "mamba.state": 128, "mamba.groups": 8}
+"""Sizes of Mamba-2 layers that a preset need not have."""
+_PAIRS = "overlap_moe_expert_parallel_comm"
+"""The setting of overlapped pairs."""
 _GRAPH_PARTS = ("attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
 """Scopes of CUDA graphs that are parts of a layer."""
 
@@ -136,7 +163,8 @@ class _Settings:
         """Settings of the computation that nothing read."""
         return sorted(
             name for name, value in self.values.items()
-            if value and name not in self.used and not name.startswith(_APART)
+            if name not in self.used and not name.startswith(_APART)
+            and (value not in _ASSUMED[name] if name in _ASSUMED else value)
         )  # fmt: skip
 
 
@@ -174,6 +202,8 @@ def _configuration(
     precision = _precision(recipe, settings)
     model |= {"precision": precision} if precision else {}
     model |= _bf16_layers(settings)
+    if settings.read("fp8_output_proj") and precision == "mxfp8":
+        model["product_precisions"] = {"head": precision}
     if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
         model["fp8_attention"] = True
     if settings.read("peft", "none") != "none":
@@ -278,7 +308,7 @@ def _batch(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schedule(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
-    if settings.read("overlap_moe_expert_parallel_comm") and parallel["ep"] > 1:
+    if settings.read(_PAIRS) and parallel["ep"] > 1:
         group = settings.count("microbatch_group_size_per_vp_stage")
         options = {"options": {"round": group}} if group > parallel["pp"] else {}
         return {"name": "combined-1f1b", **options}
@@ -299,7 +329,6 @@ def _messages(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any
 def _reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of reductions; Megatron-FSDP shards gradients and weights as soon as it can."""
     overlap, zero = settings.read("overlap_grad_reduce"), _zero(settings) or 0
-    settings.read("overlap_param_gather")
     reduction: dict[str, Any] = {} if overlap is None else {"overlap": bool(overlap)}
     if zero >= _SHARDS["optim_grads"] and overlap is not False:
         reduction["reduce_each"] = True
@@ -322,16 +351,17 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
     overlap = settings.read("tp_comm_overlap")
     if parallel["tp"] > 1 and (not overlap or recipe.is_command) and overlap is not None:
         costs["overlap_tp"] = bool(overlap)  # where it is true, a stack of Megatron-Bridge has it by device
-    loss = settings.read("cross_entropy_fusion_impl")
+    loss, is_fused = settings.read("cross_entropy_fusion_impl"), settings.read("cross_entropy_loss_fusion")
     if loss is not None:
-        costs["fused_loss"] = loss == "te" and settings.read("cross_entropy_loss_fusion") is not False
+        costs["fused_loss"] = loss == "te" and is_fused is not False
     costs |= _scaling(recipe, settings)
+    exchanges = _dispatcher(recipe, settings) | _fused_routing(settings)
     if parallel["ep"] > 1:
-        costs |= _dispatcher(recipe, settings) | _fused_routing(settings)
+        costs |= exchanges
     graphs = _graphs(settings)
     if graphs is not None:
         costs["cuda_graphs"] = graphs
-    if settings.read("overlap_moe_expert_parallel_comm") and "delay_wgrad_compute" in settings:
+    if settings.read(_PAIRS) and "delay_wgrad_compute" in settings:
         costs["delay_wgrad"] = bool(settings.read("delay_wgrad_compute"))
     return costs
 
@@ -348,6 +378,12 @@ def _state(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     gradients = _gradients(settings)
     if gradients:
         costs["gradients"] = gradients
+    if settings.read("gradient_accumulation_fusion") is False and not settings.read(_PAIRS):
+        costs["accumulation"] = "separate"
+    if "muon" in _optimizer(settings):
+        costs |= {"optimizer": "muon", "muon_steps": settings.count("muon_num_ns_steps", 5)}
+        mode = settings.read("muon_tp_mode")
+        costs |= {"muon_tp": mode} if mode in {"blockwise", "duplicated"} else {}
     is_typed = settings.read("use_precision_aware_optimizer")
     for name in ("main_params", "exp_avg", "exp_avg_sq"):
         kind = settings.read(f"{name}_dtype")
@@ -356,9 +392,15 @@ def _state(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     return costs
 
 
+def _optimizer(settings: _Settings) -> str:
+    """Return the name of the optimizer; ``dist_muon`` deals whole matrices to replicas."""
+    return str(settings.read("optimizer", "adam"))
+
+
 def _zero(settings: _Settings) -> int | None:
     """Return the stage of ZeRO; None if the recipe does not have it."""
     strategy = settings.read("data_parallel_sharding_strategy", "optim_grads_params")
+    shards = settings.read("use_distributed_optimizer")
     if settings.read("use_megatron_fsdp") or settings.read("use_custom_fsdp") or settings.read("fsdp") == 1:
         if strategy not in _SHARDS:
             raise ConfigError(
@@ -367,7 +409,8 @@ def _zero(settings: _Settings) -> int | None:
         return _SHARDS[strategy]
     if settings.read("use_torch_fsdp2"):
         return 3
-    shards = settings.read("use_distributed_optimizer")
+    if _optimizer(settings) == "dist_muon":
+        return 1
     return None if shards is None else int(bool(shards))
 
 
@@ -487,6 +530,12 @@ def _model(
         model = {"preset": preset}
         if "mtp_num_layers" in settings:
             model["mtp"] = settings.count("mtp_num_layers")
+        vocabulary = 0 if recipe.is_command else settings.count("vocab_size")
+        if vocabulary and vocabulary != values.get("vocabulary"):
+            model["vocabulary"] = vocabulary
+        mamba = {f"mamba.{name}": size for name, size in (values.get("mamba") or {}).items()}
+        leaves = {**_MAMBA, **values, **mamba}
+        settings.used |= {name for name, key in _SIZES.items() if settings.values.get(name) == leaves.get(key)}
         if recipe.stack.startswith("megatron-bridge") and not settings.read("seq_length"):
             settings.values = {**settings.values, "seq_length": _sequence(preset)}
         return _experts(settings, model), (

@@ -175,6 +175,10 @@ _NEMOTRON_3 = (
         when={"model.preset": "nemotron-3-super", "model.precision": "nvfp4"},
     ),
 )  # fmt: skip
+_KIMI_K2 = _rule(
+    "MB v0.3.1 scripts/performance/configs/kimi/kimi_llm_pretrain.py: optimizer_type = muon; v0.6.0 muon_tp_mode",
+    {"costs.optimizer": "muon", "costs.muon_tp": "blockwise"}, when={"model.preset": "kimi-k2"},
+)  # fmt: skip
 _GRACE_FLEX = _rule(
     "MB v0.2.0 scripts/performance/configs: HybridEP on NVLink domains of 72 (moe_flex_dispatcher_backend)",
     {"costs.dispatcher": "deduplicated", "costs.aligned_dispatch": True},
@@ -415,7 +419,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         nemo("25.04", "nemo-25.02"),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
         bridge("25.11", "megatron-bridge-25.09", _GRACE_FLEX, _GRACE_GRAPHS),
-        bridge("26.02", "megatron-bridge-25.11", _X86_FLEX, _ALIGNED_ROWS, *_NEMOTRON_3),
+        bridge("26.02", "megatron-bridge-25.11", _X86_FLEX, _ALIGNED_ROWS, _KIMI_K2, *_NEMOTRON_3),
         bridge("26.04", "megatron-bridge-26.02"),
         bridge("26.06", "megatron-bridge-26.04", *_FULL_ITERATION, _FREED_OUTPUTS),
         bridge("26.08", "megatron-bridge-26.06"),

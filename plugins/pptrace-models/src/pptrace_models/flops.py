@@ -131,7 +131,10 @@ def head(
     element, tokens = model.element_bytes, shard.tokens
     normed = shard.split_tokens * model.hidden * element
     logits = tokens * shard.vocabulary
-    matrix = Linear(group="head", inputs=model.hidden, outputs=shard.vocabulary, tokens=tokens)
+    matrix = Linear(
+        group="head", inputs=model.hidden, outputs=shard.vocabulary, tokens=tokens,
+        precision=model.product_precisions.get("head"),
+    )  # fmt: skip
     # Forward: read the logits, write them in fp32, read the fp32 logits for the maximum and for the sum.
     loss = (element + 3 * _LOGITS_BYTES, _LOGITS_BYTES + element)
     if fused_loss:

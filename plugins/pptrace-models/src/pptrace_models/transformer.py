@@ -454,10 +454,12 @@ class Transformer(Parameters):
     precision: Precision = "bf16"
     """Precision of the products of linear layers. With fp8, mxfp8 and nvfp4, weights, activations, attention and
     LM head stay in bf16, and the factors of products are cast."""
-    product_precisions: dict[Literal["attention", "latent", "mamba_output", "mtp"], Precision] = Field(default={})
+    product_precisions: dict[Literal["attention", "latent", "mamba_output", "mtp", "head"], Precision] = Field(
+        default={}
+    )
     """Precisions of some products, in place of a narrow ``precision`` (``kernels: shapes``). ``attention`` has
     attention's matrices, ``latent`` the projections to and from ``expert_latent``, and ``mamba_output`` Mamba-2's
-    output matrix. ``mtp`` is multi-token prediction."""
+    output matrix. ``mtp`` is multi-token prediction, and ``head`` the LM head (``--fp8-output-proj``)."""
     first_bf16_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of first layers whose products are in BF16, with a narrow ``precision``
     (``--num-layers-at-start-in-bf16``)."""
