@@ -234,13 +234,10 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     if any(state_types.values()):
         types = {f"{name}-dtype": kind for name, kind in state_types.items() if kind not in {None, "remainder"}}
         words += ["--use-precision-aware-optimizer", *flag_words(types)]
-    if zero > 1:
-        words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
-        words += ["--ckpt-format", "fsdp_dtensor"]
-        notes.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
-    groups = parallel.dp // (experiment.data_parallel.shard or parallel.dp)
-    words += flag_words({"num-distributed-optimizer-instances": groups}) if groups > 1 else []
-    words += flag_words({"outer-dp-sharding-strategy": "optim"}) if costs.get("outer_sharding") else []
+    shards, shard_notes = _megatron_shards(experiment)
+    words, notes = [*words, *shards], [*notes, *shard_notes]
+    if _has_weight_shards(experiment) and not costs.get("outer_sharding"):
+        without.append("costs.outer_sharding false: all replicas share the optimizer state")
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
     # Without this argument, gathers of sharded weights are not overlapped.
     words += ["--overlap-param-gather"] if experiment.data_parallel.overlap and zero > 1 else []
@@ -250,6 +247,32 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     modules = model.get("recompute_modules") or []
     without += [f"recompute_modules: {module}" for module in modules if module in _OTHER_MODULES]
     return words, without, notes
+
+
+def _has_weight_shards(experiment: Experiment) -> bool:
+    """Whether each matrix is gathered by itself, as with Megatron-LM's generalized tensor parallelism (GTP)."""
+    return experiment.data_parallel.units == "weights"
+
+
+def _megatron_shards(experiment: Experiment) -> tuple[list[str], list[str]]:
+    """Return the arguments of sharded gradients and weights, and notes."""
+    parallel, reduction, costs = experiment.parallel, experiment.data_parallel, values_of(experiment.costs)
+    zero, shard = int(costs.get("zero") or 0), reduction.shard or parallel.dp
+    if _has_weight_shards(experiment):
+        expert_shards = (parallel.etp or parallel.tp) * (reduction.expert_shard or 1)
+        shards = {
+            "tensor-parallel-num-weight-shards": parallel.tp * shard,
+            **({"expert-tensor-parallel-num-weight-shards": expert_shards} if parallel.ep > 1 else {}),
+        }  # fmt: skip
+        return flag_words(shards), ["shards of weights need Transformer Engine 2.19"]
+    words: list[str] = []
+    if zero > 1:
+        words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
+        words += ["--ckpt-format", "fsdp_dtensor"]
+    groups = parallel.dp // shard
+    words += flag_words({"num-distributed-optimizer-instances": groups}) if groups > 1 else []
+    words += flag_words({"outer-dp-sharding-strategy": "optim"}) if costs.get("outer_sharding") else []
+    return words, ["CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1"] if zero > 1 else []
 
 
 def flag_words(values: dict[str, Any]) -> list[str]:
@@ -355,6 +378,7 @@ def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str | No
             values_of(experiment.model), is_old=is_old
         )
         words += recomputation
+        differences += ["data_parallel.units weights: it gathers layers"] * _has_weight_shards(experiment)
         without += [*differences, *recomputation_differences, *_without_insertions(experiment)]
     if experiment.stack == _MAIN:
         values = _in_tokens(values, batch.micro, batch.sequence)

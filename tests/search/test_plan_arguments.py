@@ -334,6 +334,15 @@ def test_sharding_and_recomputation_are_told() -> None:
     assert value(groups, "--num-distributed-optimizer-instances") == "2"
     assert value(groups, "--outer-dp-sharding-strategy") == "optim"
     assert "--use-megatron-fsdp" in groups.words
+    weights, layers = flag_words(
+        costs={"zero": 3, "outer_sharding": True}, parallel={**alone, "tp": 2},
+        data_parallel={"shard": 4, "units": "weights"}, batch={"global": 32},
+    )  # fmt: skip
+    assert value(weights, "--tensor-parallel-num-weight-shards") == "8"
+    assert "--use-megatron-fsdp" not in weights.words
+    assert "--num-distributed-optimizer-instances" not in weights.words
+    assert not [part for part in weights.without if part.startswith("costs")]
+    assert "data_parallel.units weights: it gathers layers" in layers.without
     assert value(shards, "--parallelism.data_parallel_replicate_degree") == "2"
     assert value(shards, "--parallelism.data_parallel_shard_degree") == "4"
     assert value(shards, "--parallelism.fsdp_reshard_after_forward") == "default"
