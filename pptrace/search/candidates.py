@@ -15,7 +15,14 @@ from pptrace.run.preparation import prepare
 from pptrace.run.run import Run
 from pptrace.search.basis import digest_of, short_reason
 from pptrace.search.launch_arguments import FRAMEWORKS
-from pptrace.search.runner import Runner, installed, journal_path, plugins_text, row_or_error
+from pptrace.search.runner import (
+    Runner,
+    installed,
+    journal_path,
+    plugins_text,
+    row_or_error,
+    with_shared_results,
+)
 from pptrace.search.what_if import at_speeds, jittered
 from pptrace.steps.pytorch_tables import compute_only
 from pptrace.steps.text_forms import table_text
@@ -176,7 +183,7 @@ def run_candidate(
             SEARCHED_TABLE: _searched_table(prepared, plugins),
         }  # fmt: skip
 
-    return row_or_error(simulate_row, short_reason, "--workers")
+    return row_or_error(partial(with_shared_results, simulate_row), short_reason, "--workers")
 
 
 FOREIGN = "foreign"

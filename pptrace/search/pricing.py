@@ -638,7 +638,8 @@ class _GroupCosts:
         if split == "even":
             return None
         if stages not in self._splits:
-            self._splits[stages] = balanced_split(self.costs, stages, layers)
+            by_layer = self._by_split.setdefault((1,) * layers, _with_split(self.costs, [1] * layers))
+            self._splits[stages] = balanced_split(self.costs, stages, layers, by_layer)
         return self._splits[stages]
 
 
@@ -833,7 +834,7 @@ _SPLIT_COLUMNS = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
 """Columns that identify a split."""
 
 
-def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
+def balanced_split(costs: Costs, stages: int, layers: int, by_layer: Costs | None = None) -> list[int] | None:
     """Return the layers per stage with the shortest slowest stage; None if that is the even split.
 
     The first and the last stage have further costs. Equal layers go one by one to the fastest stage so far, which
@@ -843,11 +844,12 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         costs: costs of the configuration.
         stages: number of stages.
         layers: layers of the model.
+        by_layer: the costs with one layer per stage, if they are known.
     """
     if stages < _MIN_STAGES or layers < stages:
         return None
     try:
-        layer_times = _stage_times(_with_split(costs, [1] * layers).workload(layers))
+        layer_times = _stage_times((by_layer or _with_split(costs, [1] * layers)).workload(layers))
         if len({*layer_times[1:-1]}) > 1:
             split = balanced_partition(layer_times, stages)
             longest = max(_stage_times(_with_split(costs, split).workload(stages)))

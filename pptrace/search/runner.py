@@ -378,11 +378,16 @@ def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, act
 def _with_many_runs(call: Callable[[], Row], actions: int) -> Row:
     """Return the row of a call that shares results with earlier ones; ``actions`` are as for :func:`run_point`."""
     with many_runs(actions):
-        try:
-            with sharing(_memo()):
-                return call()
-        except DeadlockError:  # shared graphs have redundant edges, which its cycle could contain
+        return with_shared_results(call)
+
+
+def with_shared_results(call: Callable[[], Row]) -> Row:
+    """Return the row of a call that shares results with earlier calls of this process."""
+    try:
+        with sharing(_memo()):
             return call()
+    except DeadlockError:  # shared graphs have redundant edges, which its cycle could contain
+        return call()
 
 
 def row_or_error(call: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:

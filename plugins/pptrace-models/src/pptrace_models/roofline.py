@@ -134,7 +134,7 @@ def build(request: CostRequest) -> Workload:
 
 def _count_weights(model: Transformer, part: Shard) -> int:
     """Return the number of units if each matrix of a decoder's layer is one."""
-    layers = Counter(model.layer(index, index) for index in range(model.layers))
+    layers = shared(lambda: Counter(model.layer(index, index) for index in range(model.layers)), "layers", model)
     matrices = sum(len(_matrices(model, part, kind)) * count for kind, count in layers.items())
     return count_units(model) - model.layers + matrices
 
@@ -456,7 +456,8 @@ class _Job:
 
     def flops(self, sequences: int) -> int:
         """Return the model FLOPs of a step."""
-        decoder_flops = step_flops(self.model, sequences, self.request.sequence, self.request.document)
+        batch = sequences, self.request.sequence, self.request.document
+        decoder_flops = shared(lambda: step_flops(self.model, *batch), ("flops", batch), self.model)
         return decoder_flops + (self.tower.flops(sequences) if self.tower else 0)
 
     def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
