@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -468,19 +468,18 @@ class Pricing:
         plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
         inputs = Inputs(resolved=self.problem.resolved(plain), registry=self.problem.registry)
         configured = str(inputs.experiment.schedule.name or "")
-        self._costs_name: dict[str, str] = {}
-        self._bounding_names: dict[bool, list[str]] = {False: [], True: []}
-        for has_pairs, without in ((False, ()), (True, _OF_COLLECTIVES)):
-            names = {schedule_conditions(inputs, configured, without): ""}
-            for entry in self.entries:
-                if self.has_pairs(entry) == has_pairs:
-                    name = names.setdefault(schedule_conditions(inputs, entry.name, without), entry.name)
-                    self._bounding_names[has_pairs].append(name)
-        names = {schedule_conditions(inputs, configured): ""}
-        for entry in self.entries:
-            conditions = schedule_conditions(inputs, entry.name)
-            self._costs_name[entry.label] = names.setdefault(conditions, entry.name)
-        self._bounding_names = {key: sorted({*found} or {""}) for key, found in self._bounding_names.items()}
+        conditions = cache(partial(schedule_conditions, inputs))
+        names = [configured, *(entry.name for entry in self.entries)]
+
+        def name_of(entry: Entry, without: frozenset[str] = frozenset()) -> str:
+            own = conditions(entry.name, without)
+            first = next(name for name in names if conditions(name, without) == own)
+            return "" if first == configured else first
+
+        self._costs_name = {entry.label: name_of(entry) for entry in self.entries}
+        plain_names = {name_of(entry) for entry in self.entries if not self.has_pairs(entry)}
+        paired_names = {name_of(entry, _OF_COLLECTIVES) for entry in self.entries if self.has_pairs(entry)}
+        self._bounding_names = {False: sorted(plain_names or {""}), True: sorted(paired_names or {""})}
 
     def _costs_of(self, group: Group, name: str) -> _GroupCosts:
         """Return the costs of a group with a schedule of :meth:`_name_costs`."""
