@@ -46,7 +46,8 @@ _SECTIONS = {
     "overlap-grad-reduce": "comm_overlap", "overlap-moe-expert-parallel-comm": "comm_overlap",
     "delay-wgrad-compute": "comm_overlap", "use-distributed-optimizer": "ddp",
     "use-precision-aware-optimizer": "optimizer", "main-params-dtype": "optimizer", "exp-avg-dtype": "optimizer",
-    "exp-avg-sq-dtype": "optimizer",
+    "exp-avg-sq-dtype": "optimizer", "num-distributed-optimizer-instances": "ddp",
+    "outer-dp-sharding-strategy": "ddp",
 }  # fmt: skip
 """Sections of the settings that have their argument's name; by default the model."""
 _SETTINGS = {
