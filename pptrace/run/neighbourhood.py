@@ -207,7 +207,7 @@ _MEMORY_SAVING = (("parallel.sequence_parallel", False), ("costs.zero", False), 
 """Keys whose later values save more memory, each with whether they cost time."""
 
 WIDELY: Mapping[str, tuple[Any, ...]] = {"costs.zero": (0, 1)}
-"""Values that every framework with pipelines supports."""
+"""Values that plans and memory savings try by default: those of every framework with pipelines."""
 
 DIVISION = frozenset(
     {

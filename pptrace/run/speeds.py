@@ -109,7 +109,7 @@ def _named(resolved: Resolved, configured: Mapping[str, float], shape: tuple[int
     return speeds
 
 
-PASSES = ("f", "b", "i", "w")
+PASS_COLUMNS = ("f", "b", "i", "w")
 """Prefixes of the columns of forwards, and of whole and split backwards."""
 _MOVED = ("reduce_ns", "reduce_groups_ns", "unshard_ns", "offload_ns", "reload_ns")
 """Columns of communication outside forwards and backwards."""
@@ -125,7 +125,7 @@ def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Work
     }
     for name in _MOVED:
         columns[name] = times(getattr(workload, name), communication)
-    for name in PASSES:
+    for name in PASS_COLUMNS:
         whole, moved = getattr(workload, f"{name}_ns"), getattr(workload, f"{name}_collective_ns")
         collective_ns = times(moved, communication)
         columns |= {

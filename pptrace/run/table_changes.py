@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
-from pptrace.run.speeds import PASSES
+from pptrace.run.speeds import PASS_COLUMNS
 from pptrace.sim.engines import Contention
 from pptrace.sim.simulation import lower_step
 from pptrace.steps.action_insertion import (
@@ -348,6 +348,7 @@ def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
 
     By default, the only stage has units if all replicas are alike, and if its state is sharded or its gradients
     are reduced while the last backward computes. Frameworks then reduce buckets, mostly smaller than a layer.
+    Overlapped pairs have whole stages, whose layers hide each other's collectives, unless their state is sharded.
 
     Raises:
         ConfigError: units of a pipeline, of a table with collectives, or of replicas that differ.
@@ -359,7 +360,7 @@ def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
         if not (is_divisible and costs.are_replicas_alike):
             return 1
         workload = costs.workload_of(table)
-        overlaps = resolved.experiment.data_parallel.overlaps and workload.reduce_ns.any()
+        overlaps = resolved.experiment.data_parallel.overlaps and workload.reduce_ns.any() and not table.has_pairs
         is_sharded = workload.gathered_bytes.any() or workload.unshard_ns.any()
         return workload.units if is_sharded or overlaps else 1
     if configured == "weights":
@@ -519,7 +520,7 @@ def _reason(costs: Costs, workload: Workload) -> str:
     columns = [
         getattr(costs_of_class, f"{kind}_collective_ns")
         for costs_of_class in (workload, *workload.classes)
-        for kind in PASSES
+        for kind in PASS_COLUMNS
     ]
     if offer.model is not None and not any(column.any() for column in columns):
         return "costs have no segments, as no action has a collective; set parallel.tp, parallel.cp or parallel.ep"

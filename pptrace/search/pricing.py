@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 _COST_SETTINGS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
-"""Settings that affect a step only through its costs."""
+"""Settings that affect a step only through its costs: with equal costs, steps are duplicates."""
 _REQUESTED = ("batch.micro", RECOMPUTE, *OPTIONS, "costs.zero")
-"""Settings that change only the request to the cost model, unless a rule of the stack reads them."""
+"""Settings whose groups share a request to the cost model, unless a rule of the stack reads them."""
 _STATELESS = frozenset({"batch.micro", "batch.global", "parallel.order", RECOMPUTE, *OPTIONS})
 """Settings that change neither the training state of a stage nor whether its actions have segments."""
 _SIZES = frozenset(f"parallel.{size}" for size in ("pp", "tp", "cp", "ep", "dp"))

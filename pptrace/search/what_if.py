@@ -26,7 +26,7 @@ from pptrace.report.document import Document, Printed, Table
 from pptrace.run.heterogeneous_replicas import changed
 from pptrace.run.neighbourhood import value_of
 from pptrace.run.run import Run
-from pptrace.run.speeds import PASSES, slowed, slowed_segments, times
+from pptrace.run.speeds import PASS_COLUMNS, slowed, slowed_segments, times
 from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
 from pptrace.run.table_changes import with_sharding
 from pptrace.search.basis import short_reason
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
 
-_EVENED = tuple(f"{name}{part}_ns" for name in PASSES for part in ("", "_collective"))
+_EVENED = tuple(f"{name}{part}_ns" for name in PASS_COLUMNS for part in ("", "_collective"))
 _CLASSES = 8
 """Classes of microbatches with random times."""
 

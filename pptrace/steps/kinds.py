@@ -7,7 +7,7 @@ names that kind; ``docs/architecture.md`` lists the places that a new kind chang
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -92,6 +92,7 @@ class Result(IntEnum):
     AWAITED_GRADIENT = 11
 
 
+@unique
 class Kind(IntEnum):
     """What an action does."""
 

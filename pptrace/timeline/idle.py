@@ -33,9 +33,9 @@ class IdleCause(IntEnum):
     CONTENTION = kernels.CONTENTION
     """The awaited message was in transfer beyond its uncontended duration."""
     HEAD_OF_LINE = kernels.HEAD_OF_LINE
-    """The data were ready, or the message had arrived, but the stream held another task.
+    """The stream held another task before the message's transfer or after its arrival.
 
-    So is all idle time before a send on the compute stream, and before the start of an awaited copy or collective.
+    All idle time before a send on the compute stream, or before an awaited copy or collective starts, counts too.
     """
     PEER_COMPUTE = kernels.PEER_COMPUTE
     """The message's producer had not computed yet."""

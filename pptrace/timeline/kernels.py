@@ -282,7 +282,7 @@ def attribute_idle(
             until = rows.start[row] if row < high else closed
             if until > free:
                 if first < row <= last:
-                    count = _book_hole(
+                    count = _book_idle_before(
                         row, free, until, rank, cells, rows, graph, kinds, index, count, spent.idle_ns, waits
                     )
                 elif row <= first:
@@ -365,7 +365,7 @@ def _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits):
     return count
 
 
-def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, count, idle, waits):
+def _book_idle_before(row, free, until, rank, cells, rows, graph, kinds, index, count, idle, waits):
     """Book the hole before a row between a rank's first and last action.
 
     The data that ended it were computed at ``ready`` and in transfer from ``since`` to ``arrived``. Time after
