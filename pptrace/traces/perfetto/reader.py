@@ -371,12 +371,11 @@ def _fill_defaults(columns: dict[str, Any]) -> None:
     for name, default in _DEFAULTS.items():
         column = columns[_FIELDS[name]]
         column[column < 0] = default
-    for column, default in (
-        (columns["enter_ns"], columns["start_ns"]),
-        (columns["uncontended_ns"], columns["end_ns"] - columns["start_ns"]),
+    for name, times_ns in (
+        ("enter_ns", columns["start_ns"]),
+        ("uncontended_ns", columns["end_ns"] - columns["start_ns"]),
     ):
-        absent = column < 0
-        column[absent] = default[absent]
+        columns[name] = np.where(columns[name] < 0, times_ns, columns[name])
 
 
 def _read_counters(events: Events, file: str) -> tuple[Counter, ...]:
