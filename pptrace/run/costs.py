@@ -264,12 +264,10 @@ def _check_leaders(resolved: Resolved, sizes: tuple[int, int, int], decoder_size
             key, "an encoder on the decoder's GPUs sends no messages: remove the key, or write pp"
         )
     if cp * decoder_cp > 1:
-        message = f"leaders have whole sequences, and cp is {decoder_cp}, of the encoder {cp}: write 1, or pieces"
+        message = f"leaders send whole sequences, and cp is {decoder_cp} (encoder {cp}): write bridge: pieces"
         raise resolved.error(key, message)
     if max(dp, decoder_dp) % min(dp, decoder_dp):
-        message = (
-            f"of dp {decoder_dp} and the encoder's {dp}, neither divides the other: write such sizes, or pieces"
-        )
+        message = f"neither dp {decoder_dp} nor the encoder's dp {dp} divides the other: write bridge: pieces"
         raise resolved.error(key, message)
 
 

@@ -803,7 +803,7 @@ class Transformer(Parameters):
         return None if is_narrow else "bf16"
 
     def with_precision_of(self, kind: Layer) -> Transformer:
-        """Return the model with the precision of a layer's products in place of its own."""
+        """Return the model with all products in the precision of a layer's products."""
         if kind.precision is None:
             return self
         narrow = self.fp8_attention and kind.precision in NARROW
