@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.network.cluster import Layout
-    from pptrace.run.replicas import Replicas
+    from pptrace.run.simulated_step import Replicas
     from pptrace.timeline.timeline import Timeline
 
 _MEGABYTE = 1_000_000
@@ -226,7 +226,7 @@ def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
     configuration = timeline.provenance.get("configuration")
     if not isinstance(configuration, dict) or _layout(timeline) is None:
         return None
-    from pptrace.run.replicas import replicas_of
+    from pptrace.run.simulated_step import replicas_of
 
     try:
         return replicas_of(configuration)

@@ -36,8 +36,8 @@ _MOST = 64
 """Limit of listed links, and of listed delays."""
 
 
-def document(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> dict[str, Any]:
-    """Return everything measured, with times in ns and sizes in bytes, and where it comes from."""
+def plain_values(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> dict[str, Any]:
+    """Return everything measured and its provenance as plain JSON values: times in ns, sizes in bytes."""
     metrics, path = run.metrics, run.metrics.path
     over = metrics.memory.over_capacity
     return {

@@ -11,8 +11,8 @@ from pptrace.config.choices import PolicyName, Sharing
 from pptrace.errors import DeadlockError
 from pptrace.network.contract import Flat
 from pptrace.plugins.construction import GuardedNetwork
-from pptrace.run.heterogeneous_replicas import changed
-from pptrace.run.post_training import simulate_step
+from pptrace.run.reinforcement_learning import simulate_step
+from pptrace.run.replicas import changed
 from pptrace.sim.engines import Contention
 from pptrace.steps.message_calls import Policy
 from pptrace.timeline.idle import IdleCause

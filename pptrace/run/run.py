@@ -108,9 +108,9 @@ class Run(SimulatedStep, Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything measured as plain JSON values."""
-        from pptrace.run.figures import document
+        from pptrace.run.figures import plain_values
 
-        return document(self, self.bottleneck, self.advice)
+        return plain_values(self, self.bottleneck, self.advice)
 
     def document(self, written: Sequence[Path] = (), *, full: bool = False) -> Document:
         """Return the summary that the command line prints.

@@ -1,4 +1,4 @@
-"""A simulated step with its cached analyses."""
+"""A simulated step with its cached analyses, and the steps of replicas that differ."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from pptrace.config.resolution import load
 from pptrace.errors import ScheduleError
+from pptrace.plugins.registry import Registry
 from pptrace.run.inputs import at_location, located
-from pptrace.run.post_training import simulate_step
-from pptrace.run.preparation import prepare
+from pptrace.run.preparation import build_costs, prepare
+from pptrace.run.reinforcement_learning import simulate_step
+from pptrace.run.replicas import kinds_of, simulate_replicas
 from pptrace.timeline.actions import communication
 from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure
 from pptrace.timeline.timeline import LOADS_KEY, window
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from pptrace.config.resolution import Resolved
-    from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Prepared
+    from pptrace.steps.columns import Int64s
     from pptrace.timeline.link_use import Traffic
     from pptrace.timeline.memory import Memory
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Counter, Timeline, Waits
+
+
+_KEYS = (("batch", "lengths"), ("batch", "documents"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
+"""Sections and keys by which replicas differ."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +130,68 @@ class SimulatedStep:
             groups.append(link_counters(self.timeline, self.traffic))
         counters = [counter for group in groups for counter in group]
         return tuple(sorted(counters, key=lambda counter: counter.rank))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The replicas of a job that differ."""
+
+    resolved: Resolved
+    """The job."""
+    registry: Registry
+    """The plugins."""
+    kind_of: Int64s
+    """The kind of each replica; replicas of one kind are equal; shape (replicas,)."""
+
+    def run(self, replica: int) -> SimulatedStep:
+        """Simulate one replica.
+
+        Raises:
+            PptraceError: the job cannot be simulated.
+        """
+        return self._simulate(self.resolved.with_values("batch", {"replica": replica}))
+
+    def count_equal(self, replica: int) -> int:
+        """Return the number of replicas that equal one of them, itself included."""
+        return int((self.kind_of == self.kind_of[replica]).sum())
+
+    def runs(self, most: int) -> Iterator[tuple[list[int], SimulatedStep]]:
+        """Yield the numbers and the step of each kind of replica, the kind with the longest computation first.
+
+        Args:
+            most: limit of kinds.
+
+        Raises:
+            PptraceError: the job cannot be simulated.
+        """
+        prepared = self._simulate(self.resolved).prepared
+        differing = prepared.differing
+        if differing is None:
+            return
+        differences = simulate_replicas(prepared, differing)
+        slowest_first = np.argsort(-differences.ready_ns.max(axis=1), kind="stable")
+        for kind in slowest_first[:most].tolist():
+            numbers = np.flatnonzero(differences.kind_of == kind).tolist()
+            yield numbers, SimulatedStep.of(differences.inputs_of(prepared, differing, kind), self.registry)
+
+    def _simulate(self, resolved: Resolved) -> SimulatedStep:
+        return SimulatedStep.of(prepare(resolved, self.registry), self.registry)
+
+
+def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
+    """Return the replicas of a job by its configuration; None where they are equal.
+
+    Raises:
+        PptraceError: a configuration that the installed plugins cannot use.
+    """
+    sections = [(configuration.get(section), key) for section, key in _KEYS]
+    if not any(isinstance(values, dict) and values.get(key) for values, key in sections):
+        return None
+    resolved, registry = load(dict(configuration)), Registry.load(warn=lambda _: None)
+    costs = build_costs(resolved, registry)
+    if costs.sequences is None and costs.speeds is None:
+        return None
+    first, kind_of = kinds_of(costs.classes, costs.speeds)
+    if len(first) == 1:
+        return None
+    return Replicas(resolved=resolved, registry=registry, kind_of=kind_of)

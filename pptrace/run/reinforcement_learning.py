@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.run.heterogeneous_replicas import inputs_of_replicas
+from pptrace.run.replicas import inputs_of_replicas
 from pptrace.sim.simulation import Simulated, lower_step
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, Kind, Stream
 from pptrace.steps.message_calls import Policy
