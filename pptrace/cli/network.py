@@ -72,8 +72,8 @@ def _document(view: ClusterView) -> Document:
     inside, outside = view.parts
     between = f", {outside} between" if outside else ""
     sizes = _sizes_text(layout)
-    if layout.encoder is not None:
-        sizes = f"encoder {_sizes_text(layout.encoder)}; decoder {sizes}"
+    if layout.encoders:
+        sizes = "; ".join(f"{module.name} {_sizes_text(module)}" for module in (*layout.encoders, layout))
     rows = []
     for group in view.groups:
         fullest = max(group.links, key=lambda link: view.load[link])

@@ -341,10 +341,9 @@ def _rank_descriptions(timeline: Timeline) -> Mapping[int, str]:
         stages = sorted({stage for row in hosts.tolist() for stage, host in enumerate(row) if host == rank})
         descriptions[rank] = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
         if layout is not None:
-            members, module = (
-                sorted(layout.rank_grid(rank).ravel().tolist()),
-                " of the encoder" * (rank < layout.first_rank),
-            )
+            members, module = sorted(layout.rank_grid(rank).ravel().tolist()), ""
+            if rank < layout.first_rank:
+                module = f" of the {layout.module(rank).name}"
             descriptions[rank] += f"{module}; {len(members):,} GPUs: {_format_numbers(members)}"
     return descriptions
 

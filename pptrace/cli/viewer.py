@@ -364,7 +364,7 @@ PUBLIC_PORT = 9001
 _HOST_NAMES = (HOST, "localhost")
 _HOST_HEADER = re.compile(r"(\[[0-9a-f:.]+\]|[\w.~%!$&'()*+,;=-]+)(?::\d*)?", re.ASCII | re.IGNORECASE)
 """Name and port of a ``Host`` header (RFC 9110, section 7.2)."""
-_SUFFIX = r"( \(encoder\))?( \(\d+\))?$"
+_SUFFIX = r"( \([\w-]+\))?( \(\d+\))?$"
 _COMMANDS = (
     {"id": "dev.perfetto.PinTracksByRegex", "args": ["^(critical path|rank (0*[0-9]|0*1[0-5]))" + _SUFFIX]},
     {"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^rank 0+" + _SUFFIX]},

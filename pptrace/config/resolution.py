@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pptrace.config.choices import Reshard
 from pptrace.config.overrides import Assignment, assignments, overlaid, plain
 from pptrace.config.places import Document, Place, Places, error_at, key_text, record
-from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice, is_yaml_file
+from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice, grid_key, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, nearest
 from pptrace.memo import shared
@@ -310,12 +310,13 @@ def _check_counts(resolved: Resolved) -> None:
     experiment, error = resolved.experiment, resolved.error
     parallel = experiment.parallel
     pp = parallel.pp or 1
-    if parallel.encoder is not None and parallel.encoder.pp >= pp:
-        ranks = f"parallel.pp has {pp} ranks with those of the encoder, and {parallel.encoder.pp} leave none"
-        raise error("parallel.encoder.pp", f"{ranks} for the decoder")
+    if sum(parallel.branches) >= pp:
+        modules = "the encoder" if parallel.encoder else "encoders"
+        message = f"parallel.pp has {pp} ranks with those of {modules}, and {sum(parallel.branches)} leave none"
+        raise error(f"{grid_key(next(iter(parallel.grids)))}.pp", f"{message} for the decoder")
     if parallel.processes > _MOST:
         sizes = f"pp {pp} x tp {parallel.tp} x dp {parallel.dp} x cp {parallel.cp}"
-        sizes += " and parallel.encoder" if parallel.encoder is not None else ""
+        sizes += " and grids of encoders" if parallel.grids else ""
         raise error("parallel", f"{sizes} make {parallel.processes:,} processes; the maximum is {_MOST:,}")
     microbatches = experiment.batch.known_microbatches
     actions = 2 * pp * parallel.vp * microbatches
@@ -330,6 +331,9 @@ def _check_agreement(resolved: Resolved) -> None:
     replica, replicas = experiment.batch.replica, experiment.parallel.dp
     if replica is not None and replica >= replicas:
         raise error("batch.replica", f"{replica}: the job has replicas 0 to {replicas - 1}")
+    if experiment.parallel.encoder and experiment.parallel.encoders:
+        message = "parallel.encoder has the sizes of all encoders: write one of the two keys"
+        raise error("parallel.encoders", message)
     reduction = experiment.data_parallel
     if reduction.seed is not None and reduction.spread is None:
         raise error("data_parallel.seed", "nothing is drawn: write data_parallel.spread, too, or remove the key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -319,8 +320,11 @@ class TableFileOptions(_Section):
     )
 
 
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
 class EncoderParallel(_Section):
-    """How the encoder's processes are divided, where it has sizes other than the decoder's."""
+    """How an encoder's processes are divided, where it has sizes other than the decoder's."""
 
     pp: Annotated[int, Field(ge=0, le=_LARGEST)] = Field(
         default=0,
@@ -367,24 +371,52 @@ class Parallel(_Section):
         description="Which neighbours along the axes are neighbouring GPUs of a cluster, the nearest first.",
     )
     encoder: EncoderParallel | None = Field(
-        default=None, description="Sizes of the encoder's grid of processes; by default those of the decoder."
+        default=None,
+        description="Sizes of the grid of processes that the model's encoder has, or all its encoders together; "
+        "by default those of the decoder.",
+    )
+    encoders: dict[_Name, EncoderParallel] | None = Field(
+        default=None,
+        description="Sizes of the grid of each encoder of model.encoders by name, with the keys of encoder.",
     )
 
     @property
-    def encoder_sizes(self) -> tuple[int, int, int]:
-        """Replicas, context-parallel and tensor-parallel size of the encoder."""
-        grid = self.encoder or EncoderParallel()
+    def grids(self) -> dict[str, EncoderParallel]:
+        """Grids of encoders by the name of their encoder, in the order of their ranks; empty for all encoders."""
+        return {"": self.encoder} if self.encoder else self.encoders or {}
+
+    def grid_sizes(self, grid: EncoderParallel) -> tuple[int, int, int]:
+        """Return replicas, context-parallel and tensor-parallel size of a grid of encoders."""
         cp, tp = grid.cp or self.cp, grid.tp or self.tp
         filling, rest = divmod(self.dp * self.cp * self.tp, cp * tp)
         fills = not (grid.pp or rest)
         return grid.dp or (filling if fills else self.dp), cp, tp
 
     @property
+    def branches(self) -> tuple[int, ...]:
+        """Pipeline ranks of each grid on separate GPUs, which precede the decoder's; grids run side by side."""
+        return tuple(grid.pp for grid in self.grids.values() if grid.pp)
+
+    @property
+    def depth(self) -> int:
+        """Pipeline ranks of the longest path through the modules."""
+        return (self.pp or 1) - sum(self.branches) + max(self.branches, default=0)
+
+    @property
     def processes(self) -> int:
         """Processes of the job."""
-        dp, cp, tp = self.encoder_sizes
-        encoder_ranks = self.encoder.pp if self.encoder else 0
-        return encoder_ranks * dp * cp * tp + ((self.pp or 1) - encoder_ranks) * self.dp * self.cp * self.tp
+        of_encoders = sum(grid.pp * prod(self.grid_sizes(grid)) for grid in self.grids.values())
+        return of_encoders + ((self.pp or 1) - sum(self.branches)) * self.dp * self.cp * self.tp
+
+
+def grid_key(name: str) -> str:
+    """Return the key of the grid of an encoder, or of all encoders for an empty name."""
+    return f"parallel.encoders.{name}" if name else "parallel.encoder"
+
+
+def module_title(name: str) -> str:
+    """Return the title of an encoder in texts, which is ``encoder`` without a name."""
+    return f"encoder {name}".rstrip()
 
 
 class Lognormal(_Section):

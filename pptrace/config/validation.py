@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -173,9 +173,14 @@ def key_path(error: ErrorDetails, values: object) -> KeyPath:
 
 def fields_at(model: type[BaseModel], path: Sequence[str | int]) -> dict[str, FieldInfo]:
     """Return the fields of the model at ``path`` inside ``model``, by their keys in YAML."""
+    names = False
     for part in path:
+        if names:  # the key of a model in a mapping
+            names = False
+            continue
         field = _fields(model).get(str(part)) if isinstance(part, str) else None
         inner = _models_in(field.annotation) if field else []
+        names = bool(inner) and field is not None and _is_mapping(field.annotation)
         if isinstance(part, str) and not inner:
             return {}
         model = inner[0] if inner else model
@@ -272,6 +277,11 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _is_mapping(annotation: object) -> bool:
+    """Return whether an annotation is a mapping, or an alternative of one."""
+    return get_origin(annotation) is dict or any(get_origin(part) is dict for part in get_args(annotation))
 
 
 def _lower_first(text: str) -> str:

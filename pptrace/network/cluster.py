@@ -60,12 +60,18 @@ class Layout:
     """Consecutive replicas that shard state, a divisor of ``dp``; 0 for all."""
     expert_shard: int = 0
     """Replicas of an expert that share its state, a divisor of their number; 0 for those in a shard group."""
+    first_gpu: int = 0
+    """The first GPU of the ranks."""
+    first_rank: int = 0
+    """The number of the first of the ranks."""
+    name: str = "decoder"
+    """The module of the ranks."""
     leaders: bool = False
-    """Whether one GPU of each replica exchanges the messages between encoder and decoder: the last GPU of the
+    """Whether one GPU of each replica of this encoder exchanges the messages with the decoder: the last GPU of the
     encoder's replicas, and the first GPU of the decoder's."""
-    encoder: Layout | None = None
-    """The encoder's pipeline ranks, which precede ``pp`` ranks of the decoder, on GPUs before theirs; None if all
-    ranks have the same sizes, or if the encoder is on the decoder's GPUs (:class:`SharedLayout`)."""
+    encoders: tuple[Layout, ...] = ()
+    """Encoders on separate GPUs, whose ranks and GPUs precede those of the decoder. An encoder on the GPUs of the
+    decoder has a :class:`SharedLayout`."""
 
     def __post_init__(self) -> None:
         _check_order(self.order)
@@ -87,30 +93,24 @@ class Layout:
         return self.etp not in {0, self.tp}
 
     @property
-    def first_gpu(self) -> int:
-        """The first GPU of the decoder."""
-        return 0 if self.encoder is None else self.encoder.gpus
-
-    @property
-    def first_rank(self) -> int:
-        """The first pipeline rank of the decoder."""
-        return 0 if self.encoder is None else self.encoder.pp
-
-    @property
     def ranks(self) -> int:
-        """All pipeline ranks."""
+        """All pipeline ranks up to the last of these."""
         return self.first_rank + self.pp
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole job."""
+        """All GPUs up to the last of these ranks: for a decoder, those of the whole job."""
         return self.first_gpu + self.pp * self.dp * self.cp * self.tp
 
     @property
     def sizes_text(self) -> str:
         """The sizes as text, such as ``pp 2 x dp 1 x cp 1 x tp 8``."""
         sizes = " x ".join(f"{axis} {getattr(self, axis)}" for axis in ("pp", "dp", "cp", "tp"))
-        return sizes if self.encoder is None else f"{self.encoder.sizes_text} of the encoder and {sizes}"
+        return " and ".join([*(f"{each.sizes_text} of the {each.name}" for each in self.encoders), sizes])
+
+    def module(self, rank: int) -> Layout:
+        """Return the layout of the encoder or decoder of a pipeline rank."""
+        return next((each for each in self.encoders if rank < each.ranks), self)
 
     def gpu(self, *, pp: int, dp: int, cp: int, tp: int) -> int:
         """Return the GPU (global rank) of a process; ``dp`` counts all replicas."""
@@ -122,13 +122,14 @@ class Layout:
         >>> dict(Layout(pp=2, tp=2).place(3))
         {'pp': 1, 'dp': 0, 'cp': 0, 'tp': 1}
         """
-        if self.encoder is not None and gpu < self.first_gpu:
-            return self.encoder.place(gpu)
+        for encoder in self.encoders:
+            if gpu < encoder.gpus:
+                return encoder.place(gpu)
         rank, dp, cp, tp = map(int, np.argwhere(self.grid() == gpu)[0])
         return {"pp": self.first_rank + rank, "dp": dp, "cp": cp, "tp": tp}
 
     def grid(self) -> NDArray[np.int32]:
-        """Return the GPU of every process of the decoder, shape (pp, dp, cp, tp)."""
+        """Return the GPU of every process of these ranks, shape (pp, dp, cp, tp)."""
         ep_within_dp = 1 if self.folded else gcd(self.ep, self.dp)
         sizes = {"tp": self.tp, "cp": self.cp, "ep": ep_within_dp, "dp": self.dp // ep_within_dp, "pp": self.pp}
         numbered = np.arange(self.first_gpu, self.gpus, dtype=np.int32)
@@ -142,9 +143,8 @@ class Layout:
 
     def rank_grid(self, rank: int) -> NDArray[np.int32]:
         """Return the GPUs of a pipeline rank, shape (dp, cp, tp) of its module."""
-        if self.encoder is not None and rank < self.first_rank:
-            return self.encoder.rank_grid(rank)
-        grid: Int32s = self.grid()[rank - self.first_rank]
+        module = self.module(rank)
+        grid: Int32s = module.grid()[rank - module.first_rank]
         return grid
 
     def replicas(self) -> Int32s:
@@ -467,7 +467,7 @@ class RankNetwork:
 
     def _flows(self, src: Int32s, dst: Int32s) -> tuple[Int32s, Int32s, Int64s]:
         """Return the sending and the receiving GPU of each flow, pair after pair, and the flows of each pair."""
-        if self.layout.encoder is None:
+        if not self.layout.encoders:
             members = self.layout.replicas() if self.all_replicas else self.layout.members()
             return members[src].ravel(), members[dst].ravel(), np.full(src.size, members.shape[1])
         ends = [self._ends(low, high) for low, high in zip(src.tolist(), dst.tolist(), strict=True)]
@@ -477,13 +477,13 @@ class RankNetwork:
 
     def _ends(self, sender: int, receiver: int) -> tuple[Int32s, Int32s]:
         """Return the sending and the receiving GPU of each flow between two ranks."""
-        layout, ranks = self.layout, (sender, receiver)
-        grids = [layout.rank_grid(rank) for rank in ranks]
-        of_encoder = [rank < layout.first_rank for rank in ranks]
-        if layout.leaders and of_encoder[0] != of_encoder[1]:
+        ranks = sender, receiver
+        grids = [self.layout.rank_grid(rank) for rank in ranks]
+        modules = [self.layout.module(rank) for rank in ranks]
+        if modules[0] is not modules[1] and any(module.leaders for module in modules):
             grids = [
-                grid[:, -1:, -1:] if is_encoder else grid[:, :1, :1]
-                for grid, is_encoder in zip(grids, of_encoder, strict=True)
+                grid[:, :1, :1] if module is self.layout else grid[:, -1:, -1:]
+                for grid, module in zip(grids, modules, strict=True)
             ]
         return resharded(*grids)
 

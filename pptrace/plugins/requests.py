@@ -65,7 +65,7 @@ class ScheduleRequest:
     chunks: int = 1
     """Model chunks per rank."""
     encoder_stages: int | None = None
-    """First stages of the model that have only its encoder; None where unknown."""
+    """First stages of the model that have only its encoders; None where unknown."""
     f_ns: tuple[int, ...] = ()
     """Forward time of a microbatch per stage; empty where only the structure is known: use 1 for each."""
     b_ns: tuple[int, ...] = ()
@@ -113,9 +113,11 @@ class ScheduleRequest:
 class EncoderGrid:
     """Sizes of an encoder's grid of processes, and its exchange with the decoder's grid."""
 
+    name: str = ""
+    """The encoder; empty for all encoders of the model together."""
     ranks: int = 0
-    """First pipeline ranks, one stage each, with only the encoder; 0 if it is on the GPUs of the decoder's first
-    stage, and then part of it."""
+    """Pipeline ranks before the decoder's, one stage each, with only the encoder; 0 if it is on the GPUs of the
+    decoder's first stage, and then part of it."""
     tp: int = 1
     """Tensor-parallel size."""
     cp: int = 1
@@ -197,8 +199,8 @@ class CostRequest:
     has_pairs: bool = False
     """Whether the schedule has overlapped pairs, which run segments of two actions simultaneously. The time of an
     action outside pairs does not depend on it."""
-    encoder: EncoderGrid | None = None
-    """Sizes of the encoder, if they are configured; None for those of the decoder."""
+    encoders: tuple[EncoderGrid, ...] = ()
+    """Sizes of encoders, in the order of their ranks; encoders without an entry have those of the decoder."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The cost model's options."""
 
@@ -207,12 +209,11 @@ class CostRequest:
         """Shape (ranks,): GPUs of each pipeline rank, over all replicas.
 
         >>> grid = EncoderGrid(ranks=1, tp=1, dp=4)
-        >>> CostRequest(ranks=3, stages=3, microbatches=1, tp=8, encoder=grid).rank_gpus
+        >>> CostRequest(ranks=3, stages=3, microbatches=1, tp=8, encoders=(grid,)).rank_gpus
         (4, 8, 8)
         """
-        first = self.encoder.ranks if self.encoder else 0
-        encoder_gpus = self.encoder.tp * self.encoder.cp * self.encoder.dp if self.encoder else 0
-        return (encoder_gpus,) * first + (self.tp * self.cp * self.dp,) * (self.ranks - first)
+        first = [grid.tp * grid.cp * grid.dp for grid in self.encoders for _ in range(grid.ranks)]
+        return (*first, *[self.tp * self.cp * self.dp] * (self.ranks - len(first)))
 
     @property
     def vocabulary_shares(self) -> int:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.choices import Bridge, ReduceGroups, Reshard
-from pptrace.errors import ConfigError
+from pptrace.config.schema import grid_key, module_title
+from pptrace.errors import ConfigError, nearest
 from pptrace.memo import shared
 from pptrace.network.cluster import RankNetwork, SharedLayout, flows_of_gpu, message_share, sibling_replicas
 from pptrace.plugins.construction import build_workload
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pptrace.config.resolution import Resolved
+    from pptrace.config.schema import EncoderParallel
     from pptrace.network.collectives import LinkCollectives
     from pptrace.network.contract import Network
     from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
@@ -48,8 +50,8 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     """Fill in the bandwidth of reductions over replicas: by default, that of the pipeline's network."""
     experiment = resolved.experiment
     parallel, reduction = experiment.parallel, experiment.data_parallel
-    encoder_dp, encoder_cp, _ = parallel.encoder_sizes
-    replicas = max(parallel.dp * parallel.cp, encoder_dp * encoder_cp)
+    of_encoders = [dp * cp for dp, cp, _ in map(parallel.grid_sizes, parallel.grids.values())]
+    replicas = max(parallel.dp * parallel.cp, *of_encoders, 1)
     if replicas == 1 or reduction.bandwidth is not None or (parallel.pp or 1) == 1:
         return resolved
     path = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
@@ -203,66 +205,77 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=reduction.reduces_each(),
         shard=(reduction.shard or 0) % parallel.dp, expert_shard=reduction.expert_shard or 0,
         reduce_groups=(reduction.reduce_groups or ReduceGroups.EACH).value,
-        encoder=_encoder_grid(inputs.resolved, model, network),
+        encoders=_encoder_grids(inputs.resolved, model, network),
     )  # fmt: skip
     costs = Costs(
         resolved=inputs.resolved, offer=provided, request=request, network=network, sequences=sequences,
         speeds=speeds_of(inputs.resolved),
     )  # fmt: skip
-    if request.encoder and request.encoder.dp != parallel.dp and not costs.are_replicas_alike:
-        message = f"replicas that differ need an encoder in each: write parallel.dp ({parallel.dp})"
-        raise inputs.resolved.error("parallel.encoder.dp", message)
+    for grid in request.encoders:
+        if grid.dp != parallel.dp and not costs.are_replicas_alike:
+            message = f"replicas that differ need an encoder in each: write parallel.dp ({parallel.dp})"
+            raise inputs.resolved.error(f"{grid_key(grid.name)}.dp", message)
     return costs
 
 
-def _encoder_grid(resolved: Resolved, model: Mapping[str, Any], network: Network) -> EncoderGrid | None:
-    """Return the sizes of the encoder, if they are configured and not those of the stage that it is part of.
+def _encoder_grids(resolved: Resolved, model: Mapping[str, Any], network: Network) -> tuple[EncoderGrid, ...]:
+    """Return the sizes of encoders that are configured and not those of the stage that the encoder is part of.
 
     Raises:
-        ConfigError: no encoder, or sizes that do not fit the replicas or the decoder's GPUs.
+        ConfigError: no such encoder, or sizes that do not fit the replicas or the decoder's GPUs.
     """
-    parallel, key = resolved.experiment.parallel, "parallel.encoder"
-    section = parallel.encoder
-    if section is None:
-        return None
-    if not model.get("encoder"):
-        raise resolved.error(key, "the model has no encoder: write model.encoder, or remove the key")
+    parallel, known = resolved.experiment.parallel, model.get("encoders") or {}
+    if not parallel.grids:
+        return ()
+    key = "parallel.encoder" if parallel.encoder else "parallel.encoders"
     documents = resolved.experiment.batch.documents
     if documents is not None and documents.dynamic_cp:
         raise resolved.error(key, "groups of batch.documents.dynamic_cp change the decoder's grid: remove a key")
-    dp, cp, tp = sizes = parallel.encoder_sizes
+    if not (known or model.get("encoder")):
+        raise resolved.error(key, "the model has no encoder: write model.encoder, or remove the key")
+    unknown = next((name for name in parallel.encoders or () if name not in known), None)
+    if unknown is not None:
+        message = f"the model has no encoder of this name{nearest(unknown, known)}"
+        raise resolved.error(grid_key(unknown), message)
+    grids = [_encoder_grid(resolved, name, section, network) for name, section in parallel.grids.items()]
+    return tuple(grid for grid in grids if grid is not None)
+
+
+def _encoder_grid(resolved: Resolved, name: str, section: EncoderParallel, network: Network) -> EncoderGrid | None:
+    parallel, key = resolved.experiment.parallel, grid_key(name)
+    dp, cp, tp = sizes = parallel.grid_sizes(section)
     decoder_sizes = parallel.dp, parallel.cp, parallel.tp
     if resolved.experiment.data_parallel.shard is not None and dp != parallel.dp:
         message = f"{dp}, and data_parallel.shard needs as many replicas as in the decoder: write {parallel.dp}"
         raise resolved.error(f"{key}.dp", message)
     has_leaders = section.bridge is Bridge.LEADERS
     if has_leaders:
-        _check_leaders(resolved, sizes, decoder_sizes)
+        if not section.pp:
+            message = "an encoder on the decoder's GPUs sends no messages: remove the key, or write pp"
+            raise resolved.error(f"{key}.bridge", message)
+        _check_leaders(resolved, f"{key}.bridge", sizes, decoder_sizes)
     if not section.pp:
         if sizes == decoder_sizes:
             return None
-        _check_shared(resolved, sizes, decoder_sizes)
+        _check_shared(resolved, key, sizes, decoder_sizes)
     job = network if isinstance(network, RankNetwork) else None
     ends = ((dp, 1, 1), (parallel.dp, 1, 1)) if has_leaders else (sizes, decoder_sizes)
     # Without a cluster, a message has all bytes that a GPU sends or receives.
     flows = flows_of_gpu(*ends) if job is None else 1
     return EncoderGrid(
-        ranks=section.pp, tp=tp, cp=cp, dp=dp,
-        collectives=None if job is None else _encoder_collectives(job, sizes),
+        name=name, ranks=section.pp, tp=tp, cp=cp, dp=dp,
+        collectives=None if job is None else _encoder_collectives(job, name, sizes),
         forward_share=flows * message_share(*ends),
         gradient_share=flows * message_share(*ends[::-1]) * Fraction(dp * cp, parallel.dp * parallel.cp),
         broadcasts=has_leaders,
     )  # fmt: skip
 
 
-def _check_leaders(resolved: Resolved, sizes: tuple[int, int, int], decoder_sizes: tuple[int, int, int]) -> None:
-    """Check that leaders of replicas can exchange messages."""
-    key, (dp, cp, _), (decoder_dp, decoder_cp, _) = "parallel.encoder.bridge", sizes, decoder_sizes
-    section = resolved.experiment.parallel.encoder
-    if section is None or not section.pp:
-        raise resolved.error(
-            key, "an encoder on the decoder's GPUs sends no messages: remove the key, or write pp"
-        )
+def _check_leaders(
+    resolved: Resolved, key: str, sizes: tuple[int, int, int], decoder_sizes: tuple[int, int, int]
+) -> None:
+    """Check that leaders of replicas can exchange messages; ``key`` is that of the bridge."""
+    (dp, cp, _), (decoder_dp, decoder_cp, _) = sizes, decoder_sizes
     if cp * decoder_cp > 1:
         message = f"leaders send whole sequences, and cp is {decoder_cp} (encoder {cp}): write bridge: pieces"
         raise resolved.error(key, message)
@@ -271,13 +284,15 @@ def _check_leaders(resolved: Resolved, sizes: tuple[int, int, int], decoder_size
         raise resolved.error(key, message)
 
 
-def _check_shared(resolved: Resolved, sizes: tuple[int, int, int], decoder_sizes: tuple[int, int, int]) -> None:
+def _check_shared(
+    resolved: Resolved, key: str, sizes: tuple[int, int, int], decoder_sizes: tuple[int, int, int]
+) -> None:
     """Check the sizes of an encoder on the GPUs of the decoder's first stage."""
-    key, names = "parallel.encoder", ("dp", "cp", "tp")
+    names = ("dp", "cp", "tp")
     if prod(sizes) != prod(decoder_sizes):
         grid = " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
         gpus = f"the decoder's first stage has {prod(decoder_sizes)}"
-        separate = "or separate GPUs with parallel.encoder.pp"
+        separate = f"or separate GPUs with {key}.pp"
         raise resolved.error(key, f"{grid} need {prod(sizes)} GPUs, and {gpus}: write sizes for these, {separate}")
     if sizes[1] != decoder_sizes[1]:
         message = f"{sizes[1]}, and the GPUs that it shares have parallel.cp {decoder_sizes[1]}: remove the key"
@@ -287,12 +302,11 @@ def _check_shared(resolved: Resolved, sizes: tuple[int, int, int], decoder_sizes
         raise resolved.error(f"{key}.dp", message)
 
 
-def _encoder_collectives(job: RankNetwork, sizes: tuple[int, int, int]) -> LinkCollectives:
-    """Return the times of collectives over the groups of the encoder."""
-    dp, cp, tp = sizes
-    layout, decoder = job.layout.encoder, job.layout
-    if layout is None:
-        layout = SharedLayout(dp=dp, cp=cp, tp=tp, host=decoder)
+def _encoder_collectives(job: RankNetwork, name: str, sizes: tuple[int, int, int]) -> LinkCollectives:
+    """Return the times of collectives over the groups of an encoder."""
+    (dp, cp, tp), decoder = sizes, job.layout
+    shared_layout = SharedLayout(dp=dp, cp=cp, tp=tp, host=decoder)
+    layout = next((each for each in decoder.encoders if each.name == module_title(name)), shared_layout)
 
     def groups(axis: str) -> Int32s:
         if axis != "siblings":

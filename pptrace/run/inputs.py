@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pptrace.config.choices import Bridge
 from pptrace.config.flags import HEADLINES
 from pptrace.config.places import Place, place_of
-from pptrace.config.schema import OpenSection
+from pptrace.config.schema import OpenSection, module_title
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.network.cluster import Layout
 from pptrace.plugins.from_file import is_file_reference
@@ -237,17 +237,24 @@ def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -
     Raises:
         ConfigError: as for :func:`layout_of`.
     """
-    order, grid = tuple(parallel.order.split("-")), parallel.encoder
-    layout = Layout(
-        pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp, etp=parallel.etp or 0,
-        order=order, shard=(reduction and reduction.shard) or 0,
-        expert_shard=(reduction and reduction.expert_shard) or 0,
+    order, first_gpu, encoders = tuple(parallel.order.split("-")), 0, list[Layout]()
+    shard = (reduction and reduction.shard) or 0
+    for name, grid in parallel.grids.items():
+        if not grid.pp:
+            continue
+        dp, cp, tp = parallel.grid_sizes(grid)
+        encoders.append(Layout(
+            pp=grid.pp, dp=dp, cp=cp, tp=tp, order=order, shard=shard, first_gpu=first_gpu,
+            first_rank=encoders[-1].ranks if encoders else 0, name=module_title(name),
+            leaders=grid.bridge is Bridge.LEADERS,
+        ))  # fmt: skip
+        first_gpu = encoders[-1].gpus
+    first_rank = sum(parallel.branches)
+    return Layout(
+        pp=(parallel.pp or 1) - first_rank, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
+        etp=parallel.etp or 0, order=order, shard=shard, first_gpu=first_gpu, first_rank=first_rank,
+        expert_shard=(reduction and reduction.expert_shard) or 0, encoders=tuple(encoders),
     )  # fmt: skip
-    if grid is None or not grid.pp:
-        return layout
-    dp, cp, tp = parallel.encoder_sizes
-    encoder = Layout(pp=grid.pp, dp=dp, cp=cp, tp=tp, order=order, shard=layout.shard)
-    return replace(layout, pp=layout.pp - grid.pp, encoder=encoder, leaders=grid.bridge is Bridge.LEADERS)
 
 
 def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> PptraceError:

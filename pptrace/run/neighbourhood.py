@@ -300,7 +300,7 @@ def sizes_of(
     parallel, batch = experiment.parallel, experiment.batch
     configured = Sizes(pp=parallel.pp or 1, tp=parallel.tp, dp=parallel.dp, micro=batch.micro)
     yield configured
-    if experiment.model is None or experiment.schedule.kind == "table" or parallel.encoder is not None:
+    if experiment.model is None or experiment.schedule.kind == "table" or parallel.grids:
         return
     processes = configured.pp * configured.tp * configured.dp
     for factors in product(pp, tp, micro):

@@ -14,7 +14,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
-from pptrace.config.schema import TableFileOptions
+from pptrace.config.schema import TableFileOptions, grid_key
 from pptrace.errors import ConfigError, ConstraintError
 from pptrace.memo import shared
 from pptrace.network.cluster import RankNetwork
@@ -38,8 +38,10 @@ from pptrace.run.table_changes import (
 )
 from pptrace.sim.engines import Contention
 from pptrace.sim.streams import MOST_RANKS
-from pptrace.steps.action_insertion import with_units
+from pptrace.steps.action_insertion import with_branches, with_units
+from pptrace.steps.kinds import COMMUNICATION
 from pptrace.steps.message_calls import Policy
+from pptrace.steps.placement import Placement, branch_edges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.plugins.registry import Registry
     from pptrace.run.costs import Costs
-    from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
@@ -191,12 +192,13 @@ def _network(inputs: Inputs, known: dict[Any, Network] | None = None) -> Network
 def _schedule_request(inputs: Inputs) -> ScheduleRequest:
     parallel = inputs.experiment.parallel
     microbatches = inputs.experiment.batch.known_microbatches
-    model = inputs.experiment.model
-    encoder = model.values.get("encoder") if model is not None else None
+    model, encoder_stages = inputs.experiment.model, None
+    if model is not None:
+        encoders = [model.values.get("encoder"), *(model.values.get("encoders") or {}).values()]
+        encoder_stages = sum(encoder["stages"] for encoder in encoders if encoder)
     return ScheduleRequest(
-        ranks=parallel.pp or 1, microbatches=microbatches, chunks=parallel.vp,
-        encoder_stages=None if model is None else encoder["stages"] if encoder else 0,
-    )  # fmt: skip
+        ranks=parallel.depth, microbatches=microbatches, chunks=parallel.vp, encoder_stages=encoder_stages
+    )
 
 
 def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
@@ -204,7 +206,10 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
     initial, sizes = inputs.copy(), _schedule_request(inputs)
 
     def compute_times(stages: int) -> dict[str, Any]:
-        return _times(initial, costs.workload(stages), costs.network)
+        branches = initial.experiment.parallel.branches
+        count = stages + sum(branches) - max(branches, default=0)
+        placement = replace(Placement.looped(count, 1), edges=branch_edges(branches, count))
+        return _times(initial, costs.workload(count, placement.graph), costs.network)
 
     def inputs_with_table(table: Schedule) -> Prepared:
         return _with_table(initial.copy(), costs, table, request)
@@ -231,8 +236,8 @@ def _with_table(
     inputs: Inputs, costs: Costs, table: Schedule, request: ScheduleRequest, file: TableFile | None = None
 ) -> Prepared:
     """Return all inputs of a step with this table."""
+    table = _with_modules(inputs.resolved, table)
     network, placement = costs.network, table.placement
-    _check_modules(inputs.resolved, placement)
     table = with_interleave(inputs.resolved, table)
     policy = message_policy(inputs, table)
     units, undivided = count_units(inputs.resolved, table, costs), None
@@ -305,19 +310,38 @@ def _of_several_updates(inputs: Inputs, costs: Costs, table: Schedule, workload:
     )  # fmt: skip
 
 
-def _check_modules(resolved: Resolved, placement: Placement) -> None:
-    """Check that ranks of an encoder on separate GPUs have all of its stages, and no stage of the decoder."""
-    grid = resolved.experiment.parallel.encoder
-    if grid is None or not grid.pp:
-        return
-    is_encoder_stage = np.arange(placement.stages) < grid.pp
-    is_encoder_rank = placement.stage_rank < grid.pp
-    mixed = np.flatnonzero(((placement.stage_rank >= 0) & (is_encoder_rank != is_encoder_stage)).any(axis=0))
+def _with_modules(resolved: Resolved, table: Schedule) -> Schedule:
+    """Return a table in which encoders on separate GPUs run side by side.
+
+    A schedule's table has the ranks of the longest path; a table file has all ranks.
+
+    Raises:
+        ConfigError: a rank of an encoder has a stage of another module, or encoders run side by side with a
+            schedule of several stages per rank.
+    """
+    parallel, placement = resolved.experiment.parallel, table.placement
+    branches, name = parallel.branches, resolved.experiment.schedule.name
+    if not branches:
+        return table
+    is_path = placement.ranks < (parallel.pp or 1)
+    key, ends = f"{grid_key(next(iter(parallel.grids)))}.pp", [max(branches)] if is_path else np.cumsum(branches)
+    module_of_stage = np.searchsorted(ends, np.arange(placement.stages), side="right")
+    module_of_rank = np.searchsorted(ends, placement.stage_rank, side="right")
+    mixed = np.flatnonzero(((placement.stage_rank >= 0) & (module_of_rank != module_of_stage)).any(axis=0))
     if mixed.size:
-        stage, name = int(mixed[0]), resolved.experiment.schedule.name
+        stage, count = int(mixed[0]), sum(branches)
         message = f"{name} has stage {stage} on rank {int(placement.stage_rank[:, stage].max())}"
-        wanted = f"the first {grid.pp} ranks have the encoder's {grid.pp} stages alone"
-        raise resolved.error("parallel.encoder.pp", f"{message}, and {wanted}: choose a schedule such as 1f1b")
+        wanted = f"the first {count} ranks have the {count} stages of encoders alone"
+        raise resolved.error(key, f"{message}, and {wanted}: choose a schedule such as 1f1b")
+    if len(branches) == 1:
+        return table
+    if not is_path:
+        return replace(table, placement=replace(placement, edges=branch_edges(branches, placement.stages)))
+    is_plain = placement == Placement.looped(placement.ranks, placement.microbatches)
+    if not is_plain or table.waits or COMMUNICATION.mask(table.kind).any():
+        message = f"{name} has more than one stage per rank and computations"
+        raise resolved.error(key, f"{message}, and encoders run side by side: choose a schedule such as 1f1b")
+    return with_branches(table, branches)
 
 
 def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:
@@ -335,8 +359,9 @@ def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:
 
 
 def _times(inputs: Inputs, workload: Workload, network: Network) -> dict[str, Any]:
+    parallel = inputs.experiment.parallel
     with at_location(inputs.resolved, "network"):
-        return times(workload, network, inputs.experiment.parallel.pp or 1)
+        return times(workload, network, parallel.pp or 1, parallel.branches)
 
 
 def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,15 @@ from pptrace.errors import PptraceError, ScheduleError
 from pptrace.network.contract import transfer_ns
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.requests import ScheduleRequest
+from pptrace.steps.placement import branch_edges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.network.contract import Network
     from pptrace.plugins.requests import TableSimulator
     from pptrace.run.inputs import Inputs, Prepared
-    from pptrace.steps.columns import Int64s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
@@ -61,11 +63,19 @@ class LazyRequest(ScheduleRequest):
         return getattr(self, name)
 
 
-def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
-    """Return the costs in a schedule's request: times per stage and of a message, and memory limits."""
-    transfer = 0
+def times(workload: Workload, network: Network, ranks: int, branches: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the costs in a schedule's request: times per stage and of a message, and memory limits.
+
+    Args:
+        workload: the costs.
+        network: the network between ranks.
+        ranks: number of pipeline ranks.
+        branches: ranks of encoders that run side by side. The stages are then those of the longest path; see
+            :func:`along_path`.
+    """
+    transfer, following = 0, branch_edges(branches, workload.stages)[:, 1]
     if ranks > 1 and workload.boundary_bytes.size:
-        paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
+        paths = network.paths(np.zeros(1, dtype=np.int32), following[:1])
         message = transfer_ns(workload.boundary_bytes[:1], paths.overhead_ns, paths.rate_kbps)
         transfer = int(message[0] + paths.latency_ns[0])
     static = np.bincount(np.arange(workload.stages) % ranks, weights=_state(workload), minlength=ranks)
@@ -88,12 +98,39 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
         )
     }
     limit = max(room, 0) if workload.capacity_bytes else 0
-    return {
+    values = {
         **per_stage, "transfer_ns": transfer, "memory_limit_bytes": limit,
-        "stage_bytes": tuple((_state(workload) + _buffers(workload)).tolist()),
+        "stage_bytes": tuple((_state(workload) + _buffers(workload, following)).tolist()),
         "device_bytes": max(int(fits.min()), 0),
         "rank_bytes": tuple(np.maximum(fits, 0).tolist()) if workload.rank_capacity_bytes.size else (),
     }  # fmt: skip
+    return along_path(values, branches) if branches else values
+
+
+def along_path(values: Mapping[str, Any], branches: Sequence[int]) -> dict[str, Any]:
+    """Return the times of :func:`times` for the stages of the longest path through encoders and decoder.
+
+    A stage of the path has the largest times and sizes of the encoders' stages with its number.
+
+    Args:
+        values: times where each rank has one stage.
+        branches: ranks of each encoder.
+
+    >>> along_path({"f_ns": (3, 4, 5, 6), "transfer_ns": 7}, [1, 2])
+    {'f_ns': (4, 5, 6), 'transfer_ns': 7}
+    """
+    ends = np.cumsum(branches).tolist()
+
+    def of_path(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
+        of_encoders = [value[end - count : end] for end, count in zip(ends, branches, strict=True)]
+        worst = min if name == "rank_bytes" else max
+        stages = zip_longest(*of_encoders)
+        return (*(worst(v for v in stage if v is not None) for stage in stages), *value[ends[-1] :])
+
+    return {
+        name: of_path(name, value) if isinstance(value, tuple) and value else value
+        for name, value in values.items()
+    }
 
 
 def _state(workload: Workload) -> Int64s:
@@ -102,13 +139,18 @@ def _state(workload: Workload) -> Int64s:
     return total
 
 
-def _buffers(workload: Workload) -> Int64s:
-    """Return the bytes of each stage's buffers where both its neighbours are on other ranks: two for each."""
+def _buffers(workload: Workload, following: Int32s) -> Int64s:
+    """Return the bytes of each stage's buffers where its neighbours are on other ranks: two for each.
+
+    Args:
+        workload: the costs.
+        following: the stage after each stage but the last.
+    """
     buffers = np.zeros(workload.stages, dtype=np.int64)
     edges = min(workload.boundary_bytes.size, workload.stages - 1)
     sent, received = 2 * workload.buffer_bytes[:, :edges]
     buffers[:edges] += sent
-    buffers[1 : edges + 1] += received
+    np.add.at(buffers, following[:edges], received)
     return buffers
 
 

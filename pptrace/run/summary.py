@@ -10,6 +10,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantities import format_duration, format_size
+from pptrace.config.schema import module_title
 from pptrace.report.document import GAP, NO_BREAK, Column, Document, Table, command_lines, text_of
 from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
@@ -123,12 +124,10 @@ def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
     sizes += [f"vp {chunks}"] if chunks > 1 else []
     sizes += [f"{run.prepared.units} units"] if run.prepared.units > 1 else []
     sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
-    grid = experiment.parallel.encoder
-    if grid is not None:
-        named = {"pp": grid.pp, **dict(zip(("dp", "cp", "tp"), experiment.parallel.encoder_sizes, strict=True))}
-        sizes += [
-            f"encoder {' '.join(f'{k} {named[k]}' for k in ('pp', 'tp', 'cp', 'dp') if named[k] > (k != 'pp'))}"
-        ]
+    for name, grid in experiment.parallel.grids.items():
+        dp, cp, tp = experiment.parallel.grid_sizes(grid)
+        named = {"pp": grid.pp, "tp": tp, "cp": cp, "dp": dp}
+        sizes.append(" ".join([module_title(name), *(f"{k} {v}" for k, v in named.items() if v > (k != "pp"))]))
     p2p = experiment.p2p
     policy = p2p.policy
     if policy == PolicyName.ORDERED.value and p2p.stream is not StreamPer.DIRECTION:

@@ -323,7 +323,7 @@ def _without_insertions(experiment: Experiment) -> list[str]:
     """Return the parts that no framework has arguments for: offload, recomputation actions, grids of encoders."""
     choice = experiment.schedule
     return [
-        *(["parallel.encoder: a program creates its grid"] if experiment.parallel.encoder else []),
+        *(["parallel.encoder: a program creates its grid"] if experiment.parallel.grids else []),
         *(["schedule.offload"] if choice.offload else []),
         *(["schedule.recompute"] if choice.recompute else []),
     ]

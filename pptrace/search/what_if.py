@@ -414,7 +414,7 @@ def _check_reroutable(prepared: Prepared) -> None:
     if prepared.job is None and len(prepared.network.links):
         message = "its links are between the ranks of one pipeline: take a hockney network, or describe a cluster"
         raise resolved.error("network", message)
-    if resolved.experiment.parallel.encoder is not None:
+    if resolved.experiment.parallel.grids:
         raise resolved.error("parallel.encoder", "replicas of an encoder with other sizes are not re-routed")
     if prepared.differing is not None and prepared.differing.kinds > 1:
         key = "data_parallel" if prepared.differing.classes is None else "batch"

@@ -15,7 +15,7 @@ import numpy as np
 from pptrace.config.choices import Reshard
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
-from pptrace.steps.placement import Placement
+from pptrace.steps.placement import Placement, branch_edges
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -207,6 +207,33 @@ def with_units(schedule: Schedule, units: int) -> Schedule:
     )
     placement = Placement.looped(1, schedule.microbatches, units)
     return replace(schedule, placement=placement, row_ptr=np.array([0, rows.size]), **cells._asdict())
+
+
+def with_branches(schedule: Schedule, branches: Sequence[int]) -> Schedule:
+    """Return a table in which chains of stages run side by side before the other stages.
+
+    Stage ``s`` of each chain has the row of stage ``s`` of the given table, whose first stages are those of the
+    longest chain. So the warm-up of a rank depends on the longest path through all stages, as in Megatron-LM's
+    ``MultiModulePipelineCommunicator`` (``current_stage``).
+
+    Args:
+        schedule: a table of computations with one stage per rank, in their order.
+        branches: stages of each chain.
+
+    >>> from pptrace.steps.schedule import Schedule
+    >>> with_branches(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]), [1, 1]).rows()
+    [['0F0', '0B0'], ['1F0', '1B0'], ['2F0', '2B0']]
+    """
+    depth = max(branches)
+    ranks = [*(rank for count in branches for rank in range(count)), *range(depth, schedule.ranks)]
+    sizes = np.diff(schedule.row_ptr)[ranks]
+    rows = np.concatenate([np.arange(*schedule.row_ptr[rank : rank + 2]) for rank in ranks])
+    cells = schedule.cells.taken(rows)
+    stage = np.repeat(np.arange(len(ranks), dtype=np.int32), sizes)
+    cells = cells._replace(stage=np.where(cells.stage >= 0, stage, cells.stage))
+    placement = Placement.looped(len(ranks), schedule.microbatches)
+    placement = replace(placement, edges=branch_edges(branches, len(ranks)))
+    return replace(schedule, placement=placement, row_ptr=np.cumsum([0, *sizes]), **cells._asdict())
 
 
 class _Block(NamedTuple):

@@ -13,6 +13,8 @@ from pptrace.steps.columns import Int32s, column, difference, distinct_rows
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int64s
 
@@ -158,6 +160,21 @@ def chain(stages: int) -> Int32s:
     """Return the edges of a chain of stages, shape (stages - 1, 2)."""
     first = np.arange(max(stages - 1, 0), dtype=np.int32)
     return np.stack([first, first + 1], axis=1).astype(np.int32)
+
+
+def branch_edges(branches: Sequence[int], stages: int) -> Int32s:
+    """Return the edges of chains side by side, which all feed the first stage of a last chain.
+
+    Args:
+        branches: stages of each chain before the last one.
+        stages: stages of all chains.
+
+    >>> branch_edges([2, 1], 5).tolist()
+    [[0, 1], [1, 3], [2, 3], [3, 4]]
+    """
+    edges = chain(stages)
+    edges[np.cumsum(branches, dtype=np.int64) - 1, 1] = sum(branches)
+    return edges
 
 
 _ROOM = 1 << 20

@@ -191,16 +191,20 @@ def _ends(source: Int32s, target: Int32s) -> NDArray[np.bytes_]:
 
 
 def rank_name(timeline: Timeline, rank: int, digits: int) -> str:
-    """Return the name of a rank's tracks; ranks of an encoder on separate GPUs are marked.
+    """Return the name of a rank's tracks; ranks of encoders on separate GPUs have the name of the encoder.
 
     Numbers of ranks have ``digits``, for viewers that sort by name.
     """
     configuration = timeline.provenance.get("configuration")
     parallel = configuration.get("parallel") if isinstance(configuration, dict) else None
-    grid = parallel.get("encoder") if isinstance(parallel, dict) else None
-    encoder_ranks = grid.get("pp") if isinstance(grid, dict) else 0
-    is_encoder = isinstance(encoder_ranks, int) and 0 <= rank < encoder_ranks
-    return f"rank {rank:0{digits}}{' (encoder)' * is_encoder}"
+    written = parallel if isinstance(parallel, dict) else {}
+    named, last_rank = written.get("encoders"), 0
+    for name, grid in {"encoder": written.get("encoder"), **(named if isinstance(named, dict) else {})}.items():
+        encoder_ranks = grid.get("pp") if isinstance(grid, dict) else 0
+        last_rank += encoder_ranks if isinstance(encoder_ranks, int) else 0
+        if 0 <= rank < last_rank:
+            return f"rank {rank:0{digits}} ({name})"
+    return f"rank {rank:0{digits}}"
 
 
 _DENSE = 1 << 24

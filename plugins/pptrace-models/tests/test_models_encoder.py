@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from pptrace.run.preparation import prepare
 from pptrace.run.run import Run
 from pptrace.search.plan import plan
 from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.placement import Placement
+from pptrace.steps.text_forms import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,6 +278,147 @@ def test_a_grid_that_does_not_fit_is_one_line(parallel: dict[str, Any], said: st
     with pytest.raises(PptraceError) as refused:
         on_grid({}, sizes, cluster=cluster, schedule=schedule)
     assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+AUDIO = {"layers": 4, "hidden": 256, "heads": 4, "ffn": 1024, "tokens": 128, "items": 4, "merge": 2}
+BOTH = {"vision": VISION, "audio": AUDIO}
+SEPARATE = {"vision": {"pp": 2, "tp": 2, "dp": 4}, "audio": {"pp": 1, "tp": 1, "dp": 2}}
+
+
+def several(encoders: dict[str, Any], parallel: dict[str, Any], **sections: Any) -> Run:
+    """Return the step of :func:`on_grid` with encoders by name."""
+    model = {**DECODER, **GRID, "encoder": None, "encoders": encoders}
+    return on_grid({}, {"tp": 4, "dp": 2, **parallel}, **{"model": model, **sections})
+
+
+@pytest.mark.parametrize("grid", [{"pp": 1, "tp": 2, "dp": 4}, {"tp": 1}, {"pp": 1, "dp": 2, "bridge": "leaders"}])
+def test_an_encoder_with_a_name_has_the_step_of_one_without(grid: dict[str, Any]) -> None:
+    plain = on_grid({}, {"pp": 3, "tp": 4, "dp": 2, "encoder": grid})
+    named = several({"vision": VISION}, {"pp": 3, "encoders": {"vision": grid}})
+
+    assert (plain.timeline.start_ns == named.timeline.start_ns).all()
+    assert (plain.timeline.end_ns == named.timeline.end_ns).all()
+    assert (plain.metrics.memory.peak_bytes == named.metrics.memory.peak_bytes).all()
+    assert plain.metrics.mfu == named.metrics.mfu
+
+
+ALIKE = {"name": "roofline", "spread": 0}
+"""Costs that do not depend on the number of GPUs of a job."""
+COSTS = (
+    "f_ns", "b_ns", "i_ns", "w_ns", "activation_bytes", "weights_bytes", "gradients_bytes", "optimizer_bytes",
+    "optimizer_ns", "checkpoint_bytes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("frozen", [{}, {"frozen": True, "frozen_projector": True}])
+def test_each_of_several_encoders_has_the_costs_and_messages_that_it_has_alone(frozen: dict[str, bool]) -> None:
+    encoders, network = {"vision": VISION, "audio": {**AUDIO, **frozen}}, {**NETWORKS[1], "costs": ALIKE}
+    both = several(encoders, {"pp": 5, "encoders": SEPARATE}, **network).prepared.workload
+    parallel = [{"pp": 2 + grid["pp"], "encoders": {name: grid}} for name, grid in SEPARATE.items()]
+    vision, audio, decoder = (
+        several(named, sizes, **network).prepared.workload
+        for named, sizes in zip(
+            [*({name: encoders[name]} for name in SEPARATE), {}], [*parallel, {"pp": 2}], strict=True
+        )
+    )
+
+    for name in COSTS:
+        parts = getattr(vision, name)[:2], getattr(audio, name)[:1], getattr(vision, name)[2:]
+        assert (getattr(both, name)[:3] == np.concatenate(parts)[:3]).all(), name
+        assert (getattr(both, name)[4:] == np.concatenate(parts)[4:]).all(), name
+    assert both.model_flops + decoder.model_flops == vision.model_flops + audio.model_flops
+    sent = vision.edge_bytes[:, :2], audio.edge_bytes[:, :1], vision.edge_bytes[:, 2:]
+    assert (both.edge_bytes == np.concatenate(sent, axis=1)).all()
+
+
+def test_encoders_side_by_side_start_together_and_the_decoder_waits_for_the_slowest() -> None:
+    sections = {"p2p": "async", "costs": ALIKE, **NETWORKS[1]}
+    both = several(BOTH, {"pp": 5, "encoders": SEPARATE}, **sections)
+    vision = several({"vision": VISION}, {"pp": 4, "encoders": {"vision": SEPARATE["vision"]}}, **sections)
+    slow = several(
+        {"vision": VISION, "audio": {**AUDIO, "layers": 400}}, {"pp": 5, "encoders": SEPARATE}, **sections
+    )
+
+    assert both.prepared.schedule.placement.edges.tolist() == [[0, 1], [1, 3], [2, 3], [3, 4]]
+    first, second = (both.prepared.schedule.rows()[rank] for rank in (0, 2))
+    assert [text.replace("0", "2", 1) for text in first] == second
+    assert first[:4] == ["0F0", "0F1", "0F2", "0F3"]  # four ranks on the longest path, as for the vision encoder
+    assert both.metrics.step_ns == vision.metrics.step_ns  # the audio encoder is faster
+    work, timeline = slow.prepared.workload, slow.timeline
+    assert slow.metrics.step_ns >= 4 * (work.f_ns[2] + work.b_ns[2])
+    rows = [np.flatnonzero((timeline.kind == Kind.F) & (timeline.stage == stage))[0] for stage in range(5)]
+    assert timeline.start_ns[rows[0]] == timeline.start_ns[rows[2]] == 0
+    assert timeline.start_ns[rows[3]] > timeline.end_ns[rows[2]] > timeline.end_ns[rows[1]]
+
+
+def test_encoders_without_separate_grids_follow_each_other() -> None:
+    stages = {"vision": {**VISION, "stages": 2}, "audio": {**AUDIO, "stages": 1}}
+    chain, common, first = (
+        several(encoders, parallel, costs=ALIKE).prepared.workload
+        for encoders, parallel in (
+            (stages, {"pp": 5}), (BOTH, {"pp": 4, "encoder": {"pp": 2}}), (BOTH, {"pp": 2})
+        )
+    )  # fmt: skip
+
+    vision, audio = 2 * PROJECTED * 1024 * 4, 2 * 4 * 64 * 1024 * 4
+    assert chain.edge_bytes[0, 1:3].tolist() == [vision, vision + audio]
+    assert common.edge_bytes[0].tolist()[1] == vision + audio
+    assert common.edge_bytes[0, 0] == chain.edge_bytes[0, 0] + 2 * 4 * 4 * 128 * 256 // 4
+    for name in ("f_ns", "activation_bytes", "weights_bytes"):
+        chained, shared = getattr(chain, name), getattr(common, name)
+        assert shared[:2].sum() == chained[:3].sum(), name
+        assert (shared[2:] == chained[3:]).all(), name
+        assert getattr(first, name)[0] == shared[:3].sum(), name
+    assert chain.model_flops == common.model_flops == first.model_flops
+
+
+def test_a_table_file_has_the_rows_of_encoders_side_by_side(tmp_path: Path) -> None:
+    run = several(BOTH, {"pp": 5, "encoders": SEPARATE}, p2p="async")
+    placement = Placement.looped(5, 4)  # files have chains of stages
+    write_table(replace(run.prepared.schedule, placement=placement), tmp_path / "table.csv")
+
+    again = several(BOTH, {"pp": 5, "encoders": SEPARATE}, schedule=str(tmp_path / "table.csv"), p2p="async")
+
+    assert (run.timeline.start_ns == again.timeline.start_ns).all()
+
+
+def test_traces_and_lists_have_the_names_of_encoders(tmp_path: Path) -> None:
+    run = several(BOTH, {"pp": 5, "encoders": SEPARATE}, costs={"name": "roofline", "segments": True})
+
+    run.save(tmp_path / "step.json", tmp_path / "step.pftrace")
+
+    events = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names >= {"rank 0 (vision)", "rank 1 (vision)", "rank 2 (audio)", "rank 3"}
+    assert b"rank 2 (audio)" in (tmp_path / "step.pftrace").read_bytes()
+    work = run.prepared.workload
+    segments = [{part.name for part in parts} for parts in work.segments[Kind.F]]
+    assert segments[0] >= {"vision-attention", "vision-mlp"}
+    assert segments[2] >= {"audio-attention", "audio-projector"}
+    listed = {(row.stage, row.part) for row in (work.kernels() if work.kernels else ())}
+    assert listed >= {(0, "vision"), (1, "vision-projector"), (2, "audio"), (2, "audio-projector")}
+    assert "encoder vision pp 2 tp 2 dp 4, encoder audio pp 1 dp 2" in str(run)
+
+
+@pytest.mark.parametrize(("encoders", "parallel", "message"), [
+    (BOTH, {"encoders": {"vide": {"pp": 1}}}, "parallel.encoders.vide: the model has no encoder of this name"),
+    (BOTH, {"encoders": {"v o": {"pp": 1}}}, "parallel.encoders.v o"),
+    (BOTH, {"encoders": {"tp": 1}}, "parallel.encoders.tp: must be a mapping, not 1"),
+    (BOTH, {"encoder": {}, "encoders": {"audio": {}}}, "parallel.encoders: parallel.encoder has the sizes of all"),
+    (BOTH, {"pp": 3, "encoders": SEPARATE}, "parallel.pp has 3 ranks with those of encoders, and 3 leave none"),
+    (BOTH, {"encoders": {"vision": {"pp": 1, "tp": 16}}}, "16 does not divide model.encoders.vision.heads (8)"),
+    (BOTH, {"pp": 4, "vp": 2, "encoders": {name: {"pp": 1} for name in BOTH}}, "choose a schedule such as 1f1b"),
+    ({**BOTH, "audio": {**AUDIO, "stages": 1}}, {"pp": 4, "encoders": {"vision": {"pp": 1}}},
+     "model.encoders.audio.stages: 1, and parallel.encoders.audio.pp is 0"),
+    ({**BOTH, "audio": {**AUDIO, "heads": 3}}, {}, "model.encoders.audio.heads: 3 do not divide hidden (256)"),
+])  # fmt: skip
+def test_a_wrong_encoder_among_several_is_one_line(
+    encoders: dict[str, Any], parallel: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PptraceError) as refused:
+        several(encoders, {"pp": 5, **parallel}, schedule="interleaved-1f1b" if "vp" in parallel else "1f1b")
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -9,7 +9,9 @@ separate operation on the communicator of a pair of ranks. Even ranks send first
 
 One chunk per rank (``forward_backward_pipelining_without_interleaving``): the send of a forward and the receive of
 the next backward are one batch. The send of a backward and the receive of the next forward are one batch too. All
-other messages are separate calls.
+other messages are separate calls. With encoders on separate GPUs, the warm-up follows the longest path through all
+modules (``multimodule_communicator.py``). There, the first rank of a decoder exchanges the messages of several
+encoders one encoder after the other; here, in one call.
 
 Several chunks (``forward_backward_pipelining_with_interleaving``), without overlap: a batch follows each forward
 of warm-up, each pair of forward and backward in steady state, and each backward of drain. The batch has the
@@ -135,13 +137,22 @@ class _Loop:
             raise cannot("megatron", "does not run the microbatches of all ranks in one order")
         group = _group(schedule, rows, chunks) if chunks > 1 else rows.count
         ahead = np.arange(rows.ranks)[::-1]
-        warm_up = ahead if chunks == 1 else 2 * ahead + (chunks - 1) * group
+        warm_up = _ranks_ahead(schedule) if chunks == 1 else 2 * ahead + (chunks - 1) * group
         warm_up = np.minimum(warm_up, rows.count)
         longer = rows.leading - 1 > warm_up  # as in GPipe, or with an additional forward
         warm_up = np.where(longer, np.where(rows.leading == rows.count, rows.count, rows.leading - 1), warm_up)
         if not rows.is_warm_up_and_turns(warm_up):
             raise cannot("megatron", "is not forwards, then forward and backward in turns, then backwards")
         return cls(rows=rows, chunks=chunks, group=group, warm_up=warm_up)
+
+
+def _ranks_ahead(schedule: Schedule) -> Ints:
+    """Return the ranks after each rank on the longest path, where each rank has one stage."""
+    before = np.zeros(schedule.stages, dtype=np.int64)
+    for low, high in sorted(schedule.placement.edges.tolist()):
+        before[high] = max(before[high], before[low] + 1)
+    ahead: Ints = before.max() - before
+    return ahead
 
 
 def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:

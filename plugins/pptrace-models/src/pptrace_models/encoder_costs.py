@@ -1,4 +1,4 @@
-"""Costs of an encoder before a decoder: transformer layers of other sizes, and a projector.
+"""Costs of encoders before a decoder: each has transformer layers of other sizes, and a projector.
 
 The layers are split over the tensor and context parallel devices of the encoder's grid, by default the decoder's.
 Replicas of the encoder divide the items of each microbatch. The projector has two matrices: from the width of
@@ -24,13 +24,12 @@ from pptrace_models.accelerator import groups_of
 from pptrace_models.layer import Linear, Shard, Work, shard
 from pptrace_models.layer_times import Cost, GroupTimes, layer_cost
 from pptrace_models.options import gradient_bytes
-from pptrace_models.transformer import Layer, Transformer, divisors_near
+from pptrace_models.transformer import Layer, Transformer, divisors_near, encoder_key
 
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
     from pptrace_models.layer import Operation
     from pptrace_models.layer_times import Costing
-    from pptrace_models.stages import Stage
     from pptrace_models.transformer import Encoder
 
 
@@ -41,6 +40,8 @@ _LAYER = Layer()
 class Tower:
     """The share of an encoder on one device."""
 
+    name: str
+    """Name of the encoder; empty if the model has one without a name."""
     encoder: Encoder
     """Parameters of the encoder."""
     model: Transformer
@@ -53,11 +54,23 @@ class Tower:
     """The request with the sizes of the encoder."""
     decoder: CostRequest
     """The request with the sizes of the decoder."""
+    grid: EncoderGrid | None
+    """The encoder's sizes; None for those of the decoder."""
+
+    @property
+    def layers_title(self) -> str:
+        """Name of the layers in lists of kernels and segments."""
+        return self.name or "encoder"
+
+    @property
+    def projector_title(self) -> str:
+        """Name of the projector in lists of kernels and segments."""
+        return f"{self.name}-projector" if self.name else "projector"
 
     @property
     def is_shared(self) -> bool:
         """Whether the encoder has sizes other than the decoder's on the same devices."""
-        return self.decoder.encoder is not None and not self.decoder.encoder.ranks
+        return self.grid is not None and not self.grid.ranks
 
     @property
     def projected(self) -> int:
@@ -125,8 +138,7 @@ class Tower:
         Args:
             costing: that of the decoder.
         """
-        grid = self.decoder.encoder
-        if grid is None or not grid.broadcasts:
+        if self.grid is None or not self.grid.broadcasts:
             return GroupTimes()
         return GroupTimes(
             forward_ns=_broadcast_ns(costing, self.received_bytes()),
@@ -137,7 +149,7 @@ class Tower:
     def costing(self, costing: Costing) -> Costing:
         """Return the costing of the encoder's layers on a device."""
         groups = costing.groups
-        if self.decoder.encoder is not None:
+        if self.grid is not None:
             groups = groups_of(self.request, self.shard, costing.device, costing.options)
         return replace(costing, model=self.model, shard=self.shard, groups=groups)
 
@@ -158,10 +170,6 @@ class Tower:
     def has_backward(self, *, projector: bool) -> bool:
         """Return whether the encoder's layers have a backward, or with ``projector``, the projector."""
         return self.encoder.passes_back if projector else not self.encoder.frozen
-
-    def reaches_back(self, stage: Stage) -> bool:
-        """Return whether a stage receives a gradient, because a layer up to it is trained."""
-        return self.has_backward(projector=stage.projector)
 
     def kept(self) -> tuple[memory.Kept, memory.Kept]:
         """Return what a layer and the projector keep of a microbatch."""
@@ -199,7 +207,7 @@ class Tower:
 
     def message_bytes(self) -> tuple[int, int]:
         """Return the bytes of a message to the decoder's first stage, and of its gradient, which may be 0."""
-        size, grid = self.boundary_bytes(last=True), self.decoder.encoder
+        size, grid = self.boundary_bytes(last=True), self.grid
         forward, back = (grid.forward_share, grid.gradient_share) if grid else (1, 1)
         return ceil(size * forward), ceil(size * back) * self.encoder.passes_back
 
@@ -224,48 +232,82 @@ def _broadcast_ns(costing: Costing, size_bytes: int) -> int:
     return costing.groups.ns("tp", size_bytes * devices // (devices - 1), "all-gather") if devices > 1 else 0
 
 
-def with_grid(model: Transformer, request: CostRequest) -> Transformer:
-    """Return a model with as many encoder stages as the encoder's grid has pipeline ranks.
+def with_grids(model: Transformer, request: CostRequest) -> Transformer:
+    """Return a model whose encoders have as many stages as their grids have pipeline ranks.
+
+    Encoders with ranks are first, in the order of these.
 
     Raises:
-        ConfigError: another number of stages, or more than the encoder has layers.
+        ConfigError: another number of stages, or more than an encoder has layers.
     """
-    grid, encoder = request.encoder, model.encoder
-    if grid is None or encoder is None:
+    if not request.encoders:
         return model
-    if encoder.stages and encoder.stages != grid.ranks:
-        stages = f"{encoder.stages}, and parallel.encoder.pp is {grid.ranks}, the stages on separate GPUs"
-        raise ConfigError(f"{stages}: write one of the two keys", key="model.encoder.stages")
-    if grid.ranks > encoder.layers:
-        reason = f"{grid.ranks} are more than the encoder's layers ({encoder.layers})"
-        raise ConfigError(reason, key="parallel.encoder.pp")
-    return model.model_copy(update={"encoder": encoder.model_copy(update={"stages": grid.ranks})})
+    has_ranks = any(grid.ranks for grid in request.encoders)
+    encoders: dict[str, Encoder] = {}
+    for name, encoder in sorted(model.named_encoders.items(), key=lambda named: _rank_order(request, named[0])):
+        grid = grid_of(request, name)
+        if grid is None and not has_ranks:
+            encoders[name] = encoder
+            continue
+        ranks, key = (grid.ranks, grid_key(grid.name)) if grid else (0, grid_key(name))
+        if encoder.stages and encoder.stages != ranks:
+            stages = f"{encoder.stages}, and {key}.pp is {ranks}, the stages on separate GPUs"
+            raise ConfigError(f"{stages}: write one of the two keys", key=f"{encoder_key(name)}.stages")
+        if ranks > encoder.layers:
+            reason = f"{ranks} are more than the encoder's layers ({encoder.layers})"
+            raise ConfigError(reason, key=f"{key}.pp")
+        encoders[name] = encoder.model_copy(update={"stages": ranks})
+    if model.encoder:
+        return model.model_copy(update={"encoder": encoders[""]})
+    return model.model_copy(update={"encoders": encoders})
 
 
-def tower_of(model: Transformer, request: CostRequest) -> Tower | None:
-    """Return a model's encoder; None if it has none.
+def grid_of(request: CostRequest, name: str) -> EncoderGrid | None:
+    """Return the sizes of an encoder; None for those of the decoder."""
+    return next((grid for grid in request.encoders if grid.name in {"", name}), None)
+
+
+def _rank_order(request: CostRequest, name: str) -> int:
+    """Return the position of an encoder's ranks among those of all encoders; encoders without ranks are last."""
+    names = [grid.name for grid in request.encoders if grid.ranks]
+    return names.index(name) if name in names else len(names)
+
+
+def shares_stages(request: CostRequest) -> bool:
+    """Return whether all encoders have the same stages, on separate GPUs."""
+    return any(grid.ranks and not grid.name for grid in request.encoders)
+
+
+def grid_key(name: str) -> str:
+    """Return the key of the sizes of an encoder; that of ``parallel.encoder`` for an empty name."""
+    return f"parallel.encoders.{name}" if name else "parallel.encoder"
+
+
+def towers_of(model: Transformer, request: CostRequest) -> tuple[Tower, ...]:
+    """Return the encoders of a model, in its order.
 
     Raises:
         ConfigError: a merge factor that does not divide the tokens of a device.
-        ConstraintError: parallel sizes that do not divide the encoder's sizes.
+        ConstraintError: parallel sizes that do not divide an encoder's sizes.
     """
-    encoder = model.encoder
-    if encoder is None:
-        return None
+    return tuple(_tower(model, request, name, encoder) for name, encoder in model.named_encoders.items())
+
+
+def _tower(model: Transformer, request: CostRequest, name: str, encoder: Encoder) -> Tower:
     encoder_model = Transformer(
         layers=encoder.layers, hidden=encoder.hidden, heads=encoder.heads, ffn=encoder.ffn, gated=encoder.gated,
         vocabulary=1, causal=False, bias=True, flash_attention=model.flash_attention, precision=model.precision,
         recompute=encoder.recompute,
     )  # fmt: skip
-    grid = request.encoder or EncoderGrid(
-        tp=request.tp, cp=request.cp, dp=request.dp, collectives=request.collectives
-    )
+    own_grid, key = grid_of(request, name), encoder_key(name)
+    grid = own_grid or EncoderGrid(tp=request.tp, cp=request.cp, dp=request.dp, collectives=request.collectives)
+    sizes_key = grid_key(grid.name) if own_grid else "parallel"
     items, rest = divmod(request.micro * request.dp * encoder.items, grid.dp)
     if rest:
-        sizes = f"batch.micro {request.micro} x parallel.dp {request.dp} x model.encoder.items {encoder.items}"
+        sizes = f"batch.micro {request.micro} x parallel.dp {request.dp} x {key}.items {encoder.items}"
         reason = f"{grid.dp} does not divide the items of a microbatch: {sizes}"
         near = divisors_near(grid.dp, items * grid.dp + rest)
-        raise ConstraintError(reason, nearest=near, key="parallel.encoder.dp")
+        raise ConstraintError(reason, nearest=near, key=f"{sizes_key}.dp")
     encoder_request = replace(
         request, tp=grid.tp, cp=grid.cp, dp=grid.dp, micro=items, sequence=encoder.tokens, document=0, ep=1, etp=0,
         collectives=grid.collectives, ranks=grid.ranks or request.ranks,
@@ -273,13 +315,13 @@ def tower_of(model: Transformer, request: CostRequest) -> Tower | None:
     try:
         encoder_shard = shard(encoder_model, encoder_request)
     except ConstraintError as error:
-        reason = error.reason.replace("model.", "model.encoder.").replace("batch.sequence", "model.encoder.tokens")
-        key = error.key.replace("parallel.", "parallel.encoder.") if request.encoder else error.key
-        raise ConstraintError(reason, nearest=error.nearest, key=key) from error
+        reason = error.reason.replace("model.", f"{key}.").replace("batch.sequence", f"{key}.tokens")
+        size_key = error.key.replace("parallel.", f"{sizes_key}.")
+        raise ConstraintError(reason, nearest=error.nearest, key=size_key) from error
     if encoder_shard.tokens % encoder.merge:
         reason = f"{encoder.merge} does not divide a device's {encoder_shard.tokens} tokens of a microbatch"
-        raise ConfigError(reason, key="model.encoder.merge")
+        raise ConfigError(reason, key=f"{key}.merge")
     return Tower(
-        encoder=encoder, model=encoder_model, shard=encoder_shard, width=model.hidden, request=encoder_request,
-        decoder=request,
+        name=name, encoder=encoder, model=encoder_model, shard=encoder_shard, width=model.hidden,
+        request=encoder_request, decoder=request, grid=own_grid,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size, shared
 from pptrace_models import memory, muon
 from pptrace_models.accelerator import groups_of
-from pptrace_models.encoder_costs import tower_of, with_grid
+from pptrace_models.encoder_costs import Tower, grid_key, shares_stages, towers_of, with_grids
 from pptrace_models.expert_loads import loads_of
 from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
@@ -23,6 +23,7 @@ from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import (
     Stage,
+    count_encoder_stages,
     count_units,
     in_front,
     items_of,
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import CostRequest, Segment
     from pptrace_models.accelerator import Accelerator
-    from pptrace_models.encoder_costs import Tower
     from pptrace_models.expert_loads import Loads
     from pptrace_models.layer import Linear, Operation, Work
     from pptrace_models.layer_times import GroupTimes
     from pptrace_models.memory import Kept
+    from pptrace_models.stages import EncoderPart
     from pptrace_models.transformer import Layer
 
 
@@ -62,7 +63,7 @@ def build(request: CostRequest) -> Workload:
         ConstraintError: parallel sizes that do not fit the model, with the nearest possible ones.
         CostError: times or sizes that exceed the integer range.
     """
-    model = with_grid(checked(Transformer, request.model, "model"), request)
+    model = with_grids(checked(Transformer, request.model, "model"), request)
     options = _with_default_segments(request, checked(RooflineOptions, request.options, "costs.options"))
     _check_options(options)
     if model.offloaded_layers and options.segments:
@@ -76,11 +77,14 @@ def build(request: CostRequest) -> Workload:
     if request.units:
         stages = units_of(model, count_units(model) if by_weight else request.stages)
     else:
-        sizes = request.stages, request.vocabulary_shares
-        stages = shared(lambda: stages_of(model, *sizes), ("stages", sizes), model, rows=model.layers)
+        sizes, together = (request.stages, request.vocabulary_shares), shares_stages(request)
+        stages = shared(
+            lambda: stages_of(model, *sizes, together=together), ("stages", sizes, together), model,
+            rows=model.layers,
+        )  # fmt: skip
     job = _Job(
         request=request, model=model, options=options, part=part,
-        stages=with_loads(stages, *loads.mean) if loads else stages, tower=tower_of(model, request),
+        stages=with_loads(stages, *loads.mean) if loads else stages, towers=towers_of(model, request),
         layer_kept=cache(partial(memory.layer_kept, model, part)),
         layer_held=cache(partial(memory.layer_held, model, part)),
     )  # fmt: skip
@@ -181,12 +185,13 @@ def _check_parallel(request: CostRequest, options: RooflineOptions) -> None:
     if options.outer_sharding and not ((request.shard or request.expert_shard) and options.zero == memory.WEIGHTS):
         message = "shard groups share less than all state: write costs.zero: 3 and data_parallel.shard beside it"
         raise ConfigError(message, key="costs.outer_sharding")
-    if request.vocabulary_shares > 1 and request.encoder and request.encoder.ranks:
-        reason = "shares of the vocabulary are on ranks of the decoder only: write 0, or another schedule"
-        raise ConfigError(reason, key="parallel.encoder.pp")
-    if options.segments and request.encoder and request.encoder.broadcasts:
-        reason = "segments have no broadcast of messages: write pieces, or a schedule without pairs"
-        raise ConfigError(reason, key="parallel.encoder.bridge")
+    for grid in request.encoders:
+        if request.vocabulary_shares > 1 and grid.ranks:
+            reason = "shares of the vocabulary are on ranks of the decoder only: write 0, or another schedule"
+            raise ConfigError(reason, key=f"{grid_key(grid.name)}.pp")
+        if options.segments and grid.broadcasts:
+            reason = "segments have no broadcast of messages: write pieces, or a schedule without pairs"
+            raise ConfigError(reason, key=f"{grid_key(grid.name)}.bridge")
 
 
 def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
@@ -209,7 +214,7 @@ class _Job:
     options: RooflineOptions
     part: Shard
     stages: Sequence[Stage]
-    tower: Tower | None
+    towers: tuple[Tower, ...]
     layer_kept: Callable[[Layer], Kept]
     """Returns the bytes that a layer keeps, computed once for equal layers."""
     layer_held: Callable[[Layer], memory.Held]
@@ -242,7 +247,7 @@ class _Job:
             "reload_ns": copies,
             "activation_bytes": kept_bytes,
             "weight_activation_bytes": [stage_kept.weight_part for stage_kept in kept],
-            "checkpoint_bytes": list(map(min, [0, *self.passed()[:-1]], kept_bytes)),
+            "checkpoint_bytes": list(map(min, self._received(), kept_bytes)),
         }
 
     def state_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
@@ -337,14 +342,17 @@ class _Job:
             prediction=costing.cost(costing.prediction()), head=costing.cost(costing.head(), head_ns(costing)),
         )  # fmt: skip
         without_backward = [0] * len(stages)
-        if self.tower:
-            tower_costs = self.tower.costs(costing)
-            items = in_front(items, stages, *tower_costs)
-            tower_forward_ns = [
-                0 if self.tower.has_backward(projector=projector) else tower_costs[projector].f
-                for projector in (False, True)
+        if self.towers:
+            tower_costs = [tower.costs(costing) for tower in self.towers]
+            items = in_front(items, stages, tower_costs)
+            once_ns = [
+                (
+                    0 if tower.has_backward(projector=False) else layer.f,
+                    0 if tower.has_backward(projector=True) else projector.f,
+                )
+                for tower, (layer, projector) in zip(self.towers, tower_costs, strict=True)
             ]
-            without_backward = list(map(sum, in_front([[0] for _ in stages], stages, *tower_forward_ns)))
+            without_backward = list(map(sum, in_front([[0] for _ in stages], stages, once_ns)))
         costs = {
             stage: summed(Cost(), stage_items).at_least(
                 costing.stage_host_ns(stage.layers), frozen=self.model.frozen
@@ -357,11 +365,10 @@ class _Job:
         ]
 
     def _embedding_ns(self, costing: Costing) -> GroupTimes:
-        """Return the embedding's collectives, with the broadcast of an encoder's projected tokens."""
+        """Return the embedding's collectives, with the broadcasts of encoders' projected tokens."""
         times = embedding_ns(costing)
-        if self.tower is None:
-            return times
-        return times._replace(forward_ns=times.forward_ns + self.tower.broadcasts(costing).forward_ns)
+        broadcasts_ns = sum(tower.broadcasts(costing).forward_ns for tower in self.towers)
+        return times._replace(forward_ns=times.forward_ns + broadcasts_ns)
 
     def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
         """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
@@ -408,14 +415,14 @@ class _Job:
             for stage, stage_items in zip(stages, items, strict=True):
                 layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
                 stage_items[layers] = memory.grouped(stage_items[layers], model.recompute_num_layers or 1)
-        if self.tower:
-            items = in_front(items, stages, *self.tower.kept())
+        if self.towers:
+            items = in_front(items, stages, [tower.kept() for tower in self.towers])
         items_by_stage = dict(zip(stages, items, strict=True))
         return [items_by_stage[stage] for stage in self.stages]
 
     def passed(self) -> list[int]:
         """Return the bytes of a microbatch that a device of the next stage gets from each stage."""
-        part, tower = self.part, self.tower
+        part = self.part
         following = accumulate(len(stage.layers) for stage in self.stages)
         boundaries = [
             part.split_tokens * self.model.boundary_width(layers) * self.model.element_bytes
@@ -423,49 +430,85 @@ class _Job:
         ]
         if self.options.scatter_gather and part.split_tokens == part.tokens:
             boundaries = [-(-boundary // part.tp) for boundary in boundaries]
-        if tower is None or not tower.encoder.stages:
-            return boundaries
-        encoder_stages = tower.encoder.stages
-        inside = [tower.boundary_bytes(last=False)] * (encoder_stages - 1)
-        return [*inside, tower.received_bytes(), *boundaries[encoder_stages:]]
+        return self._of_encoders(boundaries, Tower.received_bytes)
 
     def sent(self) -> list[int]:
         """Return the bytes of a microbatch's message from each stage to the next."""
-        sizes, tower = self.passed(), self.tower
-        if tower and tower.encoder.stages:
-            sizes[tower.encoder.stages - 1] = tower.message_bytes()[0]
-        return sizes
+        return self._of_encoders(self.passed(), lambda tower: tower.message_bytes()[0])
 
     def buffers(self) -> NDArray[np.int64]:
         """Return the bytes of a microbatch's buffers at both ends of the edges; empty if messages have as many."""
-        received, tower = self.passed(), self.tower
-        if tower is None or self.request.encoder is None or not tower.encoder.stages:
+        if not any(tower.grid and tower.encoder.stages for tower in self.towers):
             return np.zeros(0, dtype=np.int64)
-        sent = [*received]
-        sent[tower.encoder.stages - 1] = tower.boundary_bytes(last=True)
+        received = self.passed()
+        sent = self._of_encoders(received, lambda tower: tower.boundary_bytes(last=True))
         return np.concatenate([_boundaries(self.request, sizes) for sizes in (sent, received)])
 
     def sent_back(self, sent: Sequence[int]) -> list[int]:
         """Return the bytes of a microbatch's gradient that each stage receives; 0 if it needs none."""
-        sizes, tower = [*sent], self.tower
-        if tower and tower.encoder.stages:
-            last = tower.encoder.stages - 1
-            sizes[:last] = [size * tower.has_backward(projector=False) for size in sizes[:last]]
-            sizes[last] = tower.message_bytes()[1]
-        return sizes
+        return self._of_encoders(
+            sent, lambda tower: tower.message_bytes()[1],
+            inside=lambda tower: tower.boundary_bytes(last=False) * tower.has_backward(projector=False),
+        )  # fmt: skip
+
+    def _of_encoders(
+        self,
+        sizes: Sequence[int],
+        projected: Callable[[Tower], int],
+        inside: Callable[[Tower], int] = lambda tower: tower.boundary_bytes(last=False),
+    ) -> list[int]:
+        """Return the bytes of messages, with those of stages that have only encoders.
+
+        Args:
+            sizes: bytes of the message of each stage.
+            projected: returns the bytes of an encoder's projected tokens.
+            inside: returns the bytes of an encoder's tokens between two of its stages.
+        """
+        result = [*sizes]
+        for stage, passing in enumerate(self._passing()):
+            result[stage] = sum(projected(tower) if ends else inside(tower) for tower, ends in passing)
+        return result
+
+    def _passing(self) -> list[list[tuple[Tower, bool]]]:
+        """Return the encoders whose tokens each stage with only encoders sends, and whether these are projected.
+
+        A stage of an encoder also sends the projected tokens of the encoders before it in a chain.
+        """
+        count = count_encoder_stages(self.model, together=shares_stages(self.request))
+        following, passing = dict(self.request.edges), list[list[tuple[Tower, bool]]]([] for _ in range(count))
+        for index, tower in enumerate(self.towers):
+            stage = next(
+                stage
+                for stage, each in enumerate(self.stages)
+                if any(part.encoder == index for part in each.encoders)
+            )
+            is_projected = False
+            while stage < count:
+                parts = self.stages[stage].encoders
+                is_projected |= any(part.encoder == index and part.projector for part in parts)
+                passing[stage].append((tower, is_projected))
+                stage = following.get(stage, stage + 1)
+        return passing
+
+    def _received(self) -> list[int]:
+        """Return the bytes of a microbatch that a device of each stage receives in the forward."""
+        passed, received = self.passed(), [0] * len(self.stages)
+        for low, high in _edges(self.request, len(received)):
+            received[high] += passed[low]
+        return received
 
     def flops(self, sequences: int) -> int:
         """Return the model FLOPs of a step."""
         batch = sequences, self.request.sequence, self.request.document
         decoder_flops = shared(lambda: step_flops(self.model, *batch), ("flops", batch), self.model)
-        return decoder_flops + (self.tower.flops(sequences) if self.tower else 0)
+        return decoder_flops + sum(tower.flops(sequences) for tower in self.towers)
 
     def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, on its device."""
         known: dict[tuple[int, Stage], dict[Kind, tuple[Segment, ...]]] = {}
         for costing, stage, stage_kept in zip(costings, self.stages, self.kept_items(), strict=True):
             if (id(costing), stage) not in known:
-                known[id(costing), stage] = stage_segments(costing, self.tower, stage, stage_kept)
+                known[id(costing), stage] = stage_segments(costing, self.towers, stage, stage_kept)
         by_stage = [known[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
         return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
@@ -496,16 +539,20 @@ class _Job:
 
     def _state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and its reductions, gathers and updates in ns."""
-        items, tower = self._held_items(stage), self.tower
-        encoder_items = stage.tower + stage.projector
-        if tower is None or self.request.encoder is None or not encoder_items:
-            return self._module_state(costing, items, self._muon_matrices(costing, stage))
-        # The encoder's replicas are other devices than those of the decoder, so each reduces its own gradients.
-        state = self._module_state(tower.costing(costing), items[:encoder_items], Counter())
-        if len(items) > encoder_items:
-            decoder_state = self._module_state(costing, items[encoder_items:], self._muon_matrices(costing, stage))
-            state = {name: size + decoder_state[name] for name, size in state.items()}
-        return state
+        items, states, others = self._held_items(stage), list[dict[str, int]](), list[memory.Held]()
+        first = 0
+        for part in stage.encoders:
+            tower, end = self.towers[part.encoder], first + part.layers + part.projector
+            if tower.grid is None:
+                others += items[first:end]
+            else:
+                # The encoder's replicas are other devices than those of the decoder: each reduces its gradients.
+                states.append(self._module_state(tower.costing(costing), items[first:end], Counter()))
+            first = end
+        others += items[first:]
+        if others or not states:
+            states.append(self._module_state(costing, others, self._muon_matrices(costing, stage)))
+        return {name: sum(state[name] for state in states) for name in states[0]}
 
     def _module_state(
         self, costing: Costing, items: Sequence[memory.Held], matrices: Counter[muon.Matrix]
@@ -555,8 +602,8 @@ class _Job:
             heads=1,
         )  # fmt: skip
         copied = [embedding] if stage.predictions and not (stage.embedding or self.request.units) else []
-        if self.tower:
-            (items,) = in_front([items], [stage], *self.tower.held())
+        if self.towers:
+            (items,) = in_front([items], [stage], [tower.held() for tower in self.towers])
         return [*items, *copied]
 
 
@@ -596,7 +643,9 @@ def _kernels(job: _Job, costings: Sequence[Costing], columns: Mapping[str, Seque
     rows: list[KernelCost] = []
     for index, (costing, stage) in enumerate(zip(costings, job.stages, strict=True)):
         for kind in _PASSES:
-            kernels = [replace(row, stage=index) for row in _stage_kernels(_Rows(costing, kind), stage, job.tower)]
+            kernels = [
+                replace(row, stage=index) for row in _stage_kernels(_Rows(costing, kind), stage, job.towers)
+            ]
             name = kind.name.lower()
             remaining_ns = columns[f"{name}_ns"][index] - sum(row.duration_ns for row in kernels)
             collective_ns = min(columns[f"{name}_collective_ns"][index], max(remaining_ns, 0))
@@ -614,11 +663,12 @@ def _kernels(job: _Job, costings: Sequence[Costing], columns: Mapping[str, Seque
     return rows
 
 
-def _stage_kernels(rows: _Rows, stage: Stage, tower: Tower | None) -> Iterable[KernelCost]:
+def _stage_kernels(rows: _Rows, stage: Stage, towers: Sequence[Tower]) -> Iterable[KernelCost]:
     """Yield the kernels of a stage's action."""
     costing, kind, model = rows.costing, rows.kind, rows.costing.model
-    if tower and (stage.tower or stage.projector):
-        yield from _encoder_kernels(_Rows(tower.costing(costing), kind), tower, stage)
+    for part in stage.encoders:
+        tower = towers[part.encoder]
+        yield from _encoder_kernels(_Rows(tower.costing(costing), kind), tower, part)
     if stage.embedding:
         yield from rows.of("embedding", costing.embedding(), 1)
     layers = Counter((*stage.layers, *stage.predictions))
@@ -640,16 +690,16 @@ def _stage_kernels(rows: _Rows, stage: Stage, tower: Tower | None) -> Iterable[K
         yield from rows.of("head", costing.head(), 1 + model.mtp)
 
 
-def _encoder_kernels(rows: _Rows, tower: Tower, stage: Stage) -> Iterable[KernelCost]:
+def _encoder_kernels(rows: _Rows, tower: Tower, part: EncoderPart) -> Iterable[KernelCost]:
     """Yield the kernels of an encoder and its projector on a stage."""
     costing, kind, frozen = rows.costing, rows.kind, tower.encoder.frozen
     operations = costing.layer(costing.model.layer(0))
     if kind is Kind.F or not frozen:
-        yield from rows.of("encoder", operations, stage.tower)
+        yield from rows.of(tower.layers_title, operations, part.layers)
     if kind is Kind.I and not frozen:
-        yield from rows.recomputed(operations, stage.tower, costing.model.layer(0))
-    if stage.projector:
-        yield from rows.of("projector", [tower.projection(gradient_bytes(costing.options))], 1)
+        yield from rows.recomputed(operations, part.layers, costing.model.layer(0))
+    if part.projector:
+        yield from rows.of(tower.projector_title, [tower.projection(gradient_bytes(costing.options))], 1)
 
 
 class _Rows(NamedTuple):
@@ -702,8 +752,12 @@ class _Rows(NamedTuple):
 
 def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:
     """Return the bytes of a microbatch over each edge."""
-    edges = request.edges or tuple((stage, stage + 1) for stage in range(request.stages - 1))
-    return np.array([passed[low] for low, _ in edges], dtype=np.int64)
+    return np.array([passed[low] for low, _ in _edges(request, len(passed))], dtype=np.int64)
+
+
+def _edges(request: CostRequest, stages: int) -> Iterable[tuple[int, int]]:
+    """Return the stages' graph as (from, to), forward."""
+    return request.edges or pairwise(range(stages))
 
 
 def _check_range(values: Sequence[int]) -> None:
@@ -768,8 +822,7 @@ def _network_notes(devices: Devices, request: CostRequest) -> list[str]:
     if request.dp > 1 and not request.data_parallel:
         notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
     wide = max(request.tp * request.cp, (request.etp or request.tp) * request.ep)
-    if request.encoder:
-        wide = max(wide, request.encoder.tp * request.encoder.cp)
+    wide = max([wide, *(grid.tp * grid.cp for grid in request.encoders)])
     if wide > devices.scale_up_size:
         place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
         notes.append(f"Groups that span {wide} devices pass the node's {devices.scale_up_size} and use {place}.")

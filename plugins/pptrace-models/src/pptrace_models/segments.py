@@ -38,7 +38,7 @@ _FIRST_HALF = FIRST_HALF | {"router"}
 
 
 def stage_segments(
-    costing: Costing, tower: Tower | None, stage: Stage, kept: Sequence[Kept]
+    costing: Costing, towers: Sequence[Tower], stage: Stage, kept: Sequence[Kept]
 ) -> dict[Kind, tuple[Segment, ...]]:
     """Return the segments of a stage's actions by kind.
 
@@ -46,7 +46,7 @@ def stage_segments(
 
     Args:
         costing: model, device and options that times depend on.
-        tower: the encoder before the decoder, if any.
+        towers: the encoders before the decoder.
         stage: layers and other items of the stage.
         kept: the bytes that each of these items keeps of a microbatch. The item's first segment of a forward
             allocates them, and its last segment of a backward frees them.
@@ -56,8 +56,9 @@ def stage_segments(
         costing.model, [stage], layer=partial(costing.once, _layer), embedding=costing.once(_embedding),
         prediction=costing.once(_prediction), head=costing.once(_head),
     )  # fmt: skip
-    if tower:
-        (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
+    if stage.encoders:
+        pairs = [(_encoder(costing, tower), _projector(costing, tower)) for tower in towers]
+        (order,) = in_front(units, [stage], pairs)
     order = [unit.with_memory(item_kept) for unit, item_kept in zip(order, kept, strict=True)]
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
@@ -263,7 +264,8 @@ def _encoder(costing: Costing, tower: Tower) -> Unit:
 
     def named(parts: Iterable[Part]) -> tuple[Part, ...]:
         return tuple(
-            part._replace(name=f"encoder-{part.name}") if part.stream is Stream.COMPUTE else part for part in parts
+            part._replace(name=f"{tower.layers_title}-{part.name}") if part.stream is Stream.COMPUTE else part
+            for part in parts
         )
 
     return Unit(
@@ -284,10 +286,11 @@ def _projector(costing: Costing, tower: Tower) -> Unit:
         Part("reshard", duration_ns, Stream.TENSOR_PARALLEL)
         for duration_ns in (gathers.forward_ns, gathers.backward_ns)
     )
-    weight = Part("projector-weight", cost.w, for_weights=True)
-    backward = (backward_gather, Part("projector-input", cost.i), backward_sum, weight)
+    title = tower.projector_title
+    weight = Part(f"{title}-weight", cost.w, for_weights=True)
+    backward = (backward_gather, Part(f"{title}-input", cost.i), backward_sum, weight)
     return Unit(
-        forward=(Part("projector", cost.f), forward_sum, forward_gather),
+        forward=(Part(title, cost.f), forward_sum, forward_gather),
         backward=backward if tower.encoder.passes_back else (),
     )
 

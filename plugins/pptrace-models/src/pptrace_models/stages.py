@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
 from pptrace.plugin import ConfigError, ConstraintError
+from pptrace_models.transformer import encoder_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,17 @@ _ENDS = 2
 """Ends of a pipeline that may hold no layer: the embedding's and the LM head's."""
 
 
+class EncoderPart(NamedTuple):
+    """Layers of an encoder on one stage."""
+
+    encoder: int
+    """Index of the encoder in the model."""
+    layers: int
+    """Number of layers."""
+    projector: bool
+    """Whether the stage has the encoder's last layer and the projector."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """The items of one stage."""
@@ -40,17 +52,24 @@ class Stage:
     """Layers of modules of multi-token prediction."""
     head: bool = False
     """Whether the stage has the LM head and the loss."""
-    tower: int = 0
-    """Number of encoder layers, before all other items."""
-    projector: bool = False
-    """Whether the stage has the encoder's last layer and the projector."""
+    encoders: tuple[EncoderPart, ...] = ()
+    """Layers of encoders, before all other items."""
 
 
-def stages_of(model: Transformer, stages: int, vocabulary_shares: int = 1) -> list[Stage]:
+def count_encoder_stages(model: Transformer, *, together: bool = False) -> int:
+    """Return the number of first stages with encoders only; ``together`` if all encoders have the same ones."""
+    counts = [encoder.stages for encoder in model.named_encoders.values()]
+    return (max if together else sum)(counts or [0])
+
+
+def stages_of(
+    model: Transformer, stages: int, vocabulary_shares: int = 1, *, together: bool = False
+) -> list[Stage]:
     """Return the items of each stage; without a layout, multi-token prediction is on the last stage.
 
-    Layouts and layer counts refer to the stages after the encoder's stages and before shares of the vocabulary.
-    Several shares are the last stages, and each has embedding and LM head.
+    Layouts and layer counts refer to the stages after those of encoders and before shares of the vocabulary.
+    Encoders have consecutive stages, or ``together`` the same ones. Several shares of the vocabulary are the last
+    stages, and each has embedding and LM head.
 
     Raises:
         ConfigError: an invalid layout, or a layout of another model or number of stages; multi-token prediction
@@ -60,24 +79,30 @@ def stages_of(model: Transformer, stages: int, vocabulary_shares: int = 1) -> li
     if vocabulary_shares > 1:
         if model.mtp:
             raise ConfigError("shares of the vocabulary have no multi-token prediction: write 0", key="model.mtp")
-        without_shares = stages_of(model, stages - vocabulary_shares)
+        without_shares = stages_of(model, stages - vocabulary_shares, together=together)
         shares = [Stage(embedding=True, head=True)] * vocabulary_shares
         return [*(replace(stage, embedding=False, head=False) for stage in without_shares), *shares]
-    if model.encoder is None:
+    if not model.named_encoders:
         return _decoder(model, stages)
-    layers, encoder_stages = model.encoder.layers, model.encoder.stages
+    encoder_stages = count_encoder_stages(model, together=together)
     if encoder_stages >= stages:
+        key = f"{encoder_key(next(iter(model.named_encoders)))}.stages"
         message = f"{encoder_stages} of {stages} stages leave none for the decoder"
-        raise ConstraintError(message, nearest=str(stages - 1), key="model.encoder.stages")
+        raise ConstraintError(message, nearest=str(stages - 1), key=key)
     decoder = _decoder(model, stages - encoder_stages)
-    if not encoder_stages:
-        return [replace(decoder[0], tower=layers, projector=True), *decoder[1:]]
-    layers_per_stage, remainder = divmod(layers, encoder_stages)
-    front = [
-        Stage(tower=layers_per_stage + (stage < remainder), projector=stage == encoder_stages - 1)
-        for stage in range(encoder_stages)
-    ]
-    return [*front, *decoder]
+    parts = list[list[EncoderPart]]([] for _ in range(encoder_stages))
+    first = 0
+    for index, encoder in enumerate(model.named_encoders.values()):
+        if not encoder.stages:
+            part = EncoderPart(index, encoder.layers, projector=True)
+            decoder[0] = replace(decoder[0], encoders=(*decoder[0].encoders, part))
+            continue
+        layers_per_stage, remainder = divmod(encoder.layers, encoder.stages)
+        for stage in range(encoder.stages):
+            layers, is_last = layers_per_stage + (stage < remainder), stage == encoder.stages - 1
+            parts[first + stage].append(EncoderPart(index, layers, projector=is_last))
+        first += 0 if together else encoder.stages
+    return [*(Stage(encoders=tuple(stage_parts)) for stage_parts in parts), *decoder]
 
 
 def count_units(model: Transformer) -> int:
@@ -90,7 +115,7 @@ def count_units(model: Transformer) -> int:
 
 
 def _parts_beside_layers(model: Transformer) -> int:
-    return _ENDS + model.mtp + (model.encoder.layers if model.encoder else 0)
+    return _ENDS + model.mtp + sum(encoder.layers for encoder in model.named_encoders.values())
 
 
 def units_of(model: Transformer, units: int) -> list[Stage]:
@@ -109,9 +134,12 @@ def units_of(model: Transformer, units: int) -> list[Stage]:
         )  # fmt: skip
     layers = [model.layer(index, index) for index in range(model.layers)]
     bounds = [len(layers) * group // groups for group in range(groups + 1)]
-    encoder_layers = model.encoder.layers if model.encoder else 0
     return [
-        *(Stage(tower=1, projector=index == encoder_layers - 1) for index in range(encoder_layers)),
+        *(
+            Stage(encoders=(EncoderPart(index, 1, projector=layer == encoder.layers - 1),))
+            for index, encoder in enumerate(model.named_encoders.values())
+            for layer in range(encoder.layers)
+        ),
         Stage(embedding=True),
         *(Stage(layers=tuple(layers[low:high])) for low, high in pairwise(bounds)),
         *[Stage(predictions=(model.layer(model.layers),))] * model.mtp,
@@ -120,11 +148,25 @@ def units_of(model: Transformer, units: int) -> list[Stage]:
 
 
 def in_front(
-    items: list[list[_Item]], stages: Sequence[Stage], layer: _Item, projector: _Item
+    items: list[list[_Item]], stages: Sequence[Stage], encoders: Sequence[tuple[_Item, _Item]]
 ) -> list[list[_Item]]:
-    """Return the values of all items of each stage, with those of the encoder and the projector first."""
+    """Return the values of all items of each stage, with those of encoders first.
+
+    Args:
+        items: the values of the other items of each stage.
+        stages: the stages.
+        encoders: the values of a layer and of the projector of each encoder.
+    """
     return [
-        [*[layer] * stage.tower, *[projector] * stage.projector, *stage_items]
+        [
+            *(
+                value
+                for part in stage.encoders
+                for value, count in zip(encoders[part.encoder], (part.layers, part.projector), strict=True)
+                for _ in range(count)
+            ),
+            *stage_items,
+        ]
         for stage, stage_items in zip(stages, items, strict=True)
     ]
 

@@ -157,6 +157,11 @@ class Encoder(Parameters):
         return self
 
 
+def encoder_key(name: str) -> str:
+    """Return the key of an encoder; that of ``model.encoder`` for an empty name."""
+    return f"model.encoders.{name}" if name else "model.encoder"
+
+
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Again = Literal[
     "core_attn", "full_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
@@ -567,8 +572,10 @@ class Transformer(Parameters):
     by default."""
     encoder: Encoder | None = None
     """A vision or audio encoder before the decoder; none by default."""
+    encoders: dict[str, Encoder] | None = None
+    """Several encoders before the decoder, by name."""
     frozen: bool = False
-    """Whether all weights except those of the encoder and its projector are frozen: backwards compute only the
+    """Whether all weights except those of encoders and their projectors are frozen: backwards compute only the
     input gradients for these."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Tokens of the busiest device's experts, relative to an even share, in all layers and microbatches, if no
@@ -595,6 +602,8 @@ class Transformer(Parameters):
                 raise ValueError(f"{name}: belongs to latent attention; give kv_rank, too")
         if self.kv_rank and self.kv_heads != self.heads:
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
+        if self.encoder and self.encoders:
+            raise ValueError("encoder: is another form of encoders; write one of the two keys")
         if self.layout is not None and self.layers_per_stage is not None:
             raise ValueError("layout: defines the same as layers_per_stage; give one of them")
         return self
@@ -819,8 +828,13 @@ class Transformer(Parameters):
         layers = sum(count * (self.products(kind) + self._vectors(kind, norm)) for kind, count in kinds.items())
         return layers + embedding + norm
 
+    @property
+    def named_encoders(self) -> dict[str, Encoder]:
+        """The encoders by name, in order; the name of a single one can be empty."""
+        return {"": self.encoder} if self.encoder else self.encoders or {}
+
     def _has_something_trained(self) -> None:
-        if self.encoder is None or not self.encoder.passes_back:
+        if not any(encoder.passes_back for encoder in self.named_encoders.values()):
             raise ValueError("frozen: nothing is trained then; give an encoder whose layers or projector are")
         if self.mtp:
             raise ValueError("mtp: multi-token prediction trains a decoder; write mtp: 0 for a frozen one")
