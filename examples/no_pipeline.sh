@@ -1,4 +1,4 @@
-# Sharded weights against a pipeline on one NVL72 rack, without prefetch, and in shard groups of two racks.
+# Sharded weights against a pipeline on one NVL72 rack, without prefetch, and on two racks.
 set -eu
 
 echo "== FSDP"
@@ -14,3 +14,11 @@ echo
 echo "== two racks, each a shard group"
 pptrace simulate no_pipeline.yaml --dp 64 --set cluster.nodes=2 --set batch.global=128 \
   --set data_parallel.shard=32 | grep '^step\|^idle\|^data'
+echo
+echo "== one shard group on two racks"
+pptrace simulate no_pipeline.yaml --dp 64 --set cluster.nodes=2 --set batch.global=128 |
+  grep '^step\|^idle\|^data'
+echo
+echo "== backwards gather in a rack"
+pptrace simulate no_pipeline.yaml --dp 64 --set cluster.nodes=2 --set batch.global=128 \
+  --set data_parallel.reshard=32 | grep '^step\|^idle\|^data'

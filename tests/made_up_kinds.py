@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 MODULE = "pptrace.steps.kinds"
 MEMBERS = """
-    PREFETCH = 22
-    CHECK = 23
-    CLIP = 24
+    PREFETCH = 23
+    CHECK = 24
+    CLIP = 25
 """
 ROWS = """
     Kind.PREFETCH: Traits(
@@ -108,12 +108,12 @@ def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
     return {
         "rows": table.rows(),
         "slices": [[str(item.action), item.stream.name, item.end_ns - item.start_ns]
-                   for item in map(timeline.__getitem__, range(len(timeline))) if item.action.kind >= 22],
+                   for item in map(timeline.__getitem__, range(len(timeline))) if item.action.kind >= 23],
         "busy_ns": metrics.busy_ns.tolist(),
         "peak_activation_bytes": metrics.memory.peak_activation_bytes.tolist(),
         "lost": lost,
         "colours": sorted({event["cname"] for event in kernels if event["args"]["kind"] in MADE_UP}),
-        "drawn": [[str(cell.action), cell.length] for cell in drawing.cells if cell.action.kind >= 22],
+        "drawn": [[str(cell.action), cell.length] for cell in drawing.cells if cell.action.kind >= 23],
         "picture": "#654321" in svg_text(drawing, "made up"),
     }  # fmt: skip
 

@@ -262,7 +262,7 @@ def _with_derived_values(resolved: Resolved) -> Resolved:
         resolved = resolved.with_values("costs", {"name": DEFAULT_COSTS})
     _check_counts(resolved)
     _check_agreement(resolved)
-    return resolved
+    return _with_reshard_rule(resolved)
 
 
 def _check_present(resolved: Resolved) -> None:
@@ -337,11 +337,32 @@ def _check_agreement(resolved: Resolved) -> None:
     reduction = experiment.data_parallel
     if reduction.seed is not None and reduction.spread is None:
         raise error("data_parallel.seed", "nothing is drawn: write data_parallel.spread, too, or remove the key")
-    if reduction.active_stages is not None and reduction.reshard not in {None, Reshard.NEVER}:
-        message = f"reshard: {reduction.reshard.value} frees weights itself: remove one of the two keys"
+    rule = reduction.reshard_rule
+    if reduction.active_stages is not None and rule not in {None, Reshard.NEVER}:
+        message = f"reshard: {reduction.subgroup or rule.value} frees weights itself: remove one of the two keys"
         raise error("data_parallel.active_stages", message)
     if reduction.shard is not None and replicas % reduction.shard:
         raise error("data_parallel.shard", f"{reduction.shard} does not divide dp {replicas}")
+
+
+def _with_reshard_rule(resolved: Resolved) -> Resolved:
+    """Return a configuration with the rule that a number of GPUs to reshard to is equal to, if there is one.
+
+    The numbers are those of ``reshard_after_forward`` in ``_get_post_forward_mesh_info`` of
+    ``torch.distributed.fsdp._fully_shard._fsdp_init`` (PyTorch 2.13).
+    """
+    reduction, parallel = resolved.experiment.data_parallel, resolved.experiment.parallel
+    gpus = (reduction.shard or parallel.dp) * parallel.cp
+    if not isinstance(reduction.reshard, int):
+        return resolved
+    if gpus % reduction.reshard:
+        message = f"{reduction.reshard} does not divide the {gpus} GPUs of a shard group"
+        raise resolved.error("data_parallel.reshard", message)
+    rules = {1: Reshard.BACKWARD, gpus: Reshard.ALWAYS}
+    if reduction.reshard not in rules:
+        return resolved
+    origin = f"derived: {reduction.reshard} of the {gpus} GPUs of a shard group"
+    return resolved.with_values("data_parallel", {"reshard": rules[reduction.reshard]}, origin)
 
 
 def check_arguments(values: Mapping[str, Any], known: Collection[str]) -> None:

@@ -153,10 +153,12 @@ class DataParallel(_Section):
         "sharded gradients. By default only if the stage has units, else once, after the last backward. Needs "
         "overlap.",
     )
-    reshard: Reshard | None = Field(
+    reshard: Reshard | Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
         description="When a rank frees the gathered weights of a stage, if costs shard them (costs.zero: 3). By "
-        f"default always if the stage has units, else never. {Reshard.explanations()}",
+        f"default always if the stage has units, else never. {Reshard.explanations()}. A number, which divides "
+        "the GPUs of a shard group, is also a rule for units (PyTorch's reshard_after_forward). Between forward "
+        "and backward, weights are sharded over so many consecutive GPUs, and the backward gathers them there.",
     )
     units: Annotated[int, Field(ge=1, le=2**20)] | Literal["weights"] | None = Field(
         default=None,
@@ -207,6 +209,16 @@ class DataParallel(_Section):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="Seed of the random numbers of spread, 1 by default."
     )
+
+    @property
+    def reshard_rule(self) -> Reshard | None:
+        """When gathered weights are freed; None for the default."""
+        return Reshard.ALWAYS if isinstance(self.reshard, int) else self.reshard
+
+    @property
+    def subgroup(self) -> int:
+        """GPUs of a shard group over which weights stay sharded from forward to backward; 0 for all of it."""
+        return self.reshard if isinstance(self.reshard, int) else 0
 
     def reduces_each(self, *, units: bool = False) -> bool:
         """Return whether sharded gradients are reduced after each backward: by default those of units."""

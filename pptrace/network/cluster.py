@@ -60,6 +60,8 @@ class Layout:
     """Consecutive replicas that shard state, a divisor of ``dp``; 0 for all."""
     expert_shard: int = 0
     """Replicas of an expert that share its state, a divisor of their number; 0 for those in a shard group."""
+    subgroup: int = 0
+    """GPUs of a part of a shard group, of consecutive members; 0 without parts."""
     first_gpu: int = 0
     """The first GPU of the ranks."""
     first_rank: int = 0
@@ -160,7 +162,8 @@ class Layout:
 
         A ``dp`` group reduces the same dense gradients: all replicas and context-parallel parts. An ``edp`` group
         is the part of it with the same experts: one GPU of each expert group. Both consist of ``-shard`` groups,
-        which share state, and ``-replicate`` groups have one member of each of these.
+        which share state, and ``-replicate`` groups have one member of each of these. Shard groups consist of
+        ``-subgroup`` groups.
 
         >>> Layout(dp=4, shard=2).groups("dp-replicate").tolist()
         [[0, 2], [1, 3]]
@@ -175,6 +178,8 @@ class Layout:
             if axis == "edp" and self.expert_shard:
                 count = whole.shape[1] // self.expert_shard
             groups = whole.reshape(len(whole), count, -1)
+            if part == "subgroup":
+                return groups.reshape(-1, self.subgroup)
             groups = groups if part == "shard" else groups.swapaxes(1, 2)
             return groups.reshape(-1, groups.shape[2])
         grid = self.grid()

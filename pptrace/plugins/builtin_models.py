@@ -364,6 +364,11 @@ class TableOptions(BaseModel):
     reduction: _Times = Field(default=0, description="Reduction of gradients over replicas.")
     update: _Times = Field(default=0, description="Optimizer update.")
     gather: _Times | None = Field(default=None, description="Gathering of sharded weights; none by default.")
+    subgroup_gather: _Times | None = Field(
+        default=None,
+        description="Gathering of weights that data_parallel.reshard left sharded over a part of a shard group; "
+        "none by default.",
+    )
     gathered: _Sizes | None = Field(
         default=None,
         description="Gathered weights until they are freed, in addition to weights; none by default.",
@@ -454,9 +459,12 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
         "checkpoint_bytes": "checkpoint",
         "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
         "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
-        "unshard_ns": "gather", "gathered_bytes": "gathered", "unreduced_bytes": "unreduced",
+        "unshard_ns": "gather", "unshard_subgroup_ns": "subgroup_gather",
+        "gathered_bytes": "gathered", "unreduced_bytes": "unreduced",
     }  # fmt: skip
     columns = {column: spread(key) for column, key in keys.items()}
+    if request.subgroup:
+        columns["subgroup_bytes"] = -(-columns["gathered_bytes"] // request.subgroup)
     for key in ("weight_activation", "checkpoint"):
         _check_part(key, columns[f"{key}_bytes"], columns["activation_bytes"])
     if options["empty_input_gradient"]:

@@ -20,7 +20,8 @@ class GroupCollectives(Protocol):
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
             axis: ``tp``, ``cp``, ``ep``, ``etp`` (splits an expert's matrices), ``pp``, ``dp`` (reduces dense
                 gradients; dp x cp), or ``edp`` (reduces an expert's gradients); of the last two also
-                ``-shard`` groups, which share state, and ``-replicate`` groups between them.
+                ``-shard`` groups, which share state, ``-subgroup`` groups, which are parts of
+                them, and ``-replicate`` groups between them.
             size_bytes: size of the whole vector: bytes on each GPU before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
         """
@@ -185,6 +186,8 @@ class CostRequest:
     reshard: str = "never"
     """When gathered weights are freed: after a stage's last pass (``never``), each ``forward`` or ``backward``, or
     both (``always``)."""
+    subgroup: int = 0
+    """Devices of a shard group over which ``always`` leaves weights sharded between passes; 0 for all."""
     reduce_each: bool = False
     """Whether gradients are reduced after each microbatch's backward."""
     shard: int = 0

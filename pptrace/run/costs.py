@@ -202,7 +202,8 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         collectives=_link_collectives(network) if isinstance(network, RankNetwork) else None,
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
-        reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=reduction.reduces_each(),
+        reshard=(reduction.reshard_rule or Reshard.NEVER).value, subgroup=reduction.subgroup,
+        reduce_each=reduction.reduces_each(),
         shard=(reduction.shard or 0) % parallel.dp, expert_shard=reduction.expert_shard or 0,
         reduce_groups=(reduction.reduce_groups or ReduceGroups.EACH).value,
         encoders=_encoder_grids(inputs.resolved, model, network),

@@ -253,7 +253,8 @@ def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -
     return Layout(
         pp=(parallel.pp or 1) - first_rank, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
         etp=parallel.etp or 0, order=order, shard=shard, first_gpu=first_gpu, first_rank=first_rank,
-        expert_shard=(reduction and reduction.expert_shard) or 0, encoders=tuple(encoders),
+        expert_shard=(reduction and reduction.expert_shard) or 0, subgroup=reduction.subgroup if reduction else 0,
+        encoders=tuple(encoders),
     )  # fmt: skip
 
 

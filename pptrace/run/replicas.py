@@ -118,7 +118,7 @@ def _named(resolved: Resolved, configured: Mapping[str, float], shape: tuple[int
 
 PASS_COLUMNS = ("f", "b", "i", "w")
 """Prefixes of the columns of forwards, and of whole and split backwards."""
-_MOVED = ("reduce_ns", "reduce_groups_ns", "unshard_ns", "offload_ns", "reload_ns")
+_MOVED = ("reduce_ns", "reduce_groups_ns", "unshard_ns", "unshard_subgroup_ns", "offload_ns", "reload_ns")
 """Columns of communication outside forwards and backwards."""
 
 

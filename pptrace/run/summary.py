@@ -241,7 +241,7 @@ def _reduction(run: SimulatedStep) -> list[tuple[str, str]]:
     if not metrics.reduction_ns.any():
         return []
     timeline = run.timeline
-    rows = np.flatnonzero(timeline.kind == Kind.UNSHARD)
+    rows = np.flatnonzero(np.isin(timeline.kind, (Kind.UNSHARD, Kind.UNSHARD_SUBGROUP)))
     gather_ns = np.zeros(timeline.ranks, dtype=np.int64)
     np.add.at(gather_ns, timeline.rank_of_row()[rows], (timeline.end_ns - timeline.start_ns)[rows])
     gathers = f"gathers {time_text(run, int(gather_ns.max()))}, " if gather_ns.any() else ""

@@ -408,6 +408,14 @@ def with_sharding(
     written = [f"data_parallel.{key}" for key in _KEYS if getattr(configured, key) not in _USUAL]
     if written and parallel.dp * parallel.cp > 1 and not freed.any():
         raise resolved.error(written[0], f"no weights are gathered and freed: {_SHARDS}")
+    if configured.subgroup and not has_units:
+        message = "only units are resharded to a part of a group: write pp: 1 and no units: 1, or always"
+        raise resolved.error("data_parallel.reshard", message)
+    if configured.subgroup and workload.unshard_ns.any() and not workload.unshard_subgroup_ns.any():
+        message = (
+            "these costs have no times of gathers in a part of a group: write costs.subgroup_gather, or always"
+        )
+        raise resolved.error("data_parallel.reshard", message)
     if configured.prefetch is not None and not has_units and configured.units is None:
         raise resolved.error("data_parallel.prefetch", "a pipeline has no units: write pp: 1, or remove the key")
     if (table.kind == Kind.UNSHARD).any():
@@ -422,9 +430,10 @@ def with_sharding(
         return with_gathers(table, gathered, None, prefetch=prefetch) if gathered.any() else table
     from pptrace.steps.pytorch_tables import ACTIVE_STAGES
 
-    reshard = configured.reshard or (Reshard.ALWAYS if has_units else Reshard.NEVER)
+    reshard = configured.reshard_rule or (Reshard.ALWAYS if has_units else Reshard.NEVER)
     active = configured.active_stages or (None if has_units else ACTIVE_STAGES)
-    return with_gathers(table, freed | gathered, reshard, active, lookahead, prefetch)
+    subgroups = bool(configured.subgroup)
+    return with_gathers(table, freed | gathered, reshard, active, lookahead, prefetch, subgroups=subgroups)
 
 
 def _check_reductions(resolved: Resolved, table: Schedule) -> None:

@@ -497,7 +497,7 @@ def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
         reason = f"expert parallelism of weights that are not sharded: ep {parallel.ep} does not divide tp x cp"
         return {degree.format("replicate"): parallel.dp, degree.format("shard"): 1}, [reason] * bool(remainder)
     has_units = parallel.pp == 1 and experiment.data_parallel.units != 1
-    reshard = experiment.data_parallel.reshard or (Reshard.ALWAYS if has_units else Reshard.NEVER)
+    reshard = experiment.data_parallel.reshard_rule or (Reshard.ALWAYS if has_units else Reshard.NEVER)
     is_resharded = zero == max(_SHARDS) and reshard not in {Reshard.NEVER, Reshard.BACKWARD}
     # Without a pipeline, the default keeps the last unit between its forward and its backward, as units do.
     rule = "default" if has_units else "always"
@@ -506,7 +506,9 @@ def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
         degree.format("replicate"): parallel.dp // shard, degree.format("shard"): shard,
         "parallelism.fsdp_reshard_after_forward": rule if is_resharded else "never",
     }  # fmt: skip
-    return words, [f"zero {zero}: FSDP shards {_SHARDS[zero]}, too"] * bool(_SHARDS[zero])
+    subgroup = experiment.data_parallel.subgroup
+    differences = [f"data_parallel.reshard {subgroup}: it gathers weights in the whole group"] * bool(subgroup)
+    return words, [*differences, *[f"zero {zero}: FSDP shards {_SHARDS[zero]}, too"] * bool(_SHARDS[zero])]
 
 
 _SHARDS = {1: "gradients and weights", 2: "weights", 3: ""}

@@ -360,7 +360,7 @@ def _cells(result: WhatIfs, row: WhatIf) -> tuple[str, str, str]:
 _MOST_ACTIONS = 400_000
 _FILE = "--lost"
 _PASSES = (Kind.F, Kind.B, Kind.I, Kind.W)
-_GATHERS = (Kind.UNSHARD, Kind.RESHARD)
+_GATHERS = (Kind.UNSHARD, Kind.UNSHARD_SUBGROUP, Kind.RESHARD)
 
 
 def step_without(run: Run, lost: int) -> int:

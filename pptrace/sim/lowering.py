@@ -461,7 +461,7 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-_GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
+_GATHERS = KindSet({Kind.UNSHARD, Kind.UNSHARD_SUBGROUP, Kind.RESHARD})
 
 
 def issue(schedule: Schedule, policy: Policy) -> IssueOrder:

@@ -264,6 +264,8 @@ def with_gathers(
     active: int | None = None,
     lookahead: Sequence[int] = (),
     prefetch: int | None = None,
+    *,
+    subgroups: bool = False,
 ) -> Schedule:
     """Return a table with gathers of stages' weights before their passes, and with their releases.
 
@@ -280,13 +282,16 @@ def with_gathers(
         lookahead: for ``never``, the number of stages to gather ahead, by rank of a replica and at most
             ``active``; empty for ``active``.
         prefetch: for other rules, the number of units to gather ahead; None for stages that are no units.
+        subgroups: for other rules, whether weights that a forward frees stay sharded over a part of their group.
     """
     blocks = blocks_of(schedule)
     if reshard is Reshard.NEVER:
         return insert_stage_actions(schedule, _gather_next(schedule, blocks, sharded, active, lookahead))
     columns = []
     for rank in range(schedule.ranks):
-        added = _gather_and_free(_blocks_of_rank(schedule, blocks, rank, sharded), reshard, prefetch)
+        added = _gather_and_free(
+            _blocks_of_rank(schedule, blocks, rank, sharded), reshard, prefetch, subgroups=subgroups
+        )
         columns += [(row, rank, kind, stage) for row, kind, stage in added]
     return insert_stage_actions(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
 
@@ -356,20 +361,25 @@ def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDAr
     return rank_blocks
 
 
-def _gather_and_free(blocks: Sequence[_Block], reshard: Reshard | None, prefetch: int | None) -> Iterator[_Added]:
+def _gather_and_free(
+    blocks: Sequence[_Block], reshard: Reshard | None, prefetch: int | None, *, subgroups: bool
+) -> Iterator[_Added]:
     """Gather the stages of a block before it, and free stages after blocks unless without rule.
 
     A stage is gathered one block ahead, and a unit ``prefetch`` blocks ahead in the same pass. A unit whose
-    backward follows its forward stays gathered, as FSDP2 keeps the last unit.
+    backward follows its forward stays gathered, as FSDP2 keeps the last unit. With ``subgroups``, the gather after
+    a release of a forward is one of :attr:`Kind.UNSHARD_SUBGROUP`.
     """
     gathered: set[int] = set()
+    in_subgroup: set[int] = set()
     distance, pass_start = 1 if prefetch is None else prefetch, 0
     for index, block in enumerate(blocks):
         if prefetch is not None and index and block.is_forward != blocks[index - 1].is_forward:
             pass_start = index
         for stage in block.stages:
             if stage not in gathered:
-                yield blocks[max(pass_start, index - distance)].first, Kind.UNSHARD, stage
+                kind = Kind.UNSHARD_SUBGROUP if stage in in_subgroup else Kind.UNSHARD
+                yield blocks[max(pass_start, index - distance)].first, kind, stage
         gathered.update(block.stages)
         if reshard is not None and index == len(blocks) - 1:
             free = set(gathered)
@@ -378,6 +388,7 @@ def _gather_and_free(blocks: Sequence[_Block], reshard: Reshard | None, prefetch
             if prefetch is not None and block.is_forward and index + 1 < len(blocks):
                 free -= set(blocks[index + 1].stages) - blocks[index + 1].forwards
         gathered -= free
+        in_subgroup = (in_subgroup - free) | (free & block.forwards if subgroups else set())
         for stage in sorted(free):
             yield block.end, Kind.RESHARD, stage
 

@@ -140,6 +140,8 @@ class Kind(IntEnum):
     """Generation of the step's sequences, before its passes."""
     REDUCE_GROUPS = 21
     """Reduce a stage's gradients between shard groups, after its last reduction in the groups."""
+    UNSHARD_SUBGROUP = 22
+    """Gather a stage's weights in the part of a shard group to which its forward resharded them."""
 
     @property
     def traits(self) -> Traits:
@@ -198,7 +200,7 @@ _F, _B = Pass.FORWARD, Pass.BACKWARD
 _GREEN, _BLUE = ("#8fd19e", "#ef9a94"), ("#9cc3f0", "#f5bd7a")
 _ACTIVATIONS, _GRADIENTS = ("#dbe5f0", "#dbe5f0"), ("#dce9df", "#dce9df")
 _SENT_AND_RECEIVED = "\N{RIGHTWARDS ARROW} \N{LEFTWARDS ARROW}"
-_GATHERED = ("UNSHARD",)
+_GATHERED = ("UNSHARD", "UNSHARD_SUBGROUP")
 
 KINDS: dict[Kind, Traits] = {
     Kind.F: Traits(
@@ -294,6 +296,10 @@ KINDS: dict[Kind, Traits] = {
     Kind.REDUCE_GROUPS: Traits(
         role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, ends_stage=True, cost="reduce_groups",
         trace_colour="startup", perfetto_text="REDUCE_GRAD",
+    ),
+    Kind.UNSHARD_SUBGROUP: Traits(
+        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="unshard_subgroup",
+        trace_colour="olive", perfetto_text="UNSHARD",
     ),
 }  # fmt: skip
 """One row per kind, in the order of their numbers."""

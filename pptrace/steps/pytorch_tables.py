@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ACTIVE_STAGES = 3
 """Stages of a rank whose weights are gathered at once: the default of ``max_active_stages``."""
 
-_GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
+_GATHERS = KindSet({Kind.UNSHARD, Kind.UNSHARD_SUBGROUP, Kind.RESHARD})
 _REDUCTIONS = KindSet({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS, Kind.WAIT_REDUCE_GRAD})
 _INSERTED = KindSet({*COMMUNICATION, *SEND_WAITS, *_GATHERS, *_REDUCTIONS})
 """Kinds that PyTorch inserts into a compute-only table, and rejects in one."""

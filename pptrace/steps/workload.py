@@ -60,7 +60,7 @@ PER_MICROBATCH = (
 )  # fmt: skip
 OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
-    "unreduced_bytes", "released_ns", "reduce_groups_ns", "reduced_bytes",
+    "unreduced_bytes", "released_ns", "reduce_groups_ns", "reduced_bytes", "unshard_subgroup_ns", "subgroup_bytes",
 )  # fmt: skip
 WHOLE = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
@@ -152,7 +152,11 @@ class Workload:
     unshard_ns: Int64s = field(default_factory=none)
     """Gather of the stage's sharded weights."""
     gathered_bytes: Int64s = field(default_factory=none)
-    """Gathered weights until they are freed, in addition to ``weights_bytes``; zero by default, like the next."""
+    """Gathered weights until they are freed, beyond ``weights_bytes``; zero by default, like the next three."""
+    unshard_subgroup_ns: Int64s = field(default_factory=none)
+    """Gather of the stage's weights in the part of a shard group to which its forward resharded them."""
+    subgroup_bytes: Int64s = field(default_factory=none)
+    """Share of the gathered weights that a device keeps from that forward to the next gather."""
     unreduced_bytes: Int64s = field(default_factory=none)
     """Unreduced gradients, from the first backward after a reduction to the end of the next reduction."""
     reduce_groups_ns: Int64s = field(default_factory=none)

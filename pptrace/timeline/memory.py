@@ -268,11 +268,13 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
 def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
     """Return the bytes of weights that gathers allocate at their starts and releases free at their ends.
 
-    A gather of a stage whose weights are still gathered allocates nothing: layers are gathered one by one.
+    A gather of a stage whose weights are still gathered allocates nothing: layers are gathered one by one. Before
+    a gather in a part of a shard group, a release keeps this part's share.
     """
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     delta = np.zeros(rows.size, dtype=np.int64)
-    gathers = kind == Kind.UNSHARD
+    in_subgroup = kind == Kind.UNSHARD_SUBGROUP
+    gathers = (kind == Kind.UNSHARD) | in_subgroup
     for number in np.unique(stage[gathers]).tolist():
         events = np.flatnonzero((gathers | (kind == Kind.RESHARD)) & (stage == number))
         sign = np.where(gathers[events], 1, -1)
@@ -280,7 +282,9 @@ def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> In
         order = np.lexsort((sign, time_ns))
         count = sign[order].cumsum()
         changed = events[order[(count > 0) != (np.append([0], count[:-1]) > 0)]]
-        delta[changed] = np.where(gathers[changed], 1, -1) * workload.gathered_bytes[number]
+        replaced = np.where(in_subgroup[changed], workload.subgroup_bytes[number], 0)
+        size_bytes = workload.gathered_bytes[number] - np.maximum(replaced, np.append(replaced[1:], 0))
+        delta[changed] = np.where(gathers[changed], size_bytes, -size_bytes)
     return delta
 
 

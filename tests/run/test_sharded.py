@@ -10,7 +10,7 @@ import pytest
 
 import pptrace
 from pptrace.config.choices import PolicyName
-from pptrace.errors import ConfigError
+from pptrace.errors import ConfigError, ConstraintError
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 
@@ -96,12 +96,22 @@ def test_one_replica_has_nothing_to_gather() -> None:
     assert not count(run(dp=1, reshard="always"), Kind.UNSHARD)
 
 
-def run_units(*, layers: int = 4, gather_us: int = 50, reduce_us: int = 50, **data: Any) -> pptrace.Run:
+def run_units(
+    *,
+    layers: int = 4,
+    gather_us: int = 50,
+    subgroup_us: int | None = 250,
+    reduce_us: int = 50,
+    dp: int = 4,
+    schedule: str = "1f1b",
+    **data: Any,
+) -> pptrace.Run:
     """Simulate two microbatches of a job without a pipeline: units of 100 us forward and 200 us backward."""
     return pptrace.simulate({
-        "parallel": {"pp": 1, "dp": 4}, "batch": {"microbatches": 2}, "schedule": "1f1b",
+        "parallel": {"pp": 1, "dp": dp}, "batch": {"microbatches": 2}, "schedule": schedule,
         "costs": {
             "name": "table", "forward": "100us", "backward": "200us", "gather": f"{gather_us}us",
+            "subgroup_gather": None if subgroup_us is None else f"{subgroup_us}us",
             "reduction": f"{reduce_us}us", "gathered": "8MiB", "weights": "2MiB",
         },
         "data_parallel": {"overlap": True, "units": layers, **data},
@@ -138,6 +148,82 @@ def test_units_are_gathered_again_when_they_were_freed(reshard: str, gathers: in
 
     assert count(step, Kind.UNSHARD) == gathers
     assert step.metrics.memory.weights_bytes.tolist() == [(4 * 2 + units * 8) * 2**20]
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_units_stay_sharded_over_a_part_of_the_group_between_their_passes(gpus: int) -> None:
+    step = run_units(reshard=gpus, dp=8)
+
+    # As with `always`, the last unit stays gathered. The gathers of the other backwards are in the part.
+    assert count(step, Kind.UNSHARD) == 2 * 4
+    assert count(step, Kind.UNSHARD_SUBGROUP) == 2 * 3
+    assert count(step, Kind.RESHARD) == count(run_units(reshard="always", dp=8), Kind.RESHARD)
+    # At the first backward, two units are gathered, and a device has a share of the others.
+    assert step.metrics.memory.weights_bytes.tolist() == [(4 * 2 + 2 * 8 + 2 * 8 // gpus) * 2**20]
+
+
+def test_slow_gathers_take_their_time_in_the_group_or_in_its_part() -> None:
+    step = run_units(gather_us=500, reduce_us=300, reshard=2)
+
+    assert step.metrics.step_ns == 2 * ((4 * 500 + 3 * 250) + 4 * 300 + 100) * 1000
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("gpus", "rule"), [(4, "always"), (1, "backward")])
+def test_resharding_to_the_whole_group_or_to_one_gpu_is_a_rule(schedule: str, gpus: int, rule: str) -> None:
+    steps = [run_units(reshard=value, schedule=schedule) for value in (gpus, rule)]
+
+    assert steps[0].prepared.schedule == steps[1].prepared.schedule
+    for name in ("start_ns", "end_ns"):
+        assert (getattr(steps[0].timeline, name) == getattr(steps[1].timeline, name)).all()
+    assert (steps[0].metrics.memory.peak_bytes == steps[1].metrics.memory.peak_bytes).all()
+
+
+def test_gathers_of_forwards_follow_forwards_in_the_part_of_the_group() -> None:
+    """As ``FSDPParamGroup._all_gather_process_group`` in PyTorch 2.13."""
+    table = run_units(reshard=2, schedule="gpipe").prepared.schedule
+
+    gathers = [cell for cell in table.rows()[0] if cell.startswith("0UNSHARD") or cell[:2] in {"0F", "0B"}]
+    assert gathers == [
+        "0UNSHARD", "0F0", "0UNSHARD_SUBGROUP", "0F1", "0UNSHARD_SUBGROUP", "0B0", "0UNSHARD", "0B1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", [None, {"preset": "dgx-h100", "nodes": 2}])
+@pytest.mark.parametrize("model", [MODEL, {**MODEL, **EXPERTS}], ids=["dense", "experts"])
+def test_a_gather_in_a_part_takes_as_long_as_in_a_shard_group_of_its_size(
+    cluster: dict[str, Any] | None, model: dict[str, Any]
+) -> None:
+    hardware = {"cluster": cluster} if cluster else {"device": "h100-sxm"}
+    network = {} if cluster else {"bandwidth": "50 GB/s"}
+    part, groups = (
+        pptrace.simulate({
+            "model": model, "parallel": {"pp": 1, "dp": 16}, "batch": {"microbatches": 1, "sequence": 1024},
+            "schedule": "1f1b", "costs": {"zero": 3}, "data_parallel": {**data, **network}, **hardware,
+        }).prepared.workload
+        for data in ({"reshard": 4}, {"shard": 4})
+    )  # fmt: skip
+
+    assert (part.unshard_subgroup_ns == groups.unshard_ns).all()
+    assert (part.unshard_subgroup_ns < part.unshard_ns).all()
+    assert (part.subgroup_bytes == -(-part.gathered_bytes // 4)).all()
+
+
+@pytest.mark.parametrize(("keys", "said"), [
+    ({"reshard": 3}, "data_parallel.reshard: 3 does not divide the 4 GPUs of a shard group"),
+    ({"reshard": 2, "units": 1}, "data_parallel.reshard: only units are resharded to a part of a group: write "),
+    ({"reshard": 2, "active_stages": 2}, "data_parallel.active_stages: reshard: 2 frees weights itself"),
+    ({"reshard": 2, "subgroup_us": None}, "data_parallel.reshard: these costs have no times of gathers in a part"),
+])  # fmt: skip
+def test_parts_of_groups_that_units_cannot_have_are_one_line(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run_units(**keys)
+    assert said in str(refused.value)
+
+
+def test_experts_are_resharded_to_no_more_gpus_than_share_their_state() -> None:
+    with pytest.raises(ConstraintError, match=r"4 does not divide the devices that share an expert's state \(2\)"):
+        run_alone(3, model=EXPERTS, expert_ranks=4, dp=8, reshard=4)
 
 
 def run_alone(

@@ -343,6 +343,10 @@ def test_sharding_and_recomputation_are_told() -> None:
     assert "--num-distributed-optimizer-instances" not in weights.words
     assert not [part for part in weights.without if part.startswith("costs")]
     assert "data_parallel.units weights: it gathers layers" in layers.without
+    _, parts = flag_words(
+        costs={"zero": 3}, parallel=alone, data_parallel={"reshard": 4}, batch={"global": 32}
+    )  # fmt: skip
+    assert "data_parallel.reshard 4: it gathers weights in the whole group" in parts.without
     assert value(shards, "--parallelism.data_parallel_replicate_degree") == "2"
     assert value(shards, "--parallelism.data_parallel_shard_degree") == "4"
     assert value(shards, "--parallelism.fsdp_reshard_after_forward") == "default"

@@ -117,7 +117,7 @@ def test_the_perfetto_ui_draws_forwards_blue_and_gradients_green() -> None:
     assert 245 <= hues["F"] <= 275
     assert all(95 <= hues[name] <= 155 for name in "BIW")
     assert 285 <= hues["RECOMPUTE"] <= 315
-    assert len(set(COLOR_TEXTS)) == len(COLOR_TEXTS) == len(Kind) - 1  # reductions have one color
+    assert len(set(COLOR_TEXTS)) == len(COLOR_TEXTS) == len(Kind) - 2  # gathers, and reductions, have one color
 
 
 def test_every_slice_ends_once(decoded: Decoded) -> None:

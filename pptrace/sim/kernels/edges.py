@@ -24,6 +24,7 @@ from pptrace.sim.kernels.placement import (
     RECEIVES,
     RENDEZVOUS,
     SENDS,
+    SUBGROUP_GATHERS,
 )
 from pptrace_kernel import fetch
 
@@ -100,7 +101,7 @@ def _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microb
     if kinds.awaited[k] == 1:
         if kinds.result[k] < 0:
             slot = k * graph.stages + s
-            if k == GATHERS:
+            if k == GATHERS or k == SUBGROUP_GATHERS:
                 slot = _gather(s, graph.stages, len(kinds.role), awaited_stage)
             awaited_stage[slot] = index
         else:

@@ -166,7 +166,8 @@ _LISTED_RANKS = 30
 """Length at which PyTorch truncates its list of a group's ranks."""
 _SEND, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
 _COLLECTIVES = {
-    "UNSHARD": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE, "REDUCE_GROUPS": _ALL_REDUCE, "SYNC": _ALL_REDUCE,
+    "UNSHARD": "AllGather_RING_LL", "UNSHARD_SUBGROUP": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE,
+    "REDUCE_GROUPS": _ALL_REDUCE, "SYNC": _ALL_REDUCE,
 }  # fmt: skip
 """NCCL's kernels of collective kinds."""
 _COPIES = {Stream.COPY_OUT: "Memcpy DtoH (Device -> Pinned)", Stream.COPY_IN: "Memcpy HtoD (Pinned -> Device)"}

@@ -75,8 +75,8 @@ _PATH_FIELDS = frozenset({"shown"})
 def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescriptorSet:
     """Return the descriptor of ``proto/pptrace.proto`` as ``protoc`` builds it, without Perfetto's file.
 
-    With ``timelines``, fields of links, segments and the critical path, and the kind of reductions between groups,
-    are omitted where no timeline has any.
+    With ``timelines``, fields of links, segments and the critical path, and kinds of shard groups, are omitted
+    where no timeline has any.
     """
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
@@ -110,8 +110,9 @@ def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescripto
 def _absent(timelines: Sequence[Timeline]) -> frozenset[str]:
     """Return the names of fields and kinds that no timeline has."""
     absent = frozenset[str]()
-    if not any((timeline.kind == Kind.REDUCE_GROUPS).any() for timeline in timelines):
-        absent |= {Kind.REDUCE_GROUPS.name}
+    for kind in (Kind.REDUCE_GROUPS, Kind.UNSHARD_SUBGROUP):
+        if not any((timeline.kind == kind).any() for timeline in timelines):
+            absent |= {kind.name}
     if not any(timeline.routes is not None and timeline.routes.link.size for timeline in timelines):
         absent |= _LINK_FIELDS
     if all(timeline.parts is None for timeline in timelines):

@@ -195,7 +195,7 @@ def _stage_needs(timeline: Timeline, row: Int64s) -> _Needs:
     for node, (kind, stage, start_ns, _) in enumerate(slices):
         traits = kinds.KINDS[kind]
         keys: list[tuple[Kind | None, int]] = [(Kind[name], stage) for name in traits.waits_for]
-        if traits.role is kinds.Role.COLLECTIVE and kind is not Kind.UNSHARD:
+        if traits.role is kinds.Role.COLLECTIVE and kind not in _COLLECTIVES:
             keys.append((None, -1 if kind is Kind.SYNC else stage))
         for key in keys:
             before = bisect_right(ended[key], (start_ns, len(slices))) - 1
@@ -260,7 +260,7 @@ _MICROSECOND, _HALF = 1000, 500
 _NORM_BYTES = 4
 """Bytes that SYNC reduces over all ranks: the norm of the gradients in float32."""
 _MEMORY = {Kind.OFFLOAD: NodeType.MEM_STORE, Kind.RELOAD: NodeType.MEM_LOAD}
-_COLLECTIVES = {Kind.UNSHARD: CollectiveType.ALL_GATHER}
+_COLLECTIVES = dict.fromkeys((Kind.UNSHARD, Kind.UNSHARD_SUBGROUP), CollectiveType.ALL_GATHER)
 _SEGMENTS = {
     "allreduce": CollectiveType.ALL_REDUCE, "allgather": CollectiveType.ALL_GATHER,
     "reducescatter": CollectiveType.REDUCE_SCATTER, "alltoall": CollectiveType.ALL_TO_ALL,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, comb, erf, exp, pi, sqrt
+from math import ceil, comb, erf, exp, gcd, pi, sqrt
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias
 
 from pydantic import Field
@@ -350,8 +350,9 @@ class ByFormula(_Groups):
     ) -> int:
         """Return the time of a collective in the context-parallel group, then of each share over the network."""
         rounds, shard = _ROUNDS[collective], self.shard
-        cp = 1 if experts or part == "replicate" else shard.cp
-        members = shard.members(part, experts=experts) // cp
+        members = shard.members(part, experts=experts)
+        cp = 1 if experts or part == "replicate" else gcd(shard.cp, members)
+        members //= cp
         distance = shard.ep * shard.etp if experts else shard.tp * shard.cp
         if part == "replicate":
             distance = distance * shard.members("shard", experts=experts) // (1 if experts else shard.cp)
@@ -367,12 +368,13 @@ class ByFormula(_Groups):
     def _replica_fabric(self, distance: int, replicas: int, part: Part) -> Fabric:
         """Return the fabric between ``replicas`` with a distance of some devices."""
         outer = data_parallel_fabric(self.network)
-        if part == "shard" and not self.every_nic:
+        if part in {"shard", "subgroup"} and not self.every_nic:
             return group_fabric(self.device, self.network, distance * replicas)
         if not (self.every_nic and outer.rate):
             return outer
         per_node = max(self.device.scale_up_size // distance, 1)
-        groups = self.ranks * (self.shard.replicas // self.shard.shards if part == "shard" else 1)
+        whole = self.shard.members(part) if part in {"shard", "subgroup"} else self.shard.replicas
+        groups = self.ranks * (self.shard.replicas // whole)
         fewest = _fewest_in_a_node(per_node, replicas, groups)
         inner = group_fabric(self.device, {}, min(per_node, replicas))
         return inner if fewest == replicas else outer._replace(rate=min(fewest * outer.rate, inner.rate))

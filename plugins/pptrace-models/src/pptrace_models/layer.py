@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Precision, Transformer
 
 
-Part: TypeAlias = Literal["all", "shard", "replicate"]
+Part: TypeAlias = Literal["all", "shard", "subgroup", "replicate"]
 """Groups of replicas: all, those that share state, or one replica of each group that shares state."""
 
 
@@ -46,6 +46,8 @@ class Shard(NamedTuple):
     """Devices that share the state of the same dense weights: a part of ``replicas``."""
     expert_shards: int
     """Devices that share the state of the same experts."""
+    subgroup: int
+    """Devices of a part of such a group, over which weights stay sharded from forward to backward; 0 for all."""
     heads: int
     """Query heads."""
     query: int
@@ -80,10 +82,11 @@ class Shard(NamedTuple):
     """Stages that share the embedding and the LM head, one on each pipeline rank."""
 
     def members(self, part: Part, *, experts: bool = False) -> int:
-        """Return the devices of a group of replicas: all, those that share state, or one of each such group."""
+        """Return the devices of a group: all replicas, those that share state, a part of them, or one of each."""
         replicas = self.expert_replicas if experts else self.replicas
         shards = self.expert_shards if experts else self.shards
-        return {"all": replicas, "shard": shards, "replicate": replicas // shards}[part]
+        sizes = {"all": replicas, "shard": shards, "subgroup": self.subgroup, "replicate": replicas // shards}
+        return sizes[part]
 
     @property
     def is_split(self) -> bool:
@@ -133,6 +136,7 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         expert_replicas=_expert_replicas(request, request.dp, etp),
         shards=(request.shard or request.dp) * request.cp,
         expert_shards=request.expert_shard or _expert_replicas(request, request.shard or request.dp, etp),
+        subgroup=request.subgroup,
         heads=model.heads // request.tp,
         query=model.query_width // request.tp,
         kv=model.kv_width // kv_share,
@@ -213,6 +217,9 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
     if request.expert_shard:
         replicas = _expert_replicas(request, request.dp, etp)
         _divide("data_parallel.expert_shard", request.expert_shard, "the replicas of an expert", replicas)
+    if request.subgroup and model.num_experts:
+        shards = request.expert_shard or _expert_replicas(request, request.shard or request.dp, etp)
+        _divide("data_parallel.reshard", request.subgroup, "the devices that share an expert's state", shards)
     if request.ep == 1 and etp == request.tp:
         return
     redundant = model.expert_load.redundant if model.expert_load else 0

@@ -441,10 +441,13 @@ def state(
     if shards_weights:
         frozen = _owned(shard, Held(dense=held.frozen, experts=held.frozen_experts))
         gathered_each_step = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
-    unshard_ns = unreduced_count = 0
+    unshard_ns = unshard_subgroup_ns = unreduced_count = 0
+    gathered_bytes = _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0
     if shards_gradients:
         gather = [("all-gather", model.element_bytes)]
         unshard_ns = _replicas_ns(costing.groups, gathered_each_step, gather, _sharing(shard))
+        if shard.subgroup:
+            unshard_subgroup_ns = _replicas_ns(costing.groups, gathered_each_step, gather, "subgroup")
         unreduced_count = count - owned
         if reduced:
             unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
@@ -461,7 +464,9 @@ def state(
         "optimizer_ns": update_ns(costing, muon)
         + _update_ns(costing.device, updated * touched - 2 * saved + _cast_bytes(costing, count)),
         "unshard_ns": unshard_ns,
-        "gathered_bytes": _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0,
+        "gathered_bytes": gathered_bytes,
+        "unshard_subgroup_ns": unshard_subgroup_ns,
+        "subgroup_bytes": -(-gathered_bytes // shard.subgroup) if shard.subgroup else 0,
         "unreduced_bytes": unreduced_count * gradient,
     }
 
