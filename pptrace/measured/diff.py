@@ -41,6 +41,7 @@ from pptrace.measured.sides import clock_uncertainty_ns, median_deviation_factor
 from pptrace.report.numbers import SIGMAS, Figure, Sides, microbatches_text, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
+from pptrace.timeline.trim import step_microbatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,8 @@ class ComparedStep:
     """Its simulation; None for a recording, and where it is unknown."""
     partial: bool = False
     """Whether either compared step lacks computations."""
+    microbatches: int
+    """Microbatches of the step, without those of other updates."""
     slices: int = 1
     """Slices of each microbatch's sequence, which the step has as microbatches."""
 
@@ -90,7 +93,7 @@ class ComparedStep:
     def sizes(self) -> str:
         """The sizes of its pipeline in words."""
         placement = self.step.placement
-        microbatches = microbatches_text(placement.microbatches // self.slices, self.slices)
+        microbatches = microbatches_text(self.microbatches // self.slices, self.slices)
         return f"{placement.ranks} ranks, {placement.stages} stages, {microbatches}"
 
 
@@ -496,7 +499,7 @@ def diff(
         [
             ComparedStep(
                 step=step, metrics=analysis.metrics, parts_ns=analysis.parts_ns, simulation=simulation,
-                partial=partial, slices=side.slices,
+                partial=partial, microbatches=step_microbatches(side.timeline), slices=side.slices,
             )
             for step, analysis in zip((chosen, *side_steps), (side.analysis, *side.analyses), strict=True)
         ]

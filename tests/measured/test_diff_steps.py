@@ -10,6 +10,7 @@ import pytest
 from compared_steps import slower_way, stretched
 from paired_steps import paired_step
 
+import pptrace
 from pptrace.config.choices import PolicyName
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
@@ -173,6 +174,15 @@ def test_steps_of_other_sizes_have_no_ladder_and_say_why() -> None:
     assert difference.ladder == ()
     assert difference.no_ladder == (
         "the steps have 3 ranks, 3 stages, 4 microbatches and 2 ranks, 2 stages, 2 microbatches"
+    )
+
+
+@pytest.mark.needs_plugins
+def test_microbatches_of_other_updates_are_not_counted() -> None:
+    fewer, more = (pptrace.simulate(schedule="pipedream-2bw", pp=2, microbatches=count) for count in (4, 6))
+
+    assert pptrace.diff(fewer, more).findings.no_ladder == (
+        "the steps have 2 ranks, 2 stages, 4 microbatches and 2 ranks, 2 stages, 6 microbatches"
     )
 
 

@@ -97,7 +97,8 @@ def test_work_does_not_grow_with_the_product_of_edges_and_stages() -> None:
 def replayed(rows: list[list[str]], b_ns: int) -> ComparedStep:
     workload = Workload.uniform(2, f_ns=10, b_ns=b_ns)
     timeline = simulate(Schedule.from_rows(rows), workload)
-    return ComparedStep(step=extract_computations(timeline), metrics=measure(timeline, workload), parts_ns={})
+    step, metrics = extract_computations(timeline), measure(timeline, workload)
+    return ComparedStep(step=step, metrics=metrics, parts_ns={}, microbatches=step.placement.microbatches)
 
 
 def test_whole_backwards_take_what_both_gradients_of_the_other_step_take() -> None:
