@@ -287,7 +287,7 @@ def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:
 
     Each end of a message waits for its rank's computation and has a successor. A send may follow another send.
     """
-    messages, consumers = int(calls.sent.sum()), 0
+    messages, consumers = int(issued.sent.sum()), 0
     if calls.further.any():
         several = issued.span.max(initial=1) > 1
         consumers = int(issued.span[RECEIVES.mask(issued.kind)].sum()) if several else messages

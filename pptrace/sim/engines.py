@@ -306,7 +306,9 @@ def run_graph(graph: TaskGraph) -> Ran:
     tasks = new_tasks(graph.tasks)
     rendezvous = int((graph.next_peer >= 0).any())
     done = run(sweep_kernels.sweep, (graph_record(graph), rendezvous), (tasks,), work=graph.tasks)
-    return Ran(tasks.start, tasks.start + graph.duration_ns, tasks.cause, tasks.waiting, done)
+    (end,) = empty_columns(graph.tasks, np.int64)
+    np.add(tasks.start, graph.duration_ns, out=end)
+    return Ran(tasks.start, end, tasks.cause, tasks.waiting, done)
 
 
 def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:

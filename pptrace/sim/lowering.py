@@ -526,6 +526,7 @@ def _insert_rows(
     position = before + np.arange(before.size)
     row = np.insert(np.arange(len(issued)), before, before)
     cells, edge = issued.cells.taken(row), issued.edge[row]
+    peer = issued.peer[row] if issued.peer.size else issued.peer
     for column, values in zip(cells, inserted, strict=True):
         column[position] = values
     edge[position] = -1
@@ -535,7 +536,7 @@ def _insert_rows(
     rank = np.searchsorted(issued.row_ptr, before, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
     calls = None if issued.calls is None else issued.calls.with_rows(row, begin)
-    return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
+    return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, peer=peer, calls=calls, **cells._asdict())
 
 
 def _backwards(issued: IssueOrder, recomputes: CellColumns) -> NDArray[np.int64]:

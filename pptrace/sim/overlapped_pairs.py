@@ -366,7 +366,8 @@ def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tup
         needs += [np.stack([origin + awaited, origin + waiting]) for awaited, waiting in rows.needs]
     calls = None if issued.calls is None else issued.calls.with_rows(source, begin)
     expanded = replace(
-        issued, row_ptr=first[issued.row_ptr], edge=issued.edge[source], calls=calls,
+        issued, row_ptr=first[issued.row_ptr], edge=issued.edge[source],
+        peer=issued.peer[source] if issued.peer.size else issued.peer, calls=calls,
         **issued.cells.taken(source)._asdict(),
     )  # fmt: skip
     paths = _paths_over_links(expanded, columns, list(links))

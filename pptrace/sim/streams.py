@@ -206,9 +206,9 @@ def assign_lanes(
     if one_copy_stream:
         lane_of_stream[Stream.COPY_IN] = lane_of_stream[Stream.COPY_OUT]
     width = 2 + 3 * ranks + len(_RANK_STREAMS)
-    if issued.calls is not None and not parts.stream.size and mode == placement_kernels.PER_DIRECTION:
-        columns = LaneColumns(issued.calls.peer, unset(0), lane_of_stream, width)
-        groups, count, sends_to = 0, _count_calls(issued, issued.calls.sent, columns), issued.calls.sent > 0
+    if issued.sent.size and not parts.stream.size and mode == placement_kernels.PER_DIRECTION:
+        columns = LaneColumns(issued.peer, unset(0), lane_of_stream, width)
+        groups, count, sends_to = 0, _count_rows(issued, columns), issued.sent > 0
     else:
         columns, groups, count, sends_to = _key_lanes(issued, policy, parts, graph, lane_of_stream, width)
     occupied = count > 0
@@ -243,12 +243,14 @@ def _key_lanes(
     return columns, groups, count, sends_to.astype(bool)
 
 
-def _count_calls(issued: IssueOrder, sent: Int32s, lanes: LaneColumns) -> Int32s:
-    """Return the number of rows per lane key for a program's calls, from the number of messages per rank pair."""
+def _count_rows(issued: IssueOrder, lanes: LaneColumns) -> Int32s:
+    """Return the number of rows per lane key, with one lane per peer and direction, without a pass over rows."""
     ranks = issued.row_ptr.size - 1
-    count, between = np.zeros((ranks, lanes.width), dtype=np.int32), sent.reshape(ranks, ranks)
-    first = 2 + ranks
-    count[:, first : first + ranks], count[:, first + ranks : first + 2 * ranks] = between, between.T
+    count, between = np.zeros((ranks, lanes.width), dtype=np.int32), issued.sent.reshape(ranks, ranks)
+    sends = 2 + ranks
+    count[:, sends : sends + ranks] = between
+    if issued.calls is not None:  # only calls have rows of receivers
+        count[:, sends + ranks : sends + 2 * ranks] = between.T
     kinds = present(issued.kind)
     lane = lanes.of_stream[TABLE.stream]
     for kind in kinds[~COMMUNICATION.mask(kinds) & (lane[kinds] != lane[Kind.F])].tolist():

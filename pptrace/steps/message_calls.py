@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -33,10 +33,6 @@ class Issue(NamedTuple):
 
     of_row: Int32s
     """Shape (rows,): call of each side of a message, -1 for other rows."""
-    peer: Int32s
-    """Shape (rows,): rank at the other side of each message, -1 for other rows."""
-    sent: Int32s
-    """Shape (ranks x ranks,): number of messages from one rank to another."""
     before: Int32s
     """Shape (calls,): previous call on the rank's communicator, -1 for none."""
     communicator: Int32s
@@ -63,8 +59,8 @@ class Issue(NamedTuple):
         """
         waited = np.where(self.waited < 0, -1, begin[self.waited]).astype(np.int32)
         return self._replace(
-            of_row=self.of_row[source], peer=self.peer[source], waited=waited,
-            further=np.ones_like(self.further), row=begin[self.row].astype(np.int32),
+            of_row=self.of_row[source], waited=waited, further=np.ones_like(self.further),
+            row=begin[self.row].astype(np.int32),
         )  # fmt: skip
 
 
@@ -78,15 +74,22 @@ class IssueOrder(Cells):
     """Shape (ranks + 1,): first row of each rank."""
     edge: Int32s
     """Index into the placement's edges for a message, else -1."""
+    peer: Int32s = field(default_factory=lambda: unset(0))
+    """Shape (rows,): rank at the other side of each message, -1 for other rows; empty where unknown."""
+    sent: Int32s = field(default_factory=lambda: unset(0))
+    """Shape (ranks x ranks,): number of messages from one rank to another; empty where unknown."""
     calls: Issue | None = None
     """Calls of a message program; None for policies that follow a rule."""
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
-        """Return the given rows in the given order; each stays on its rank."""
+        """Return the given rows in the given order, without peers; each stays on its rank."""
         before = np.zeros(len(self) + 1, dtype=np.int32)
         before[rows + 1] = 1
         row_ptr = before.cumsum()[self.row_ptr]
-        return replace(self, row_ptr=row_ptr, edge=self.edge[rows], **self.cells.taken(rows)._asdict())
+        none = unset(0)
+        return replace(
+            self, row_ptr=row_ptr, edge=self.edge[rows], peer=none, sent=none, **self.cells.taken(rows)._asdict()
+        )
 
     def with_whole_pairs(self) -> Self:
         """Move messages out of overlapped pairs: receives before the first member, sends after the last."""
@@ -111,15 +114,21 @@ def with_sends(schedule: Schedule) -> IssueOrder:
     if schedule.has_communication:
         issued = as_issued(schedule)
         return issued.selected(np.flatnonzero(~RECEIVES.mask(issued.kind)))
-    sent, _ = _count_messages(schedule)
-    out = empty(len(schedule) + int(sent.sum()), schedule.ranks)
-    run(
+    graph = graph_of(schedule.placement)
+    most = len(schedule) * (1 + graph.widest)  # unused memory is not touched
+    out, (peer,) = empty(most, schedule.ranks), empty_columns(most, np.int32)
+    sent = np.zeros(schedule.ranks**2, dtype=np.int32)
+    rows = run(
         tables.insert_sends,
-        (schedule.row_ptr, schedule.cells, graph_of(schedule.placement), TABLE),
-        out,
+        (schedule.row_ptr, schedule.cells, graph, TABLE),
+        (*out, peer, sent),
         work=len(schedule),
     )
-    return _issue_order(schedule.placement, out)
+    cells = {name: values[:rows] for name, values in out.cells._asdict().items()}
+    return IssueOrder(
+        placement=schedule.placement, row_ptr=out.row_ptr, edge=out.edge[:rows], peer=peer[:rows], sent=sent,
+        **cells,
+    )  # fmt: skip
 
 
 def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueOrder:
@@ -286,9 +295,8 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
 def _list_messages(schedule: Schedule) -> tuple[_Messages, Int32s]:
     """Return a table's messages, and the number from one rank to another, shape (ranks x ranks,)."""
     graph = graph_of(schedule.placement)
-    widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
     out = _Messages(
-        *empty_columns(len(schedule) * widest, *[np.int32] * 5, np.int8)
+        *empty_columns(len(schedule) * graph.widest, *[np.int32] * 5, np.int8)
     )  # an upper bound; unused memory is not touched
     made_at = unset(2 * graph.stages * graph.microbatches)
     run(kernels.find_results, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
@@ -327,11 +335,14 @@ def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan:
     waited, further, waits, calls = _waits(schedule, messages, plan, ends, communicators, of_end, place, number)
     ends_of = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
     issue = Issue(
-        of_row=of_row, peer=peer, sent=sent, before=before[:number], communicator=over[:number], waited=waited,
-        further=further, awaited=waits.source, row=waits.target, earlier=calls.source, later=calls.target,
+        of_row=of_row, before=before[:number], communicator=over[:number], waited=waited, further=further,
+        awaited=waits.source, row=waits.target, earlier=calls.source, later=calls.target,
     )  # fmt: skip
     row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(ends_of)])).astype(np.int32)
-    return IssueOrder(placement=schedule.placement, row_ptr=row_ptr, edge=edge, calls=issue, **out._asdict())
+    return IssueOrder(
+        placement=schedule.placement, row_ptr=row_ptr, edge=edge, peer=peer, sent=sent, calls=issue,
+        **out._asdict(),
+    )  # fmt: skip
 
 
 def _waits(

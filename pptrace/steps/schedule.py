@@ -314,6 +314,11 @@ class StageGraph(NamedTuple):
     pred_edge: Int32s
     """Index of the edge from each predecessor."""
 
+    @property
+    def widest(self) -> int:
+        """The most successors or predecessors of a stage."""
+        return int(max(np.diff(self.succ_ptr).max(initial=0), np.diff(self.pred_ptr).max(initial=0)))
+
 
 def graph_of(placement: Placement) -> StageGraph:
     """Return a placement's graph of stages."""

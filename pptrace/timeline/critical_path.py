@@ -88,9 +88,18 @@ def _path(timeline: Timeline) -> Int32s:
     if not len(timeline):
         return np.zeros(0, dtype=np.int32)
     (path,) = empty_columns(len(timeline), np.int32)
-    last = int(np.argmax(timeline.end_ns))
+    last = _last_row(timeline)
     length = run(kernels.follow_causes, (timeline.cause, last), (path,), work=len(timeline))
     return path[:length][::-1].copy()
+
+
+def _last_row(timeline: Timeline) -> int:
+    """Return the row that ends last, the lowest on a tie; ends ascend within a lane."""
+    filled = np.flatnonzero(np.diff(timeline.lane_ptr) > 0)
+    ends_ns = timeline.end_ns[timeline.lane_ptr[filled + 1] - 1]
+    lane = filled[np.argmax(ends_ns)]
+    low, high = timeline.lane_ptr[lane : lane + 2].tolist()
+    return low + int(np.searchsorted(timeline.end_ns[low:high], ends_ns.max()))
 
 
 def _split(timeline: Timeline, rows: Int32s, opened_ns: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
