@@ -117,7 +117,8 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     Args:
         kernel: a function in the language of kernels.
         inputs: one-dimensional arrays, integers, and records (named tuples) of those.
-        outputs: the same; the caller initialises the arrays, and the kernel fills them.
+        outputs: the same; the caller initialises the arrays, and the kernel fills them. To a read-only array it
+            writes only values that are there already.
         work: the number of rows. It decides, with the rows that this process interpreted before, whether the
             kernel is compiled. Much longer columns count as rows too.
 
@@ -135,7 +136,7 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     if compiles(rows, loaded=kernel in _loaded):
         from pptrace_kernel import compiled
 
-        arguments = [*_map_arrays(np.ascontiguousarray, inputs), *outputs]
+        arguments = [*_map_arrays(compiled.as_column, inputs), *outputs]
         if compiled.is_ready(kernel, arguments) or _should_compile(kernel, rows):
             _loaded.add(kernel)
             return compiled.call(kernel, arguments)
@@ -191,7 +192,10 @@ def _map_arrays(function: Callable[[NDArray[Any]], Any], arguments: Sequence[Arg
 def _write_back(outputs: Sequence[Argument], filled: Sequence[Any]) -> None:
     """Copy lists into arrays, also inside records."""
     for output, values in zip(outputs, filled, strict=True):
-        if isinstance(output, np.ndarray):
+        if isinstance(output, np.ndarray) and output.flags.writeable:
             output[:] = values
+        elif isinstance(output, np.ndarray) and output.tolist() != values:
+            message = "a kernel wrote another value to a read-only column"
+            raise ValueError(message)
         elif isinstance(output, tuple):
             _write_back(output, values)

@@ -25,6 +25,8 @@ class Column:
 
     dtype: str
     """The name of the numpy dtype, such as ``int32``."""
+    is_uniform: bool = False
+    """Whether all elements are in one place."""
 
     @property
     def element(self) -> str:
@@ -196,10 +198,16 @@ class Writer:
             element = self.emit(f"{'sext' if column.signed else 'zext'} {column.element} {element} to i64")
         return Value(Integer(), (element,))
 
+    def address(self, column: Column, first: str, index: str) -> str:
+        """Return the address of an element of a column."""
+        place = "0" if column.is_uniform else index
+        return self.emit(f"getelementptr {column.element}, ptr {first}, i64 {place}")
+
     def prefetch(self, column: Column, first: str, index: str) -> None:
         """Prefetch an element of a column for writing, into all levels of the data cache."""
-        address = self.emit(f"getelementptr {column.element}, ptr {first}, i64 {index}")
-        self.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 1, i32 3, i32 1)")
+        if not column.is_uniform:
+            address = self.address(column, first, index)
+            self.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 1, i32 3, i32 1)")
 
     def load_argument(self, words: str, kind: Kind, offset: int) -> Value:
         """Return the value whose words begin at an offset."""

@@ -12,6 +12,8 @@ from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from pptrace_kernel.llvm_text import (
     NO_RESULT,
     PREFETCH_DECLARATION,
@@ -95,12 +97,14 @@ class Expressions(Writer, ABC):
         index = self.evaluate_integer(node.slice)
         if not isinstance(column.kind, Column):
             self.refuse(node, f"{ast.unparse(node.value)} is no column")
-        return column.kind, self.emit(f"getelementptr {column.kind.element}, ptr {column.parts[0]}, i64 {index}")
+        return column.kind, self.address(column.kind, column.parts[0], index)
 
     def store_element(self, node: ast.AST, column: Column, address: str, value: Value) -> None:
         """Store an integer in a column."""
         if value.kind != _INTEGER:
             self.refuse(node, "columns hold integers")
+        if column.is_uniform:
+            return  # the value is that of all elements
         (element,) = value.parts
         if column.dtype == "bool":
             element = self.emit(f"zext i1 {self.emit(f'icmp ne i64 {element}, 0')} to i8")
@@ -351,10 +355,12 @@ def _kind(layout: Any) -> Kind:
     if isinstance(layout, tuple):
         fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
         return Record(layout[0].__name__, tuple(fields))
-    if layout.kind not in "iub" or not layout.isnative:
-        message = f"a kernel's columns hold integers, not {layout}"
+    is_uniform = isinstance(layout, str)
+    dtype = np.dtype(layout.split()[-1] if is_uniform else layout)
+    if dtype.kind not in "iub" or not dtype.isnative:
+        message = f"a kernel's columns hold integers, not {dtype}"
         raise TypeError(message)
-    return Column(layout.name)
+    return Column(dtype.name, is_uniform=is_uniform)
 
 
 def definition_of(function: Callable[..., Any]) -> ast.FunctionDef | None:

@@ -30,13 +30,11 @@ from pptrace.sim.streams import (
     assign_lanes,
     chain_streams,
     check_total,
-    empty_chains,
     sort_edges,
     wait_for_sends,
 )
 from pptrace.sim.task_graph import TaskGraph
-from pptrace.steps.actions import CellColumns
-from pptrace.steps.columns import distinct_rows, empty_columns, unset
+from pptrace.steps.columns import distinct_rows, empty_columns, uniform, unset
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import (
     COMMUNICATION,
@@ -62,6 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.network.contract import Network, Paths
+    from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int32s
     from pptrace.steps.message_calls import Issue, IssueOrder, Policy
     from pptrace.steps.schedule import Schedule
@@ -266,7 +265,6 @@ class _Lowering:
         rows, graph = len(self.issued), self.rows.graph
         messages = 2 * graph.edges * graph.microbatches if self.rows.rules.receive else 0
         ends = Endpoints(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
-        out = CellColumns(*empty_columns(rows, *(values.dtype.type for values in self.issued.cells)))
         (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
         duration, lag, size = empty_columns(self.tasks + 1, *[np.int64] * 3)
         # Tasks without a row take no time: batches and synchronizations.
@@ -277,7 +275,8 @@ class _Lowering:
             size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective, duration_ns=duration,
             lag_ns=lag,
         )  # fmt: skip
-        placed = _Rows(place, ends, out, task, unset(rows))
+        sender_row = unset(rows) if self.rows.rules.receive else uniform(-1, rows)
+        placed = _Rows(place, ends, self.issued.cells.empty(rows), task, sender_row)
         run(
             placement_kernels.place_rows,
             (self.rows, cost_columns(workload, graph), self.routes.columns),
@@ -349,7 +348,7 @@ class _Lowering:
         Returns:
             The number of edges, the chains of calls, and each call's first task.
         """
-        following, following_peer = empty_chains(tasks)
+        following, following_peer = unset(tasks), unset(tasks)
         first, last = empty_columns(called.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,

@@ -12,7 +12,7 @@ from pptrace.errors import CostError, ScheduleError
 from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.placement import BYTE
-from pptrace.steps.columns import empty_columns, unset
+from pptrace.steps.columns import empty_columns, uniform, unset
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Stream, present
 from pptrace_kernel import run
 
@@ -291,18 +291,15 @@ class Linked(NamedTuple):
     """Per task the next call of its communicator, and that of the receiver; None without calls."""
 
 
-def empty_chains(tasks: int) -> tuple[Int32s, Int32s]:
-    """Return columns in which no task has a successor."""
-    following, following_peer = empty_columns(tasks, np.int32, np.int32)
-    following[:] = following_peer[:] = -1
-    return following, following_peer
-
-
 def chain_streams(
     lanes: Mapping[str, NDArray[np.integer]], linked: Linked, tasks: int, rules: Rules
 ) -> tuple[Int32s, Int32s]:
     """Return each task's successor on its stream, and on the receiver's stream of a rendezvous; -1 for none."""
-    following, following_peer = empty_chains(tasks) if linked.chains is None else linked.chains
+    if linked.chains is None:
+        has_peers = rules.receive or rules.mode == placement_kernels.ON_COMPUTE
+        following, following_peer = unset(tasks), unset(tasks) if has_peers else uniform(-1, tasks)
+    else:
+        following, following_peer = linked.chains
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
     if linked.chains is not None:  # messages follow one another by communicator, not by lane
         others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))

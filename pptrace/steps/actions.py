@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pptrace.errors import TableError
-from pptrace.steps.columns import Columns, Int8s, Int32s
+from pptrace.steps.columns import Columns, Int8s, Int32s, empty_columns, is_uniform, uniform
 from pptrace.steps.kinds import PER_STAGE, Kind
 
 if TYPE_CHECKING:
@@ -158,6 +158,16 @@ class CellColumns(NamedTuple):
         """Return the given rows, in the given order."""
         return CellColumns(*(values[rows] for values in self))
 
+    def empty(self, rows: int) -> CellColumns:
+        """Return unfilled columns of ``rows`` actions; spans of 1, and no pairs, stay columns of one value."""
+        usual = {name: uniform(value, rows) for name, value in USUAL.items() if is_uniform(getattr(self, name))}
+        names = [name for name in self._fields if name not in usual]
+        columns = empty_columns(rows, *(np.int8 if name == "kind" else np.int32 for name in names))
+        return CellColumns(**usual, **dict(zip(names, columns, strict=True)))
+
+
+USUAL = {"span": 1, "pair": -1}
+"""Values of the columns that are uniform in most tables."""
 
 CELL = CellColumns._fields
 """Names of the columns that define an action."""
@@ -177,6 +187,13 @@ class Cells(Columns):
     """Number of microbatches."""
     pair: Int32s
     """Number of the overlapped pair, shared by adjacent actions of a rank; -1 for a single action."""
+
+    def __post_init__(self) -> None:
+        Columns.__post_init__(self)
+        for name, value in USUAL.items():
+            values = getattr(self, name)
+            if not is_uniform(values) and (values == value).all():
+                object.__setattr__(self, name, uniform(value, values.size))
 
     def __len__(self) -> int:
         return int(self.kind.size)

@@ -1,4 +1,7 @@
-"""Columns are one-dimensional, contiguous, read-only arrays whose dtype the class states."""
+"""Columns are one-dimensional, read-only arrays whose dtype the class states.
+
+A column is contiguous, or all its elements are in one place (:func:`uniform`).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
     if not array.ndim:
         msg = "a column is an array, not a single value"
         raise ValueError(msg)
-    array = np.ascontiguousarray(array)
+    if not is_uniform(array):
+        array = np.ascontiguousarray(array)
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False
@@ -79,6 +83,20 @@ def empty_columns(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any
         memory[start : start + width].view(dtype)
         for start, width, dtype in zip(starts, widths, dtypes, strict=False)
     ]
+
+
+def uniform(value: int, rows: int) -> Int32s:
+    """Return a read-only column of one value, which takes the memory of one element.
+
+    >>> uniform(-1, 3).tolist()
+    [-1, -1, -1]
+    """
+    return np.ndarray((rows,), dtype=np.int32, buffer=np.int32(value).tobytes(), strides=(0,))
+
+
+def is_uniform(array: NDArray[Any]) -> bool:
+    """Return whether all elements of a column are in one place."""
+    return array.strides == (0,)
 
 
 def unset(rows: int) -> Int32s:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.errors import DeadlockError
-from pptrace.steps.actions import CELL, CellColumns
 from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.kernels.heap import Heap
 from pptrace.steps.kernels.tables import Walk, place_messages
@@ -19,6 +18,7 @@ from pptrace_kernel import run
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int32s
     from pptrace.steps.schedule import Positions, Schedule, StageGraph
 
@@ -31,10 +31,10 @@ class Issued(NamedTuple):
     edge: Int32s
 
 
-def empty(rows: int, ranks: int) -> Issued:
-    """Return unfilled columns of ``rows`` rows."""
-    *cells, edge = empty_columns(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
-    return Issued(np.zeros(ranks + 1, dtype=np.int32), CellColumns(*cells), edge)
+def empty(schedule: Schedule, rows: int) -> Issued:
+    """Return unfilled columns for ``rows`` rows of a schedule and its messages."""
+    (edge,) = empty_columns(rows, np.int32)
+    return Issued(np.zeros(schedule.ranks + 1, dtype=np.int32), schedule.cells.empty(rows), edge)
 
 
 def walk(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
@@ -47,7 +47,7 @@ def walk(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
     Returns:
         The number of visited actions, and the position of each rank's next action.
     """
-    placement, issued = schedule.placement, out or empty(0, schedule.ranks)
+    placement, issued = schedule.placement, out or empty(schedule, 0)
     ranks, results = schedule.ranks, 2 * placement.stages * placement.microbatches
     head, write, needy, edge, offset, item, time = (np.zeros(ranks, dtype=np.int32) for _ in range(7))
     state = Walk(

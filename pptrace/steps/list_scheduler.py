@@ -20,7 +20,8 @@ import numpy as np
 
 from pptrace.config.limits import gibibytes, memory_key, most_memory
 from pptrace.errors import ScheduleError
-from pptrace.steps.actions import CellColumns, Cells
+from pptrace.steps.actions import USUAL, CellColumns, Cells
+from pptrace.steps.columns import uniform
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace.steps.kernels.list_scheduling import (
     InFlightLimits,
@@ -340,8 +341,8 @@ def _rows_in_turn(
     begun = run(list_in_turn, (given,), (*_initial_progress(given, row_ptr, left), written), work=actions)
     if begun < actions:
         return None
-    alone, single = np.ones(actions, dtype=np.int32), np.full(actions, -1, dtype=np.int32)
-    return row_ptr, CellColumns(*written, span=alone, pair=single)
+    usual = {name: uniform(value, actions) for name, value in USUAL.items()}
+    return row_ptr, CellColumns(*written, **usual)
 
 
 def _links(placement: Placement, kinds: Sequence[Kind]) -> list[Link]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import PluginError, ScheduleError
-from pptrace.steps.actions import CellColumns, Cells
+from pptrace.steps.actions import Cells
 from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.dependencies import Issued, empty, explain_deadlock, walk
 from pptrace.steps.kernels import message_calls as kernels
@@ -116,7 +116,7 @@ def with_sends(schedule: Schedule) -> IssueOrder:
         return issued.selected(np.flatnonzero(~RECEIVES.mask(issued.kind)))
     graph = graph_of(schedule.placement)
     most = len(schedule) * (1 + graph.widest)  # unused memory is not touched
-    out, (peer,) = empty(most, schedule.ranks), empty_columns(most, np.int32)
+    out, (peer,) = empty(schedule, most), empty_columns(most, np.int32)
     sent = np.zeros(schedule.ranks**2, dtype=np.int32)
     rows = run(
         tables.insert_sends,
@@ -143,7 +143,7 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
         return as_issued(schedule)
     sent, received = _count_messages(schedule)
     lengths = np.diff(schedule.row_ptr) + sent + received
-    out = empty(int(lengths.sum()), schedule.ranks)
+    out = empty(schedule, int(lengths.sum()))
     out.row_ptr[1:] = np.cumsum(lengths)
     walked, _ = walk(schedule, out)
     if walked < len(schedule):
@@ -321,9 +321,7 @@ def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan:
     ends = (first, *empty_columns(2 * count, np.int32, np.int32))
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
     rows = len(schedule) + 2 * count
-    cell_types = (values.dtype.type for values in schedule.cells)
-    *cells, edge, peer, of_row = empty_columns(rows, *cell_types, *[np.int32] * 3)
-    out = CellColumns(*cells)
+    out, (edge, peer, of_row) = schedule.cells.empty(rows), empty_columns(rows, *[np.int32] * 3)
     (place,) = empty_columns(len(schedule), np.int32)
     of_end, before, over = empty_columns(2 * count, np.int32, np.int32, np.int32)
     number = run(

@@ -10,6 +10,7 @@ import numpy as np
 
 from pptrace.steps.actions import (
     CELL,
+    USUAL,
     Action,
     CellColumns,
     Cells,
@@ -17,7 +18,7 @@ from pptrace.steps.actions import (
     overlapped,
     waits_of,
 )
-from pptrace.steps.columns import Int32s, difference
+from pptrace.steps.columns import Int32s, difference, uniform
 from pptrace.steps.kernels.tables import index_actions
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Result, present
 from pptrace.steps.placement import infer_placement
@@ -75,8 +76,8 @@ class Schedule(Cells):
             kind=np.asarray(kind),
             stage=np.asarray(stage),
             microbatch=np.asarray(microbatch),
-            span=np.ones(count, dtype=np.int32) if span is None else np.asarray(span),
-            pair=np.full(count, -1, dtype=np.int32) if pair is None else np.asarray(pair),
+            span=uniform(USUAL["span"], count) if span is None else np.asarray(span),
+            pair=uniform(USUAL["pair"], count) if pair is None else np.asarray(pair),
         )
         return cls.of_cells(placement, row_ptr, cells)
 

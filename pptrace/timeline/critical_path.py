@@ -98,7 +98,7 @@ def _last_row(timeline: Timeline) -> int:
     filled = np.flatnonzero(np.diff(timeline.lane_ptr) > 0)
     ends_ns = timeline.end_ns[timeline.lane_ptr[filled + 1] - 1]
     lane = filled[np.argmax(ends_ns)]
-    low, high = timeline.lane_ptr[lane : lane + 2].tolist()
+    low, high = (int(row) for row in timeline.lane_ptr[lane : lane + 2])
     return low + int(np.searchsorted(timeline.end_ns[low:high], ends_ns.max()))
 
 

@@ -42,13 +42,13 @@ def one_forward_one_backward(
     length = 2 * steps
     kind = np.full((ranks, length), Kind.F, dtype=np.int8)
     stage, microbatches = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
-    pair = np.full((ranks, length), -1, dtype=np.int32)
+    pair = np.full((ranks, length), -1, dtype=np.int32) if overlapped else None
     for rank, ahead in enumerate(warm_up):
         turns = steps - ahead
         early, late = slice(ahead), slice(length - ahead, None)
         forth, back = slice(ahead, length - ahead, 2), slice(ahead + 1, length - ahead, 2)
         kind[rank, back] = kind[rank, late] = Kind.B
-        if overlapped:
+        if pair is not None:
             pair[rank, forth] = pair[rank, back] = rank * steps + np.arange(turns, dtype=np.int32)
         for column, f, b in ((microbatches[rank], microbatch, back_to), (stage[rank], forward, backward)):
             column[early], column[forth] = f[:ahead], f[ahead:]
@@ -60,7 +60,7 @@ def one_forward_one_backward(
         kind.ravel(),
         stage.ravel(),
         microbatches.ravel(),
-        pair=pair.ravel(),
+        pair=None if pair is None else pair.ravel(),
     )
 
 
