@@ -1,7 +1,7 @@
 """Compilation of kernels with LLVM, and the cache of compiled code.
 
-A kernel is compiled once for each layout of its arguments. The layout of a column is its dtype, or a text with its
-dtype for a column of one value. That of an integer is None, and that of a record its class and the layouts of its
+A kernel is compiled once for each layout of its arguments. The layout of a column is its dtype, or its dtype's
+text for a column of one value. That of an integer is None, and that of a record its class and the layouts of its
 fields.
 """
 
@@ -60,10 +60,13 @@ def _collect(arguments: Sequence[Any], words: list[int]) -> Layout | None:
     layout: list[Any] = []
     for value in arguments:
         if isinstance(value, np.ndarray):
-            if not is_column(value):
+            if value.flags.c_contiguous:
+                layout.append(value.dtype)
+            elif value.strides == _ONE_PLACE:
+                layout.append(value.dtype.str)
+            else:
                 return None
             words += (_address(value), value.size)
-            layout.append(_layout(value))
         elif isinstance(value, tuple):
             fields = _collect(value, words)
             if fields is None:
@@ -75,14 +78,9 @@ def _collect(arguments: Sequence[Any], words: list[int]) -> Layout | None:
     return tuple(layout)
 
 
-def is_column(array: NDArray[Any]) -> bool:
-    """Return whether compiled code can read an array: it is contiguous, or all elements are in one place."""
-    return bool(array.flags.c_contiguous) or array.strides == _ONE_PLACE
-
-
 def as_column(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that compiled code can read, copied only if needed."""
-    return array if is_column(array) else np.ascontiguousarray(array)
+    """Return an array that compiled code can read: contiguous, or with all elements in one place."""
+    return array if array.strides == _ONE_PLACE else np.ascontiguousarray(array)
 
 
 _ONE_PLACE = (0,)
@@ -159,7 +157,7 @@ def _cache_folder() -> Path:
 
 def _layout(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return value.dtype if value.flags.c_contiguous else f"uniform {value.dtype}"
+        return value.dtype if value.flags.c_contiguous else value.dtype.str
     return (type(value), *(_layout(field) for field in value)) if isinstance(value, tuple) else None
 
 

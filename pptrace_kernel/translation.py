@@ -356,7 +356,7 @@ def _kind(layout: Any) -> Kind:
         fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
         return Record(layout[0].__name__, tuple(fields))
     is_uniform = isinstance(layout, str)
-    dtype = np.dtype(layout.split()[-1] if is_uniform else layout)
+    dtype = np.dtype(layout)
     if dtype.kind not in "iub" or not dtype.isnative:
         message = f"a kernel's columns hold integers, not {dtype}"
         raise TypeError(message)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from interpreted import interpreted_kernels
 
 import pptrace_kernel
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Given(NamedTuple):
@@ -87,6 +85,26 @@ def test_read_only_and_strided_columns_share_compiled_code() -> None:
 
     assert out.total.tolist() == [0, 0, 0, 12, 0, 0, 24]
     assert len(compiled._entry_points) == known
+
+
+def doubled(value: Any, out: Any, same: Any) -> None:
+    for place in range(len(value)):
+        out[place] = 2 * value[place]
+        same[place] = value[place]
+
+
+def test_a_column_of_one_value_is_read_at_every_index_and_never_changes() -> None:
+    one_place = np.ndarray((5,), dtype=np.int32, buffer=np.int32(7).tobytes(), strides=(0,))
+    with interpreted_kernels(), pytest.raises(ValueError, match="another value to a read-only column"):
+        pptrace_kernel.run(doubled, (np.arange(5),), (np.zeros(5, np.int64), one_place), work=5)
+
+    for mode in (interpreted_kernels, pptrace_kernel.always_compiled):
+        out = np.zeros(5, dtype=np.int64)
+        with mode():
+            pptrace_kernel.run(doubled, (one_place,), (out, one_place), work=5)
+
+        assert out.tolist() == [14] * 5
+        assert one_place.tolist() == [7] * 5
 
 
 def test_another_constant_and_other_fields_are_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
