@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import accumulate
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
@@ -23,6 +23,12 @@ Int64s: TypeAlias = NDArray[np.int64]
 
 _LINE = 64
 """Bytes of a line of the processor's caches, at which each column begins."""
+
+_PAGE = 4096
+"""Bytes of a page of memory."""
+
+_first_line = cycle(5 * number % (_PAGE // _LINE) for number in range(_PAGE // _LINE))
+"""Lines of a page at which large columns begin, in turn, so that their equal rows use different sets of caches."""
 
 
 def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
@@ -77,11 +83,15 @@ def empty_columns(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any
     ['int8', 'int32']
     """
     widths = [rows * np.dtype(dtype).itemsize for dtype in dtypes]
-    starts = list(accumulate((-(-width // _LINE) * _LINE for width in widths), initial=0))
-    memory = _memory(starts[-1])
+    starts, end = [], 0
+    for width in widths:
+        is_large = width >= _REUSED_BYTES
+        starts.append(end + is_large * next(_first_line) * _LINE)
+        end += -(-width // _LINE) * _LINE + is_large * _PAGE
+    memory = _memory(end)
     return [
         memory[start : start + width].view(dtype)
-        for start, width, dtype in zip(starts, widths, dtypes, strict=False)
+        for start, width, dtype in zip(starts, widths, dtypes, strict=True)
     ]
 
 

@@ -12,6 +12,7 @@ from pptrace.steps.columns import empty_columns
 
 ROWS = 2**21
 """Rows whose 32-bit column is large enough to be reused."""
+PAGE = 4096
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,13 @@ def test_a_view_keeps_the_memory_of_its_column() -> None:
     assert (view == 7).all()
     del view
 
-    assert empty_columns(ROWS, np.int8, np.int32)[0].ctypes.data == address
+    assert abs(empty_columns(ROWS, np.int8, np.int32)[0].ctypes.data - address) < PAGE
+
+
+def test_large_columns_begin_at_different_lines_of_a_page() -> None:
+    begins = [column.ctypes.data % PAGE for _ in range(4) for column in empty_columns(ROWS, *[np.int32] * 4)]
+
+    assert len(set(begins)) == len(begins)
 
 
 def test_columns_begin_at_cache_lines() -> None:
