@@ -232,9 +232,9 @@ def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 
 def interruption() -> type[KeyboardInterrupt]:
-    """Return the type of the user's Ctrl-C: any KeyboardInterrupt unless :func:`interrupt` handles SIGINT."""
-    is_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return KeyboardInterrupt if is_default_handler else UserInterrupt
+    """Return the type of the user's Ctrl-C: any KeyboardInterrupt unless :func:`interrupt` handles signals."""
+    is_handled = interrupt in map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
+    return UserInterrupt if is_handled else KeyboardInterrupt
 
 
 def plugin_error(provider: Provider, message: str) -> PluginError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -186,12 +187,19 @@ def test_an_error_of_ours_that_a_plugin_raises_passes_as_it_is() -> None:
         call_plugin(WHO, refuse)
 
 
-def test_an_interruption_is_no_fault_of_the_plugin() -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_an_interruption_is_no_fault_of_the_plugin(handler: Any) -> None:
+    """Background jobs ignore Ctrl-C, but Python code in them can raise it."""
+
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        call_plugin(WHO, interrupted)
+    original = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call_plugin(WHO, interrupted)
+    finally:
+        signal.signal(signal.SIGINT, original)
 
 
 def test_a_long_message_is_cut_to_one_readable_line() -> None:
