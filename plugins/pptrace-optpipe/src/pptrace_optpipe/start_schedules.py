@@ -423,15 +423,20 @@ def within_share(rivals: Iterable[Rival | None], effort: Effort) -> tuple[list[R
 
 
 def _prepare_rival(
-    config: Path | None, sets: Sequence[str], registry: Registry, name: str, limits: Sequence[list[str]]
+    config: Path | None, sets: Sequence[str], registry: Registry, name: str, limits: list[list[str]]
 ) -> Prepared | None:
-    """Return the inputs of a schedule, with the memory limit if costs accept it. Return None if it cannot run."""
+    """Return the inputs of a schedule, with the memory limit if costs accept it. Return None if it cannot run.
+
+    A limit whose key is refused is removed from ``limits``: it is refused for every schedule.
+    """
     for limit in [*limits, []]:
         try:
             return prepare(load(config, [*sets, *limit], {"schedule": name}), registry)
         except ConfigError as error:
             if not limit or not error.key.startswith(limit[0].partition(".")[0]):
                 return None
+            if error.key in {text.partition("=")[0] for text in limit}:
+                limits.remove(limit)
         except PptraceError:
             return None
     return None
