@@ -38,7 +38,7 @@ def found(step: dict[str, Any], memory: int, registry: Registry, folder: Path) -
     try:
         setting, _ = setting_of(file, (), registry, shape="looped")
         rivals_of = rivals(file, (), registry, setting, memory)
-        return optimise(setting.search_input(memory), effort(0.3), None, rivals=rivals_of)
+        return optimise(setting.search_input(memory), effort(0.05), None, rivals=rivals_of)
     except PptraceError:
         return None
 
@@ -55,7 +55,7 @@ def test_what_a_comparison_fits_into_memory_is_no_shorter_than_the_bound(
 
     copies = {"offload": some(1, 15), "reload": some(1, 15)} if has_copies else {}
     step = {
-        "parallel": {"pp": ranks}, "batch": {"microbatches": random.randint(2, 10)},
+        "parallel": {"pp": ranks}, "batch": {"microbatches": random.randint(2, 6)},
         "network": {"name": "hockney", "bandwidth": "50 GB/s", "latency": "5 us"},
         "costs": {
             "name": "table", "forward": some(5, 12), "input_gradient": some(5, 12),

@@ -54,7 +54,7 @@ def found(*arguments: str, file: str = "step.yaml") -> dict[str, Any]:
 
 
 def test_the_table_s_step_and_memory_are_the_simulator_s() -> None:
-    values = found("--memory", "17GiB", "--work", "1", "-o", "best.csv")
+    values = found("--memory", "17GiB", "--work", "0.3", "-o", "best.csv")
 
     run = simulate("step.yaml", schedule="best.csv")
 
@@ -66,14 +66,14 @@ def test_the_table_s_step_and_memory_are_the_simulator_s() -> None:
 
 
 def test_copies_shorten_what_memory_makes_long() -> None:
-    plain = found("--memory", "17GiB", "--work", "1", "--set", "costs.offload=0 ms")
+    plain = found("--memory", "17GiB", "--work", "0.3", "--set", "costs.offload=0 ms")
 
     assert not any(plain["offloaded"])
-    assert found("--memory", "17GiB", "--work", "1")["step_ns"] < plain["step_ns"]
+    assert found("--memory", "17GiB", "--work", "0.3")["step_ns"] < plain["step_ns"]
 
 
 def test_forwards_are_computed_again_where_memory_is_short_and_that_is_allowed() -> None:
-    given = ["--memory", "14GiB", "--work", "0.5", "--set", "costs.offload=0 ms"]
+    given = ["--memory", "14GiB", "--work", "0.3", "--set", "costs.offload=0 ms"]
     plain = found(*given)
     values = found(*given, "--recompute", "-o", "best.csv")
     said = optimize("step.yaml", *given, "--recompute").stdout
@@ -89,7 +89,7 @@ def test_forwards_are_computed_again_where_memory_is_short_and_that_is_allowed()
 
 
 def test_the_report_and_its_progress_are_lines() -> None:
-    result = optimize("step.yaml", "--memory", "30GiB", "--work", "1")
+    result = optimize("step.yaml", "--memory", "30GiB", "--work", "0.1")
 
     step, bound, memory, *ranks = result.stdout.splitlines()
     assert step.startswith("step    270.")
@@ -108,7 +108,7 @@ def test_of_unlike_devices_the_report_tells_every_rank_s_limit() -> None:
     Path("unlike.yaml").write_text(json.dumps(step), encoding="utf-8")
 
     def asked(*more: str) -> Any:
-        return optimize("unlike.yaml", "--work", "0.2", *more)
+        return optimize("unlike.yaml", "--work", "0.1", *more)
 
     values = json.loads(asked("--json").stdout)
     limits = values["rank_limit_bytes"]
@@ -119,8 +119,8 @@ def test_of_unlike_devices_the_report_tells_every_rank_s_limit() -> None:
 
 
 def test_a_table_to_start_from_is_never_made_worse() -> None:
-    first = found("--memory", "17GiB", "--work", "1", "-o", "best.csv", "--no-cache")
-    again = found("--memory", "17GiB", "--work", "0.2", "--from", "best.csv", "--no-cache")
+    first = found("--memory", "17GiB", "--work", "0.1", "-o", "best.csv", "--no-cache")
+    again = found("--memory", "17GiB", "--work", "0.1", "--from", "best.csv", "--no-cache")
 
     assert again["step_ns"] <= first["step_ns"]
 
@@ -128,13 +128,13 @@ def test_a_table_to_start_from_is_never_made_worse() -> None:
 def test_nor_is_one_whose_backwards_in_one_are_shorter_than_their_halves() -> None:
     Path("brief.yaml").write_text(BRIEF)
     Path("first.csv").write_text("\n".join(FIRST))
-    values = found("--memory", "4GiB", "--work", "0.3", "--from", "first.csv", "--no-cache", file="brief.yaml")
+    values = found("--memory", "4GiB", "--work", "0.1", "--from", "first.csv", "--no-cache", file="brief.yaml")
 
     assert values["bound_ns"] <= values["step_ns"] <= 198_000_000
 
 
 def test_stages_go_down_and_up_where_that_is_asked_for() -> None:
-    values = found("--placement", "v", "--set", "parallel.vp=2", "--work", "0.5", "-o", "best.csv")
+    values = found("--placement", "v", "--set", "parallel.vp=2", "--work", "0.1", "-o", "best.csv")
 
     run = simulate("step.yaml", schedule="best.csv", vp=2)
 
@@ -151,7 +151,7 @@ def test_stages_that_follow_on_one_rank_have_no_message_between_them() -> None:
 
 
 def test_a_sweep_of_limits_has_a_line_for_each() -> None:
-    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--work", "0.3", "--pareto")
+    result = optimize("step.yaml", "--memory", "11GiB,17GiB,30GiB", "--work", "0.1", "--pareto")
 
     lines = result.stdout.splitlines()
     assert "nothing fits" in lines[1]
@@ -173,10 +173,10 @@ def test_a_folder_of_the_cache_that_is_none_is_one_line(cache: Path) -> None:
 def test_what_was_found_is_found_again_at_once_listed_and_forgotten(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = found("--memory", "17GiB", "--work", "1")
+    first = found("--memory", "17GiB", "--work", "0.1")
     monkeypatch.setattr(start_schedules, "started", lambda _: pytest.fail("searched again"))
     monkeypatch.setattr(model, "build", lambda *_, **__: pytest.fail("solved again"))
-    again = found("--memory", "17GiB", "--work", "1")
+    again = found("--memory", "17GiB", "--work", "0.1")
 
     assert (again["step_ns"], again["bound_ns"]) == (first["step_ns"], first["bound_ns"])
     assert "4 ranks, 4 stages, 8 microbatches, copies" in optimize("--cache").stdout
@@ -185,11 +185,11 @@ def test_what_was_found_is_found_again_at_once_listed_and_forgotten(
 
 
 def test_a_damaged_entry_is_one_line_and_solved_anew(cache: Path) -> None:
-    first = found("--memory", "30GiB", "--work", "0.5")
+    first = found("--memory", "30GiB", "--work", "0.1")
     (file,) = cache.iterdir()
     file.write_text(file.read_text(encoding="utf-8")[:40], encoding="utf-8")
 
-    result = optimize("step.yaml", "--memory", "30GiB", "--work", "0.5", "--json")
+    result = optimize("step.yaml", "--memory", "30GiB", "--work", "0.1", "--json")
 
     assert f"{file}: is damaged, and is solved anew" in result.stderr
     assert json.loads(result.stdout)["step_ns"] == first["step_ns"]
@@ -237,7 +237,7 @@ def test_wrong_use_is_said(arguments: list[str]) -> None:
 
 
 def test_a_configuration_searches_in_place_within_the_device() -> None:
-    options = {"work": 1, "cache": False}
+    options = {"work": 0.1, "cache": False}
     step = {**STEP, "costs": {**COSTS, "capacity": "18 GiB"}, "schedule": {"name": "optpipe", "options": options}}
 
     run = simulate(step)
@@ -332,6 +332,6 @@ def test_a_broken_solver_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_offer_keeps_its_word() -> None:
-    sizes = grid(ranks=(1, 2, 4), microbatches=(1, 4), chunks=(1, 2), options={"work": 0.2, "cache": False})
+    sizes = grid(ranks=(1, 2, 4), microbatches=(1, 4), chunks=(1, 2), options={"work": 0.1, "cache": False})
 
     assert_schedule_family(next(iter(pptrace_schedules())), sizes=sizes, growth=False)

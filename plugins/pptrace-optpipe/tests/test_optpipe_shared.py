@@ -47,7 +47,7 @@ def overlaps(timeline: Timeline) -> int:
 @pytest.mark.parametrize("took", [1, 3, 5])
 def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
     problem = paired(table(4, 8, 2, copies=True), took)
-    search_result = search(problem, effort(0.4))
+    search_result = search(problem, effort(0.1))
     assert search_result is not None
 
     written = parse_table(table_text(table_of(search_result.schedule.rows, Placement.looped(4, 8, 1)))).schedule
@@ -101,7 +101,7 @@ def test_the_command_searches_for_the_channels_that_there_are(
         step["cluster"] = cluster
     (tmp_path / "step.yaml").write_text(json.dumps(step), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    given = ["step.yaml", "--memory", "8GiB", "--work", "0.8", "--copies", copies, "--no-cache", "-o", "best.csv"]
+    given = ["step.yaml", "--memory", "8GiB", "--work", "0.3", "--copies", copies, "--no-cache", "-o", "best.csv"]
 
     values = json.loads(CliRunner().invoke(command, [*given, "--json"], catch_exceptions=False).stdout)
     played = run("step.yaml", schedule="best.csv")
@@ -119,7 +119,7 @@ def test_a_search_in_place_knows_the_channels_that_there_are(
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
     if cluster:
         pytest.importorskip("pptrace_networks")
-    options = {"work": 0.4, "cache": False, "copies": copies, "activations": "5 GiB"}
+    options = {"work": 0.2, "cache": False, "copies": copies, "activations": "5 GiB"}
     played = run(
         schedule={"name": "optpipe", "options": options}, parallel={"pp": 4}, batch={"microbatches": 8},
         costs=COSTS, **({"cluster": cluster} if cluster else {}),

@@ -81,7 +81,7 @@ def test_such_an_order_is_what_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     Path("step.yaml").write_text(SHORT, encoding="utf-8")
 
-    arguments = ["step.yaml", "--memory", "5GiB", "--work", "0.5", "--json", "-o", "best.csv"]
+    arguments = ["step.yaml", "--memory", "5GiB", "--work", "0.1", "--json", "-o", "best.csv"]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
 
     values = json.loads(result.stdout)

@@ -40,12 +40,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def watch(*arguments: str) -> Any:
-    words = ["run", "--watch", "-o", "better.csv", "--work", "0.3", "--rounds", "1", *arguments]
+    words = ["run", "--watch", "-o", "better.csv", "--work", "0.1", "--rounds", "1", *arguments]
     return CliRunner().invoke(command, words, catch_exceptions=False)
 
 
 def optimize(*arguments: str) -> Any:
-    words = ["run", "--work", "0.3", *arguments]
+    words = ["run", "--work", "0.1", *arguments]
     return CliRunner().invoke(command, words, catch_exceptions=False)
 
 
@@ -147,7 +147,7 @@ def test_a_run_of_slices_is_compared_with_tables_of_whole_microbatches(
 def test_the_chunks_of_a_schedule_of_slices_keep_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     with_all_schedules(monkeypatch)
     Path("step.yaml").write_text(json.dumps({**STEP, "schedule": {"name": "seq-1f1b"}}), encoding="utf-8")
-    words = ["step.yaml", "--work", "0.3", "--set", "parallel.vp=1", "-o", "best.csv"]
+    words = ["step.yaml", "--work", "0.1", "--set", "parallel.vp=1", "-o", "best.csv"]
 
     CliRunner().invoke(command, words, catch_exceptions=False)
 
