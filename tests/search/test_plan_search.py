@@ -121,7 +121,7 @@ def test_bounds_hold_for_shares_of_the_vocabulary(registry: Registry, words: int
         assert max(work.peak_bytes, candidate.bound.peak_bytes) <= candidate.row["peak_memory_bytes"]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     registry: Registry, problem: dict[str, Any]
@@ -161,7 +161,7 @@ def axes_of_some_schedules(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(vary=axes_of_some_schedules())
 def test_a_plan_has_every_row_that_simulating_each_combination_has(
     registry: Registry, vary: dict[str, Any]
@@ -208,7 +208,7 @@ def _step_of(
     return table.stages // table.ranks, run.step_ns
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_the_bound_of_an_outline_is_at_most_that_of_its_table(registry: Registry, problem: dict[str, Any]) -> None:
     plan_result = find_plan(registry, problem)
