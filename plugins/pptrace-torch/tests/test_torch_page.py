@@ -17,7 +17,23 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
 ]
-TORCHRUN = "from torch.distributed.run import main; main()"
+TORCHRUN = """
+import runpy
+from torch.distributed import run
+
+launch = run.elastic_launch
+
+def train(*arguments):
+    runpy.run_path(arguments[-1], run_name="__main__")
+
+def forking(config, entrypoint):
+    config.start_method = "fork"
+    return launch(config, train)
+
+run.elastic_launch = forking
+run.main()
+"""
+"""``python -m torch.distributed.run`` with ranks that are forked, so that none imports PyTorch anew."""
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = [DOCS / "tutorials" / "pytorch-loop.md", DOCS / "pytorch.md"]
 
