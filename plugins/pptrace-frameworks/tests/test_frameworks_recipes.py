@@ -430,6 +430,54 @@ def test_outer_sharding_needs_groups(arguments: str, shard: int | None, costs: d
     assert found["costs"] == {"zero": 3, **costs}
 
 
+SHARDS = "--tensor-parallel-num-weight-shards 8"
+EXPERT_SHARDS = "--expert-tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
+
+
+@pytest.mark.parametrize(("arguments", "reduction", "costs"), [
+    (f"{SHARDS} --use-distributed-optimizer", {"shard": 4, "units": "weights"},
+     {"zero": 3, "outer_sharding": True}),
+    (SHARDS, {"shard": 4, "units": "weights"}, {"zero": 3}),
+    ("--tensor-parallel-num-weight-shards 2 --use-distributed-optimizer", {}, {"zero": 1}),
+    ("--gtp-weight-remat-size 8", {"shard": 8, "units": "weights"}, {"zero": 3}),
+    (f"{SHARDS} {EXPERT_SHARDS} --expert-model-parallel-size 4",
+     {"shard": 4, "expert_shard": 2, "units": "weights"}, {"zero": 3}),
+    (f"{SHARDS} --pipeline-model-parallel-size 2",
+     {"shard": 4, "reduce_each": True, "reshard": "always"}, {"zero": 3}),
+])  # fmt: skip
+def test_shards_of_weights_are_shard_groups(
+    arguments: str, reduction: dict[str, Any], costs: dict[str, Any]
+) -> None:
+    line = f"--bf16 --tensor-model-parallel-size 2 {arguments}"
+
+    found, notes = of_line(line, gpus=16, model="mixtral-8x7b", device="h100-sxm")
+
+    assert found["data_parallel"] == {"overlap": bool(reduction), **reduction}
+    assert {key: found["costs"].get(key) for key in ("zero", "outer_sharding")} == {
+        "outer_sharding": None,
+        **costs,
+    }
+    assert ("gathers whole stages" in " ".join(notes)) == ("reshard" in reduction)
+
+
+def test_printed_arguments_of_weight_shards_are_read_back() -> None:
+    config = {
+        "model": "mixtral-8x7b", "device": "h100-sxm", "stack": "ideal",
+        "parallel": {"pp": 1, "tp": 2, "dp": 8, "ep": 4, "etp": 1, "sequence_parallel": True},
+        "batch": {"global": 16, "micro": 1, "sequence": 4096}, "schedule": "1f1b",
+        "data_parallel": {"overlap": True, "shard": 4, "expert_shard": 2, "units": "weights"},
+        "costs": {"zero": 3, "outer_sharding": True},
+    }  # fmt: skip
+    prepared = prepare(load(config), Registry.load())
+
+    arguments = megatron_arguments(prepared.resolved.experiment, prepared.schedule)
+    found, _ = of_line(f"pretrain_gpt.py {arguments.text}", model="mixtral-8x7b", device="h100-sxm", gpus=16)
+
+    assert found["data_parallel"] == config["data_parallel"]
+    assert found["parallel"] == {**config["parallel"], "pp": 1}
+    assert {key: found["costs"][key] for key in config["costs"]} == config["costs"]
+
+
 JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
 
 
@@ -452,6 +500,9 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
          "micro_batch_size: must be a whole number, not inf"),
         (f"{JOB} --peft lora", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "peft: fine-tuning of adapters is not modelled"),
+        (f"{JOB} --tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 3",
+         {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "tensor_parallel_num_weight_shards: 3 is not a multiple of the tensor-parallel size, 2"),
         (f"{JOB} --use-megatron-fsdp --data-parallel-sharding-strategy half",
          {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "data_parallel_sharding_strategy: must be one of no_shard, optim"),

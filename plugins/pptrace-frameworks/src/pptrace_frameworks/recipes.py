@@ -232,6 +232,8 @@ def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"microbatch_group_size_per_vp_stage {group} has no effect: groups have {parallel['pp']} here"
         )
+    if _has_weight_shards(settings) and parallel["pp"] > 1:
+        notes.append("tensor_parallel_num_weight_shards: a pipeline gathers whole stages here")
     modules = [module for module in settings.words("recompute_modules") if module not in _MODULES]
     if modules:
         notes.append(f"recompute_modules without effect: {', '.join(modules)}")
@@ -328,6 +330,8 @@ def _messages(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any
 
 def _reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of reductions; Megatron-FSDP shards gradients and weights as soon as it can."""
+    if _has_weight_shards(settings):
+        return _weight_shard_reduction(settings, parallel)
     overlap, zero = settings.read("overlap_grad_reduce"), _zero(settings) or 0
     reduction: dict[str, Any] = {} if overlap is None else {"overlap": bool(overlap)}
     if zero >= _SHARDS["optim_grads"] and overlap is not False:
@@ -338,6 +342,43 @@ def _reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, An
     if zero and groups > 1:
         reduction["shard"] = parallel["dp"] // groups
     return reduction
+
+
+def _weight_shards(settings: _Settings) -> tuple[int, int]:
+    """Return the replicas that share a dense weight, and an expert's, with generalized tensor parallelism (GTP).
+
+    Arguments count the shards of both kinds of tensor parallelism, and configurations of Megatron-Bridge those of
+    GTP alone (``resolve_tensor_parallel_weight_shards`` in Megatron-LM's ``model_parallel_config.py``).
+
+    Raises:
+        ConfigError: shards that are no multiple of the tensor-parallel size.
+    """
+    tp = settings.size("tensor_model_parallel_size")
+    sizes = {"": tp, "expert_": settings.count("expert_tensor_parallel_size") or tp}
+    replicas = []
+    for prefix, size in sizes.items():
+        key = f"{prefix}tensor_parallel_num_weight_shards"
+        shards = settings.count(key) or size * settings.size(f"{prefix}gtp_weight_remat_size")
+        if shards % size and size % shards:  # Megatron-LM's guide has fewer shards for a model without experts
+            raise ConfigError(f"{shards} is not a multiple of the tensor-parallel size, {size}", key=key)
+        replicas.append(max(shards // size, 1))
+    return replicas[0], replicas[1]
+
+
+def _has_weight_shards(settings: _Settings) -> bool:
+    return max(_weight_shards(settings)) > 1
+
+
+def _weight_shard_reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of GTP, which gathers weights and scatters gradients asynchronously in each pass."""
+    settings.read("overlap_grad_reduce")
+    shard, expert_shard = _weight_shards(settings)
+    reduction: dict[str, Any] = {"overlap": True, "shard": shard}
+    if parallel["ep"] > 1 or expert_shard > 1:
+        reduction["expert_shard"] = expert_shard
+    return reduction | (
+        {"units": "weights"} if parallel["pp"] == 1 else {"reduce_each": True, "reshard": "always"}
+    )
 
 
 def _shard_groups(settings: _Settings, parallel: Mapping[str, Any]) -> int:
@@ -373,7 +414,12 @@ def _state(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     if zero is not None:
         costs["zero"] = zero
     is_outer = settings.read("outer_dp_sharding_strategy") == "optim"
-    if is_outer and zero == _SHARDS["optim_grads_params"] and _shard_groups(settings, parallel) > 1:
+    if _has_weight_shards(settings):
+        shard, expert_shard = _weight_shards(settings)
+        has_groups = shard < parallel["dp"] or (parallel["ep"] > 1 and expert_shard > 1)
+        if settings.read("use_distributed_optimizer") and has_groups:
+            costs["outer_sharding"] = True
+    elif is_outer and zero == _SHARDS["optim_grads_params"] and _shard_groups(settings, parallel) > 1:
         costs["outer_sharding"] = True
     gradients = _gradients(settings)
     if gradients:
@@ -407,7 +453,7 @@ def _zero(settings: _Settings) -> int | None:
                 f"must be one of {', '.join(_SHARDS)}, not {strategy!r}", key="data_parallel_sharding_strategy"
             )
         return _SHARDS[strategy]
-    if settings.read("use_torch_fsdp2"):
+    if settings.read("use_torch_fsdp2") or _has_weight_shards(settings):
         return 3
     if _optimizer(settings) == "dist_muon":
         return 1
