@@ -268,8 +268,7 @@ class _Lowering:
         (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
         duration, lag, size = empty_columns(self.tasks + 1, *[np.int64] * 3)
         # Tasks without a row take no time: batches and synchronizations.
-        for values in (duration[rows:], lag, size):
-            values[:] = 0
+        duration[rows:] = lag[rows:] = 0
         collective = np.zeros(rows, dtype=np.int64)  # without collectives, none of its memory is touched
         task = TaskColumns(
             size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective, duration_ns=duration,

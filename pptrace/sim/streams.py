@@ -103,7 +103,7 @@ class Endpoints(NamedTuple):
 
 
 class TaskColumns(NamedTuple):
-    """Durations and sizes of rows in the order of lanes. Placing does not write the zeros of sparse columns."""
+    """Durations and sizes of rows in the order of lanes."""
 
     size_bytes: Int64s
     path: Int32s

@@ -75,7 +75,7 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
     """Move each row to its lane with its bytes, duration, lag and fork, and record its index in ``place``.
 
-    ``task``'s columns of bytes, lags and collectives are initialised with 0. For calls, ``sender_row``,
+    ``task``'s column of collectives is initialised with 0. For calls, ``sender_row``,
     initialised with -1, becomes the sender's side of each receiver's side.
     """
     cells, graph, kinds = rows.cells, rows.graph, rows.kinds
@@ -101,6 +101,7 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
             out_microbatch[index] = microbatch[row]
             out_span[index] = span[row]
             out_pair[index] = pair[row]
+            task.size_bytes[index] = task.lag_ns[index] = 0
             task.fork[index] = compute
             if in_parts and parts.release[row] != -1:
                 task.fork[index] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
