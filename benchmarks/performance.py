@@ -6,8 +6,8 @@ Each work is measured in a process per commit, in turn, so that other programs d
 the least processor time of all rounds, each the least of some repetitions. The first repetition compiles and does
 not count. A ``git worktree`` in a temporary folder has the other commit, with the plugins of that commit and the
 packages of this environment. ``--trace`` names a recorded trace of PyTorch's profiler on a GPU, such as HTA's
-nccl_data.json.gz, whose import is measured. ``--write`` replaces the table in docs/performance.md. PyTorch's own
-simulator is measured where torch is installed.
+nccl_data.json.gz, whose import is measured. ``--write`` replaces the table in docs/performance.md, or only its
+measured rows with ``--only``. PyTorch's own simulator is measured where torch is installed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Work(NamedTuple):
 
 def processor_s() -> float:
     """Return the processor time of this process and its children."""
-    return sum(os.times()[:4])
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)  # os.times counts hundredths of a second
 
 
 def rate(
@@ -246,7 +247,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", metavar="TEXT", help="works whose name has this text")
     parser.add_argument("--trace", type=Path, help="a recorded trace of a GPU")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="replace the table, or its measured rows")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure is not None:
@@ -263,8 +264,12 @@ def main() -> None:
         finally:
             subprocess.run([*git, "worktree", "remove", "--force", str(tree)], check=True)
     if asked.write:
+        page = PAGE.read_text(encoding="utf-8")
+        measured_rows = {line.split(" | ")[0]: line for line in lines}
+        if asked.only:
+            lines = [measured_rows.get(line.split(" | ")[0], line) for line in TABLE.findall(page)[0].splitlines()]
         text = "\n".join(lines) + "\n"
-        PAGE.write_text(TABLE.sub(lambda _: text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(TABLE.sub(lambda _: text, page), encoding="utf-8")
 
 
 def measured(tree: Path, asked: argparse.Namespace) -> list[str]:
