@@ -287,6 +287,26 @@ def _check_order(order: tuple[str, ...]) -> None:
             raise ConfigError(message, key="parallel.order")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """A part of the paths of some pairs of endpoints; pairs can share it."""
+
+    pairs: Int64s
+    """The indices of the pairs."""
+    row: NDArray[np.integer]
+    """Shape (pairs,): the path of each pair in ``paths``, counted in pairs of ``paths``."""
+    paths: Paths
+    """The paths of the leg."""
+    first_link: int = 0
+    """The number of the leg's first link in the whole network."""
+
+    def rows(self, ways: int) -> Int64s:
+        """Return the row of ``paths`` for each pair and way, shape (pairs, ways)."""
+        own = self.paths.ways
+        rows: Int64s = self.row[:, None].astype(np.int64) * own + np.arange(ways) * own // ways
+        return rows
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A network over all GPUs, node after node: the node's network within a node, else NIC, fabric, NIC.
@@ -328,29 +348,56 @@ class Cluster:
         Raises:
             PluginError: the node's network offers several ways.
         """
-        src_node, dst_node = src // self.gpus, dst // self.gpus
-        same_node = np.flatnonzero(src_node == dst_node)
-        different_node = np.flatnonzero(src_node != dst_node)
-        node_paths = self._node_paths(src_node[same_node], src[same_node] % self.gpus, dst[same_node] % self.gpus)
-        parts: list[tuple[Int64s, Paths]] = [(same_node, node_paths)]
-        if different_node.size:
-            parts.append((different_node, self._fabric_paths(src_node, dst_node, src, dst, different_node)))
-        ways = max(part.ways for _, part in parts)
-        return _merge(src.size, ways, parts)
+        legs = self.legs(src, dst)
+        ways = max(leg.paths.ways for leg in legs)
+        merged: list[tuple[Int64s, Paths]] = []
+        for pairs in {id(leg.pairs): leg.pairs for leg in legs}.values():
+            of_pairs = [leg for leg in legs if leg.pairs is pairs]
+            merged.append((pairs, _concatenate(of_pairs, max(leg.paths.ways for leg in of_pairs))))
+        return _merge(src.size, ways, merged)
 
-    def _fabric_paths(self, src_node: Int32s, dst_node: Int32s, src: Int32s, dst: Int32s, pairs: Int64s) -> Paths:
+    def legs(self, src: Int32s, dst: Int32s) -> list[Leg]:
+        """Return the parts of the paths between GPUs, those of a pair from source to target.
+
+        Raises:
+            PluginError: the node's network offers several ways.
+        """
+        src_node, dst_node = src // self.gpus, dst // self.gpus
+        inside = np.flatnonzero(src_node == dst_node)
+        within = self._node_paths(src_node[inside], src[inside] % self.gpus, dst[inside] % self.gpus)
+        legs = [Leg(pairs=inside, row=np.arange(inside.size), paths=within)]
+        outside = np.flatnonzero(src_node != dst_node)
+        if not outside.size:
+            return legs
         if self.fabric is None or not self.nics:
-            return Flat(rate_kbps=NO_ROUTE).paths(src[pairs], dst[pairs])
-        src_gpu, dst_gpu = src[pairs] % self.gpus, dst[pairs] % self.gpus
-        src_nic, dst_nic = src_gpu * self.nics // self.gpus, dst_gpu * self.nics // self.gpus
-        to_nic = self._node_paths(src_node[pairs], src_gpu, self.gpus + src_nic)
-        across = self.fabric.paths(
-            (src_node[pairs] * self.nics + src_nic).astype(np.int32),
-            (dst_node[pairs] * self.nics + dst_nic).astype(np.int32),
-        )
-        from_nic = self._node_paths(dst_node[pairs], self.gpus + dst_nic, dst_gpu)
-        link_offset = len(self.node.links) * self.nodes
-        return _concatenate([(to_nic, 0), (across, link_offset), (from_nic, 0)], across.ways)
+            no_route = Flat(rate_kbps=NO_ROUTE).paths(src[outside], dst[outside])
+            return [*legs, Leg(pairs=outside, row=np.arange(outside.size), paths=no_route)]
+        src_nic, dst_nic = self._nic_of[src[outside]], self._nic_of[dst[outside]]
+        across = self.fabric.paths(src_nic, dst_nic)
+        to_nic, from_nic = self._nic_paths
+        return [
+            *legs,
+            Leg(pairs=outside, row=src[outside], paths=to_nic),
+            Leg(
+                pairs=outside, row=np.arange(outside.size), paths=across,
+                first_link=len(self.node.links) * self.nodes,
+            ),
+            Leg(pairs=outside, row=dst[outside], paths=from_nic),
+        ]  # fmt: skip
+
+    @cached_property
+    def _nic_of(self) -> Int32s:
+        """The NIC of each GPU, as an endpoint of the fabric."""
+        node, gpu = np.divmod(np.arange(self.endpoints, dtype=np.int32), self.gpus)
+        nics: Int32s = (node * self.nics + gpu * self.nics // self.gpus).astype(np.int32)
+        return nics
+
+    @cached_property
+    def _nic_paths(self) -> tuple[Paths, Paths]:
+        """The paths from each GPU to its NIC, and back."""
+        node, gpu = np.divmod(np.arange(self.endpoints, dtype=np.int32), self.gpus)
+        nic = self.gpus + self._nic_of % self.nics
+        return self._node_paths(node, gpu, nic), self._node_paths(node, nic, gpu)
 
     def _node_paths(self, node: Int32s, src: Int32s, dst: Int32s) -> Paths:
         paths = self.node.paths(src.astype(np.int32), dst.astype(np.int32))
@@ -366,31 +413,30 @@ def _rows(paths: Paths, ways: int) -> Int64s:
     return rows
 
 
-def _lowest_rates(rates: Sequence[Int64s]) -> Int64s:
-    """Return the lowest rate of each row; a row without a route on any part has no route."""
+def lowest_rates(rates: Sequence[Int64s]) -> Int64s:
+    """Return the lowest rate of each row; a row without a route on any leg has no route."""
     stacked = np.array(rates)
     limited: Int64s = np.where(stacked == UNLIMITED, np.iinfo(np.int64).max, stacked).min(axis=0)
     limited[limited == np.iinfo(np.int64).max] = UNLIMITED
     return limited
 
 
-def _concatenate(parts: Sequence[tuple[Paths, int]], ways: int) -> Paths:
-    """Return paths that consist of consecutive parts; each part has an offset of its link numbers."""
-    rows = [_rows(paths, ways) for paths, _ in parts]
-    lengths = [np.diff(paths.link_ptr)[row] for (paths, _), row in zip(parts, rows, strict=True)]
+def _concatenate(legs: Sequence[Leg], ways: int) -> Paths:
+    """Return paths that consist of consecutive legs of the same pairs."""
+    rows = [leg.rows(ways).ravel() for leg in legs]
+    lengths = [np.diff(leg.paths.link_ptr)[row] for leg, row in zip(legs, rows, strict=True)]
     ptr = np.concatenate([[0], np.cumsum(sum(lengths))])
     link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
     target_ptr = ptr[:-1].copy()
-    for (paths, offset), row, length in zip(parts, rows, lengths, strict=True):
-        source, target = _ranges(paths.link_ptr[:-1][row], length), _ranges(target_ptr, length)
-        link[target] = paths.link[source] + offset
-        weight[target] = paths.weight[source]
+    for leg, row, length in zip(legs, rows, lengths, strict=True):
+        source, target = _ranges(leg.paths.link_ptr[:-1][row], length), _ranges(target_ptr, length)
+        link[target] = leg.paths.link[source] + leg.first_link
+        weight[target] = leg.paths.weight[source]
         target_ptr += length
-    pairs = list(zip(parts, rows, strict=True))
     return Paths(
-        overhead_ns=np.sum([paths.overhead_ns[row] for (paths, _), row in pairs], axis=0),
-        latency_ns=np.sum([paths.latency_ns[row] for (paths, _), row in pairs], axis=0),
-        rate_kbps=_lowest_rates([paths.rate_kbps[row] for (paths, _), row in pairs]),
+        overhead_ns=np.sum([leg.paths.overhead_ns[row] for leg, row in zip(legs, rows, strict=True)], axis=0),
+        latency_ns=np.sum([leg.paths.latency_ns[row] for leg, row in zip(legs, rows, strict=True)], axis=0),
+        rate_kbps=lowest_rates([leg.paths.rate_kbps[row] for leg, row in zip(legs, rows, strict=True)]),
         link_ptr=ptr, link=link, weight=weight, ways=ways,
     )  # fmt: skip
 

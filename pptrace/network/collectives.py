@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import Cluster
+from pptrace.network.cluster import Cluster, Leg, lowest_rates
 from pptrace.network.contract import NO_ROUTE
 
 if TYPE_CHECKING:
@@ -222,7 +222,8 @@ def pairwise_plan(network: Network, groups: Int32s) -> Plan:
     size = groups.shape[1]
     src = np.repeat(groups, size - 1, axis=1)
     dst = np.concatenate([np.delete(groups, member, axis=1) for member in range(size)], axis=1)
-    load = flows_at_once(network, src.ravel(), dst.ravel())
+    # Pairs of a group are in no other group.
+    load = _flows_of_pairs(network, src.ravel(), dst.ravel(), np.ones(src.size, dtype=np.int64))
     overhead_ns = load.overhead_ns.reshape(-1, size - 1)
     launch_ns = np.maximum(-(-overhead_ns.sum(axis=1) // _LAUNCH_BATCH), overhead_ns.max(axis=1))
     return Plan(
@@ -254,14 +255,10 @@ class LinkCollectives:
     """The network between GPUs; a network other than a cluster counts as one node."""
     groups: Callable[[str], Int32s]
     """Returns the groups along an axis, one per row, such as :meth:`pptrace.network.cluster.Layout.groups`."""
-    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """Rings and plans by collective and groups, of all layouts on the network."""
+    known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Rings and plans by collective and groups; layouts on the same network can share them."""
     _plans: dict[tuple[str, str], list[Plan]] = field(default_factory=dict, init=False, repr=False)
     _fastest: dict[tuple[str, str, int], Plan] = field(default_factory=dict, init=False, repr=False)
-
-    def sharing(self, other: LinkCollectives) -> LinkCollectives:
-        """Return these collectives with the known plans of another layout on the same network."""
-        return replace(self, network=other.network, _known=other._known)
 
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
         """Return the time of a collective.
@@ -312,10 +309,10 @@ class LinkCollectives:
             # Layouts that list the same groups in another order share plans.
             groups = groups[np.argsort(groups[:, 0], kind="stable")]
             name = groups.shape[1], sha256(groups.tobytes()).digest()
-            if (collective, name) not in self._known:
+            if (collective, name) not in self.known:
                 plans = self._build_plans(collective, name, groups) if groups.shape[1] > 1 else [NOTHING]
-                self._known[collective, name] = plans
-            self._plans[key] = self._known[collective, name]
+                self.known[collective, name] = plans
+            self._plans[key] = self.known[collective, name]
         return self._plans[key]
 
     def _build_plans(self, collective: str, name: Hashable, groups: Int32s) -> list[Plan]:
@@ -323,11 +320,11 @@ class LinkCollectives:
             return [pairwise_plan(self.network, groups)]
         groups_by_members = _group_by_members(groups, self.network)
         max_channels = max(members.channels for members, _ in groups_by_members)
-        if ("ring", name) not in self._known:
-            self._known["ring", name] = [
+        if ("ring", name) not in self.known:
+            self.known["ring", name] = [
                 ring_plans(self.network, groups_by_members, channels) for channels in sorted({1, max_channels})
             ]
-        plans = [by_rounds[_ROUNDS[collective]] for by_rounds in self._known["ring", name]]
+        plans = [by_rounds[_ROUNDS[collective]] for by_rounds in self.known["ring", name]]
         if collective == "all-reduce":
             plans += [
                 tree_plan(self.network, groups_by_members, channels) for channels in sorted({1, max_channels})
@@ -386,38 +383,59 @@ def flows_at_once(network: Network, src: Int32s, dst: Int32s) -> Load:
     Raises:
         ConfigError: two endpoints have no route.
     """
-    links = network.links
     pair, flow, flow_count = np.unique(src.astype(np.int64) * 2**31 + dst, return_inverse=True, return_counts=True)
     pair_src, pair_dst = (ends.astype(np.int32) for ends in np.divmod(pair, 2**31))
-    overhead, latency, unshared_kbps = np.zeros((3, pair.size), dtype=np.int64)
+    load = _flows_of_pairs(network, pair_src, pair_dst, flow_count)
+    return replace(load, overhead_ns=load.overhead_ns[flow], latency_ns=load.latency_ns[flow])
+
+
+def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int64s) -> Load:
+    """Return the load of pairs that differ, with a number of flows each; see :func:`flows_at_once`."""
+    links = network.links
+    overhead, latency, lowest_kbps, unshared_kbps = np.zeros((4, src.size), dtype=np.int64)
     flows_by_ways: dict[int, Int64s] = {}
-    slowest = [(Fraction(0), "")]
-    for first in range(0, pair.size, _BATCH):
+    for first in range(0, src.size, _BATCH):
         batch = slice(first, first + _BATCH)
-        paths = network.paths(pair_src[batch], pair_dst[batch])
-        _check_routes(paths, pair_src[batch], pair_dst[batch])
-        overhead[batch] = paths.overhead_ns.reshape(-1, paths.ways).max(axis=1)
-        latency[batch] = paths.latency_ns.reshape(-1, paths.ways).max(axis=1)
-        length = np.diff(paths.link_ptr)
-        unshared_kbps[batch] = np.where(length == 0, paths.rate_kbps, 0).reshape(-1, paths.ways).max(axis=1)
-        link_flows = flows_by_ways.setdefault(paths.ways, np.zeros(len(links), dtype=np.int64))
-        np.add.at(
-            link_flows, paths.link, np.repeat(np.repeat(flow_count[batch], paths.ways), length) * paths.weight
-        )
-        slowest.append(_slowest_path(paths, links))
-    slowest = [
-        _busiest_link(flows_by_ways, links),
-        *slowest,
-        (_busiest_endpoint(pair_src, pair_dst, flow_count, unshared_kbps), ""),
-    ]
-    byte_ns, link = max(slowest, key=lambda candidate: candidate[0])
-    return Load(overhead_ns=overhead[flow], latency_ns=latency[flow], byte_ns=byte_ns, link=link)
+        legs = _legs(network, src[batch], dst[batch])
+        ways = max(leg.paths.ways for leg in legs)
+        length, rate = np.zeros((2, src[batch].size, ways), dtype=np.int64)
+        link_flows = flows_by_ways.setdefault(ways, np.zeros(len(links), dtype=np.int64))
+        for leg in legs:
+            rows, paths = leg.rows(ways), leg.paths
+            overhead[batch][leg.pairs] += paths.overhead_ns[rows].max(axis=1)
+            latency[batch][leg.pairs] += paths.latency_ns[rows].max(axis=1)
+            leg_length = np.diff(paths.link_ptr)
+            length[leg.pairs] += leg_length[rows]
+            rate[leg.pairs] = lowest_rates([rate[leg.pairs], paths.rate_kbps[rows]])
+            flows = np.bincount(rows.ravel(), np.repeat(flow_count[batch][leg.pairs], ways), len(paths))
+            used = np.repeat(flows.astype(np.int64), leg_length) * paths.weight
+            link_flows += np.bincount(paths.link + leg.first_link, used, len(links)).astype(np.int64)
+        _check_routes(rate, src[batch], dst[batch])
+        lowest_kbps[batch] = lowest_rates([*rate.T])
+        unshared_kbps[batch] = np.where(length == 0, rate, 0).max(axis=1)
+    candidates: list[tuple[Fraction, str | int]] = [
+        _busiest_link(flows_by_ways, links), *_slowest_pair(lowest_kbps, src, dst),
+        (_busiest_endpoint(src, dst, flow_count, unshared_kbps), ""),
+    ]  # fmt: skip
+    byte_ns, link = max(candidates, key=lambda candidate: candidate[0])
+    if isinstance(link, int):
+        link = _tightest_link(network.paths(src[link : link + 1], dst[link : link + 1]), links)
+    return Load(overhead_ns=overhead, latency_ns=latency, byte_ns=byte_ns, link=link)
 
 
-def _check_routes(paths: Paths, src: Int32s, dst: Int32s) -> None:
-    unreachable = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
+def _legs(network: Network, src: Int32s, dst: Int32s) -> list[Leg]:
+    """Return the paths between endpoints in parts that pairs share."""
+    if isinstance(network, Cluster):
+        return network.legs(src, dst)
+    every = np.arange(src.size)
+    return [Leg(pairs=every, row=every, paths=network.paths(src, dst))]
+
+
+def _check_routes(rate_kbps: Int64s, src: Int32s, dst: Int32s) -> None:
+    """Refuse pairs without a route; ``rate_kbps`` has shape (pairs, ways)."""
+    unreachable = np.flatnonzero((rate_kbps == NO_ROUTE).any(axis=1))
     if unreachable.size:
-        pair = int(unreachable[0]) // paths.ways
+        pair = int(unreachable[0])
         message = f"no route between GPU {src[pair]} and GPU {dst[pair]}, which take part in one collective"
         raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
 
@@ -438,16 +456,25 @@ def _busiest_link(flows_by_ways: Mapping[int, Int64s], links: Links) -> tuple[Fr
     return slowest, links.name[link] if slowest else ""
 
 
-def _slowest_path(paths: Paths, links: Links) -> tuple[Fraction, str]:
-    """Return a byte's time on the slowest path without contention, and the name of its slowest link."""
-    limited = np.flatnonzero(paths.rate_kbps > 0)
+def _slowest_pair(rate_kbps: Int64s, src: Int32s, dst: Int32s) -> list[tuple[Fraction, int]]:
+    """Return a byte's time on the slowest path without contention, and the first pair with it; none if unlimited.
+
+    ``rate_kbps`` has the lowest rate of each pair, 0 without a limit.
+    """
+    limited = rate_kbps[rate_kbps > 0]
     if not limited.size:
-        return Fraction(0), ""
-    row = int(limited[np.argmin(paths.rate_kbps[limited])])
+        return []
+    slowest = np.flatnonzero(rate_kbps == limited.min())
+    first = slowest[np.lexsort((dst[slowest], src[slowest]))[0]]
+    return [(Fraction(_BYTE_NS, int(limited.min())), int(first))]
+
+
+def _tightest_link(paths: Paths, links: Links) -> str:
+    """Return the name of the slowest link on the slowest of some paths; empty without links."""
+    row = int(np.argmin(np.where(paths.rate_kbps > 0, paths.rate_kbps, np.iinfo(np.int64).max)))
     used = paths.link[paths.link_ptr[row] : paths.link_ptr[row + 1]]
     cap = np.where(links.flow_rate_kbps[used] > 0, links.flow_rate_kbps[used], links.rate_kbps[used])
-    tightest = links.name[used[np.argmin(cap)]] if used.size else ""
-    return Fraction(_BYTE_NS, int(paths.rate_kbps[row])), tightest
+    return links.name[used[np.argmin(cap)]] if used.size else ""
 
 
 def _busiest_endpoint(src: Int32s, dst: Int32s, flow_count: Int64s, rate_kbps: Int64s) -> Fraction:

@@ -324,7 +324,8 @@ def _link_collectives(network: RankNetwork) -> LinkCollectives:
     """Return the times of collectives over the groups of a job on its cluster."""
     from pptrace.network.collectives import LinkCollectives
 
-    return LinkCollectives(network=network.network, groups=network.layout.groups)
+    known: dict[Any, Any] = shared(dict, "plans of collectives", network.network)
+    return LinkCollectives(network=network.network, groups=network.layout.groups, known=known)
 
 
 def look_up_cost_model(inputs: Inputs) -> Provided[CostModelOffer]:

@@ -12,6 +12,7 @@ from pptrace.config.schema import Cluster as Section
 from pptrace.config.schema import Device, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, PluginError
+from pptrace.memo import shared
 from pptrace.network.cluster import Cluster, RankNetwork
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.requests import NetworkRequest
@@ -172,12 +173,8 @@ _MOST_NODES = 2**31 - 1
 _PARTS = ("node", "fabric")
 
 
-def job_network(inputs: Inputs, known: dict[Any, Network] | None = None) -> RankNetwork:
+def job_network(inputs: Inputs) -> RankNetwork:
     """Build the cluster of a configuration, place the job's GPUs on it, and fill in the section.
-
-    Args:
-        inputs: the configuration.
-        known: networks inside nodes and between NICs by their options; new ones are added. None builds all.
 
     Raises:
         ConfigError: a missing key, or sizes that do not fit the job.
@@ -196,14 +193,16 @@ def job_network(inputs: Inputs, known: dict[Any, Network] | None = None) -> Rank
     values["nodes"], origin = _nodes(resolved, section, values, count, layout)
     values.setdefault("nics", 0)
     nodes, gpus, nics = values["nodes"], values["gpus"], values["nics"]
-    known = {} if known is None else known
-    node = _part(inputs, values, "node", NetworkRequest(endpoints=gpus + nics, nics=nics), known)
+    node = _part(inputs, values, "node", NetworkRequest(endpoints=gpus + nics, nics=nics))
     fabric = None
     if nodes > 1 and "fabric" in values:
-        fabric = _part(inputs, values, "fabric", NetworkRequest(endpoints=nodes * nics, per_node=nics), known)
+        fabric = _part(inputs, values, "fabric", NetworkRequest(endpoints=nodes * nics, per_node=nics))
     elif "fabric" in values:
         _options(inputs, values, "fabric")
-    cluster = Cluster(node=node, fabric=fabric, nodes=nodes, gpus=gpus, nics=nics)
+    cluster = shared(
+        lambda: Cluster(node=node, fabric=fabric, nodes=nodes, gpus=gpus, nics=nics),
+        ("cluster", nodes, gpus, nics), node, fabric, rows=nodes,
+    )  # fmt: skip
     filled = Section.model_validate({**values, "preset": section.preset})
     inputs.resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
     return RankNetwork(network=cluster, layout=layout)
@@ -263,22 +262,21 @@ def _nodes(
     return given, f"preset {section.preset}"
 
 
-def _part(
-    inputs: Inputs, values: dict[str, Any], part: str, request: NetworkRequest, known: dict[Any, Network]
-) -> Network:
-    """Return the network in a node, or the fabric, built if unknown, and fill its options into ``values``."""
+def _part(inputs: Inputs, values: dict[str, Any], part: str, request: NetworkRequest) -> Network:
+    """Return the network in a node, or the fabric, and fill its options into ``values``."""
     key = f"cluster.{part}"
     provided, checked, plain = _options(inputs, values, part)
     values[part] = {"name": provided.offer.name, **plain}
     inputs.use(provided)
-    name = repr((values[part], request))
-    if name not in known:
-        with at_location(inputs.resolved, key, options=True):
-            try:
-                known[name] = build_network(provided, replace(request, options=checked))
-            except PluginError as error:
-                raise error if error.plugin else PluginError(f"{key}: {error}") from error
-    return known[name]
+    request = replace(request, options=checked)
+    with at_location(inputs.resolved, key, options=True):
+        try:
+            return shared(
+                lambda: build_network(provided, request), ("network", repr(request)), provided.offer,
+                rows=request.endpoints,
+            )  # fmt: skip
+        except PluginError as error:
+            raise error if error.plugin else PluginError(f"{key}: {error}") from error
 
 
 def _options(

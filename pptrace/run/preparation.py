@@ -104,13 +104,8 @@ def _prepare(resolved: Resolved, registry: Registry) -> Prepared:
     return _with_table(inputs, costs, *_table(inputs, costs))
 
 
-def build_costs(resolved: Resolved, registry: Registry, known: dict[Any, Network] | None = None) -> Costs:
+def build_costs(resolved: Resolved, registry: Registry) -> Costs:
     """Return a configuration's costs for any number of stages, without its schedule.
-
-    Args:
-        resolved: the configuration.
-        registry: the plugins.
-        known: networks of clusters, see :func:`pptrace.run.hardware.job_network`.
 
     Raises:
         PptraceError: as for :func:`prepare`.
@@ -118,7 +113,7 @@ def build_costs(resolved: Resolved, registry: Registry, known: dict[Any, Network
     inputs = Inputs(resolved=resolved, registry=registry)
     _fill_presets(inputs)
     _table_file(inputs)  # fills in sizes
-    return model_costs(inputs, _network(inputs, known))
+    return model_costs(inputs, _network(inputs))
 
 
 def _fill_presets(inputs: Inputs) -> None:
@@ -174,12 +169,12 @@ def _with_sizes(resolved: Resolved, table: Schedule, slices: int) -> Resolved:
     return resolved.with_values("batch", batch, origin)
 
 
-def _network(inputs: Inputs, known: dict[Any, Network] | None = None) -> Network:
+def _network(inputs: Inputs) -> Network:
     layout_of(inputs.resolved)  # refuses sizes that do not fit each other
     if inputs.experiment.cluster is not None:
         from pptrace.run.hardware import job_network
 
-        return job_network(inputs, known)
+        return job_network(inputs)
     provided = inputs.look_up(inputs.registry.networks, inputs.experiment.network.name, "network")
     options = inputs.fill_options("network", provided.offer.options)
     with at_location(inputs.resolved, "network", options=True):

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.errors import ConfigError
-from pptrace.memo import Memo, sharing
+from pptrace.memo import sharing
 from pptrace.plugins.guards import interruption
 from pptrace.search.candidates import FOREIGN, Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 from pptrace.search.pricing import GroupBounds, Member, Price, Pricing
-from pptrace.search.runner import installed
+from pptrace.search.runner import installed, process_memo
 from pptrace.search.space import LAYERS, PlanProblem, Space, setting
 from pptrace_kernel import always_compiled
 
@@ -178,7 +178,7 @@ class Search:
             ConfigError: no candidate can run, none fits, or none was found in the time.
             PptraceError: settings that no layout can use.
         """
-        with always_compiled(), sharing(Memo()):
+        with always_compiled(), sharing(process_memo()):
             try:
                 self._search()
             except _TimeEndedError:
@@ -766,16 +766,16 @@ class Prefetch(Generic[_Key, _Value]):
 
 def _call_pricing(space: bytes, method: str, items: list[Any]) -> list[Any]:
     """Return the values of a method of the space's :class:`Pricing`, in a worker process."""
-    pricing, memo = _pricing(space)
-    with sharing(memo):
+    pricing = _pricing(space)
+    with sharing(process_memo()):
         return [getattr(pricing, method)(item) for item in items]
 
 
 @lru_cache(maxsize=1)
-def _pricing(space: bytes) -> tuple[Pricing, Memo]:
+def _pricing(space: bytes) -> Pricing:
     values: Any
     values, request = pickle.loads(space)  # noqa: S301 - pickled by the process of this plan
-    return Pricing(Space(PlanProblem(**values, registry=installed()), request)), Memo()
+    return Pricing(Space(PlanProblem(**values, registry=installed()), request))
 
 
 def spread_indices(count: int) -> Iterator[int]:

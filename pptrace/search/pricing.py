@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
-    from pptrace.network.contract import Network
     from pptrace.plugins.requests import CostRequest
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
@@ -206,8 +205,6 @@ class Pricing:
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
         self._segmented: _Recent[Any, bool] = _Recent(_KEPT_FAMILIES)
         self._checked: dict[tuple[str, str], Any] = {}
-        self._networks: dict[Any, Network] = {}
-        self._collectives: _Recent[str, LinkCollectives] = _Recent(_KEPT_GROUPS)
         self._members: dict[Any, tuple[Member, ...]] = {}
         self._member_counts: dict[Any, Counter[bool]] = {}
         self._bounds: dict[Any, Bound] = {}
@@ -533,13 +530,7 @@ class Pricing:
         return frozenset({*_REQUESTED} - _request_values(costs.request).keys() | ({*_REQUESTED} & read_by_stack))
 
     def _resolved_costs(self, group: Group) -> Costs:
-        """Return the costs of a group's configuration; layouts on the same cluster share plans of collectives."""
-        costs = build_costs(self.problem.resolved(group.varied), self.problem.registry, self._networks)
-        own = costs.request.collectives
-        if not isinstance(own, LinkCollectives):
-            return costs
-        shared = self._collectives.of(repr(costs.resolved.experiment.cluster), lambda: own)
-        return replace(costs, request=replace(costs.request, collectives=own.sharing(shared)))
+        return build_costs(self.problem.resolved(group.varied), self.problem.registry)
 
 
 class _Family(NamedTuple):

@@ -384,7 +384,7 @@ def _with_many_runs(call: Callable[[], Row], actions: int) -> Row:
 def with_shared_results(call: Callable[[], Row]) -> Row:
     """Return the row of a call that shares results with earlier calls of this process."""
     try:
-        with sharing(_memo()):
+        with sharing(process_memo()):
             return call()
     except DeadlockError:  # shared graphs have redundant edges, which its cycle could contain
         return call()
@@ -426,7 +426,7 @@ def _cell(value: Any) -> Cell:
 
 
 @cache
-def _memo() -> Memo:
+def process_memo() -> Memo:
     """Return what the points of this process share."""
     return Memo()
 
@@ -469,7 +469,7 @@ class Runner:
         self._journal = Journal(journal, fresh=fresh) if journal is not None else None
         self.known = {str(row["point"]): row for row in self._journal.rows} if self._journal else {}
         self.is_warm = False
-        _memo.cache_clear()  # files that an earlier study read may have changed
+        process_memo.cache_clear()  # files that an earlier study read may have changed
 
     def __enter__(self) -> Self:
         return self
