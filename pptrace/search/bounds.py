@@ -20,6 +20,9 @@ row so far, and ``s`` the end of the last collective of a communication stream.
 
 The bound of a row is the larger one of its ``c`` and of ``s`` of each stream.
 
+Memory between two pairs of a row has a bound, too. The next pair starts after all computations of the row so far.
+So all earlier forwards have allocated what their computations need, and no later backward has freed anything.
+
 Three bounds, from fast to tight, each at most the next: the mean work of the ranks, for any table; the outline
 of a table, from a few of its actions; and the whole table.
 """
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,7 +39,7 @@ import numpy as np
 from pptrace.config.choices import Validation
 from pptrace.run.costs import in_parts, part_times
 from pptrace.steps.actions import group_starts
-from pptrace.steps.kinds import COMPUTE, TABLE, Kind, Stream
+from pptrace.steps.kinds import COMPUTE, PASSES, TABLE, Kind, Stream
 from pptrace.steps.segments import overlapped_ns, results_of, single
 
 if TYPE_CHECKING:
@@ -242,16 +246,57 @@ def _peaks(table: Schedule, workload: Workload, experiment: Experiment) -> Int64
     for rank in range(table.ranks):
         low, high = int(table.row_ptr[rank]), int(table.row_ptr[rank + 1])
         base = int(taken[low - 1]) if low else 0
-        static[rank] += max(int(taken[low:high].max(initial=base)) - base, 0)
+        known = taken[low:high][_is_between_pairs(table.pair[low:high]) | (not workload.segments)]
+        static[rank] += max(int(known.max(initial=base)) - base, 0)
     return static
+
+
+def _is_between_pairs(pair: Int32s) -> NDArray[np.bool_]:
+    """Return whether each action of a row is outside pairs, or the last of its pair."""
+    is_last: NDArray[np.bool_] = (pair < 0) | (pair != np.append(pair[1:], -1))
+    return is_last
 
 
 def _moves_memory(workload: Workload, experiment: Experiment) -> bool:
     """Return whether memory depends on more than the order of the actions in a table."""
     choice = experiment.schedule
     return bool(
-        choice.offload is not None or choice.recompute is not None or workload.segments or workload.classes
-    )
+        choice.offload is not None or choice.recompute is not None or workload.classes
+        or not all(map(partial(_allocates_early, workload), PASSES))
+    )  # fmt: skip
+
+
+def _allocates_early(workload: Workload, kind: Kind) -> bool:
+    """Return whether actions of a kind free no more than without segments, and allocate as much in time.
+
+    A segment allocates in time if a computation with a duration depends on it, or is it.
+    """
+    changes = TABLE.activation[kind] * workload.activation_bytes
+    changes = changes + TABLE.weight_activation[kind] * workload.weight_activation_bytes
+    stages = {
+        (id(segments), change): segments
+        for segments, change in zip(workload.segments.get(kind, ()), changes.tolist(), strict=False)
+    }
+    for (_, change), segments in stages.items():
+        stated = [part.activation_bytes or 0 for part in segments]
+        if all(part.activation_bytes is None for part in segments):
+            stated[0 if change > 0 else -1] = change
+        allocated = sum(stated[index] for index in _computed(segments) if stated[index] > 0)
+        if allocated < change or sum(size for size in stated if size < 0) < min(change, 0):
+            return False
+    return True
+
+
+def _computed(segments: Sequence[Segment]) -> set[int]:
+    """Return the indices of computations with a duration, and of all segments that these depend on."""
+    computed = {
+        index for index, part in enumerate(segments)
+        if part.is_computation and part.duration_ns and not part.paired
+    }  # fmt: skip
+    for index in range(len(segments) - 1, -1, -1):
+        if index in computed:
+            computed.update(segments[index].needs_of(index))
+    return computed
 
 
 class SegmentTimes(NamedTuple):
@@ -401,8 +446,8 @@ class Outline:
     """Shape (ranks,): kind and local stage of the first action after the last pair, as an index in the flat array
     of both; -1 if pairs are last."""
     held: Int64s
-    """Shape (ranks, 2, local stages): microbatches of which a rank holds activations, and activations of weight
-    gradients, at its fullest moment."""
+    """Shape (2, ranks, 2, local stages): microbatches of which a rank holds activations, and activations of weight
+    gradients, at its fullest moment; first of all moments, then of those between overlapped pairs."""
     edges: tuple[tuple[int, int], ...]
     """The stages' graph as (from, to); empty for a chain."""
     moves_memory: bool
@@ -423,14 +468,15 @@ class Outline:
         counts = np.zeros((_SPANS, table.ranks, _ROLES, len(kinds), width), dtype=np.int64)
         drain = np.full(table.ranks, -1)
         first, last = (np.zeros((_SPANS, table.ranks), dtype=np.int64) for _ in range(2))
-        fullest = np.zeros((table.ranks, 2, width), dtype=np.int64)
+        fullest = np.zeros((2, table.ranks, 2, width), dtype=np.int64)
         number = np.full(len(Kind), -1)
         number[list(kinds)] = np.arange(len(kinds))
         places = _places(table)
         for rank in range(table.ranks):
             row = slice(int(table.row_ptr[rank]), int(table.row_ptr[rank + 1]))
             kind, stage, span = table.kind[row], local[rank, table.stage[row]], table.span[row]
-            fullest[rank] = _fullest(kind, stage, span, width)
+            known = np.stack([np.ones(kind.size, dtype=np.bool_), _is_between_pairs(table.pair[row])])
+            fullest[:, rank] = [_fullest(kind, stage, span, width, moments) for moments in known]
             (actions,) = np.nonzero(number[kind] >= 0)
             if not actions.size:
                 continue
@@ -481,7 +527,8 @@ class Outline:
         peaks = _padded(workload.static_bytes)[self.stages].sum(axis=1) + workload.reserved_bytes
         if not (self.moves_memory or _moves_memory(workload, experiment)):
             kept = np.stack([workload.activation_bytes, workload.weight_activation_bytes])
-            peaks += (self.held * _padded(kept)[:, self.stages].transpose(1, 0, 2)).sum(axis=(1, 2))
+            held = self.held[int(bool(workload.segments))]
+            peaks += (held * _padded(kept)[:, self.stages].transpose(1, 0, 2)).sum(axis=(1, 2))
         fits = not workload.capacity_bytes or bool((peaks <= workload.capacities(len(peaks))).all())
         return Bound(step_ns=step_ns, peak_bytes=int(peaks.max(initial=0)), fits=fits)
 
@@ -538,10 +585,12 @@ def _roles(pair: Int32s, actions: NDArray[Any]) -> NDArray[Any]:
     return role
 
 
-def _fullest(kind: NDArray[Any], stage: Int64s, span: NDArray[Any], stages: int) -> Int64s:
-    """Return the held activations of a row at the action after which it has most, as :attr:`Outline.held`."""
+def _fullest(
+    kind: NDArray[Any], stage: Int64s, span: NDArray[Any], stages: int, moments: NDArray[np.bool_]
+) -> Int64s:
+    """Return the held activations of a row after the action with most, among some; shape (2, stages)."""
     changes = np.stack([TABLE.activation[kind], TABLE.weight_activation[kind]]).astype(np.int64) * span
-    held = (2 * changes[0] + changes[1]).cumsum()
+    held = np.where(moments, (2 * changes[0] + changes[1]).cumsum(), 0)
     if not held.size or held.max() <= 0:
         return np.zeros((2, stages), dtype=np.int64)
     end = int(held.argmax()) + 1
