@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pptrace.config.choices import Validation
+from pptrace.memo import shared
 from pptrace.run.costs import in_parts, part_times
 from pptrace.steps.actions import group_starts
 from pptrace.steps.kinds import COMPUTE, PASSES, TABLE, Kind, Stream
@@ -182,7 +183,7 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
     ends_ns = _row_ends(row_ns, latest(np.maximum(computed_ns, chains_ns), row_ns), row)
     start_ns = np.maximum(first_ns, np.where(np.diff(row, prepend=-1) == 0, np.append(0, ends_ns[:-1]), 0))
     pair_results_ns = np.maximum(start_ns[group], before_ns) + of_actions(times.results)
-    done_ns = [(ends_ns, np.where(is_paired, pair_results_ns, ends_ns[group]))]
+    done_ns = [(ends_ns, np.where(is_paired, pair_results_ns, ends_ns[group]), np.ones_like(is_single))]
     for stream in times.streams if is_paired.any() else ():
         of_stream = of_actions(stream)
         busy_ns = np.add.reduceat(of_stream, starts)
@@ -193,16 +194,17 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
         is_last = waits | (busy_ns > 0)
         begin_ns = np.where(waits, first_ns, np.where(busy_ns > 0, latest(of_stream, busy_ns), 0))
         stream_ends_ns = _row_ends(np.where(waits, alone_ns[starts], busy_ns), begin_ns, row)
-        done_ns.append((stream_ends_ns, np.where((is_single & is_last)[group], stream_ends_ns[group], 0)))
+        is_end = is_single & is_last
+        done_ns.append((stream_ends_ns, np.where(is_end[group], stream_ends_ns[group], 0), is_end))
     optimizer_ns = _optimizer_times(table, workload, experiment)
     lasts = np.searchsorted(row, np.arange(table.ranks), side="right") - 1
     has_row = np.diff(table.row_ptr) > 0
     step_ns = int(optimizer_ns.max(initial=0))
-    for group_ns, result_ns in done_ns:
+    for group_ns, result_ns, is_end in done_ns:
         last_ns = np.where(has_row, group_ns[lasts], 0)
         step_ns = max(
             step_ns,
-            int((last_ns + optimizer_ns).max(initial=0)),
+            int((last_ns + np.where(is_end[lasts], optimizer_ns, 0)).max(initial=0)),
             int((result_ns + until_end_ns).max(initial=0)) + int(optimizer_ns.min(initial=0)),
         )
     return step_ns
@@ -277,14 +279,19 @@ def _allocates_early(workload: Workload, kind: Kind) -> bool:
         (id(segments), change): segments
         for segments, change in zip(workload.segments.get(kind, ()), changes.tolist(), strict=False)
     }
-    for (_, change), segments in stages.items():
-        stated = [part.activation_bytes or 0 for part in segments]
-        if all(part.activation_bytes is None for part in segments):
-            stated[0 if change > 0 else -1] = change
-        allocated = sum(stated[index] for index in _computed(segments) if stated[index] > 0)
-        if allocated < change or sum(size for size in stated if size < 0) < min(change, 0):
-            return False
-    return True
+    return all(
+        shared(partial(_keeps_change, segments, change), ("keeps", change), segments)
+        for (_, change), segments in stages.items()
+    )
+
+
+def _keeps_change(segments: Sequence[Segment], change: int) -> bool:
+    """Return whether segments allocate as much as a change of memory in time, and free no more."""
+    stated = [part.activation_bytes or 0 for part in segments]
+    if all(part.activation_bytes is None for part in segments):
+        stated[0 if change > 0 else -1] = change
+    allocated = sum(stated[index] for index in _computed(segments) if stated[index] > 0)
+    return allocated >= change and sum(size for size in stated if size < 0) >= min(change, 0)
 
 
 def _computed(segments: Sequence[Segment]) -> set[int]:
@@ -389,7 +396,10 @@ class Times:
             known: dict[int, SegmentTimes] = {}
             for stage, segments in enumerate(stages):
                 if id(segments) not in known:
-                    known[id(segments)] = SegmentTimes.of(segments, overlapped=costs.overlapped)
+                    known[id(segments)] = shared(
+                        partial(SegmentTimes.of, segments, overlapped=costs.overlapped),
+                        ("segment times", costs.overlapped), segments,
+                    )  # fmt: skip
                 times, cell = known[id(segments)], (kind, stage)
                 alone[cell], in_pairs[cell], results[cell] = times.alone, times.in_pairs, times.result
                 chains[cell] = times.chain
@@ -517,10 +527,10 @@ class Outline:
         if experiment.data_parallel.validation is Validation.BEFORE:
             optimizer_ns = _padded(workload.optimizer_ns)[self.stages].sum(axis=1)
         step_ns = 0
-        for row_ns, result_ns in self._ends(times, before, has_segments=bool(workload.segments)):
+        for row_ns, result_ns, is_end in self._ends(times, before, has_segments=bool(workload.segments)):
             step_ns = max(
                 step_ns,
-                int((row_ns[_WHOLE_ROWS] + optimizer_ns).max(initial=0)),
+                int((row_ns[_WHOLE_ROWS] + np.where(is_end, optimizer_ns, 0)).max(initial=0)),
                 int((result_ns + np.where(result_ns > 0, after[self.last], 0)).max(initial=0))
                 + int(optimizer_ns.min(initial=0)),
             )
@@ -532,10 +542,13 @@ class Outline:
         fits = not workload.capacity_bytes or bool((peaks <= workload.capacities(len(peaks))).all())
         return Bound(step_ns=step_ns, peak_bytes=int(peaks.max(initial=0)), fits=fits)
 
-    def _ends(self, times: Times, before: Int64s, *, has_segments: bool) -> Iterator[tuple[Int64s, Int64s]]:
+    def _ends(
+        self, times: Times, before: Int64s, *, has_segments: bool
+    ) -> Iterator[tuple[Int64s, Int64s, NDArray[np.bool_]]]:
         """Yield lower bounds on the end of each span, and on the result of its last action, shape (spans, ranks).
 
-        The first ones are those of computations, the others those of the streams of collectives.
+        The first ones are those of computations, the others those of the streams of collectives. The third value
+        is whether the optimizer of each rank starts after the end of its row, shape (ranks,).
         """
 
         def of_actions(values: Int64s) -> Int64s:
@@ -549,7 +562,7 @@ class Outline:
         start_ns, alone = before[self.first], of_actions(times.alone)
         if not (self.has_pairs and has_segments):
             ends_ns = start_ns + total(range(_ROLES), alone)
-            yield ends_ns, ends_ns
+            yield ends_ns, ends_ns, np.ones(len(self.stages), dtype=np.bool_)
             return
         chains, is_forward = of_actions(times.chains), np.array([kind == Kind.F for kind in self.kinds])[:, None]
         pairs_ns = np.maximum.reduce([
@@ -557,13 +570,13 @@ class Outline:
             for local in (of_actions(times.in_pairs), chains * is_forward, chains * ~is_forward)
         ])  # fmt: skip
         ends_ns = start_ns + total([_EARLY, _BETWEEN, _LATE], alone) + pairs_ns
-        yield ends_ns, ends_ns
+        yield ends_ns, ends_ns, np.ones(len(self.stages), dtype=np.bool_)
         for stream in times.streams:
             busy = of_actions(stream)
             is_last = (self.drain >= 0) & (busy.reshape(len(busy), -1)[np.arange(len(busy)), self.drain] > 0)
             ends_ns = start_ns + total([_EARLY], alone) + total([_IN_PAIR, _BETWEEN], busy)
             ends_ns += np.where(is_last, total([_LATE], alone), total([_LATE], busy))
-            yield ends_ns, np.where(is_last, ends_ns, 0)
+            yield ends_ns, np.where(is_last, ends_ns, 0), is_last
 
 
 _SPANS = 4

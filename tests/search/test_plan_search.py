@@ -500,7 +500,7 @@ def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), overlapped=st.booleans())
-def test_bounds_of_overlapped_pairs_are_at_most_the_step(
+def test_bounds_of_overlapped_pairs_are_at_most_the_step_and_its_memory(
     registry: Registry, seed: int, *, overlapped: bool
 ) -> None:
     random = Random(seed)  # noqa: S311 - draws costs
@@ -508,16 +508,54 @@ def test_bounds_of_overlapped_pairs_are_at_most_the_step(
     rows = mixed(random, ranks, microbatches) if random.random() < 0.5 else steady(ranks, microbatches)
     table = Schedule.from_rows(rows)
     kinds = {kind: [segments_of(random, kind) for _ in range(ranks)] for kind in (Kind.F, Kind.B)}
-    workload = Workload.uniform(ranks, optimizer_ns=random.randint(0, 9)).segmented(kinds, overlapped=overlapped)
+    if random.random() < 0.5:
+        kinds = {
+            kind: [with_changes(random, segments, sign * _KEPT) for segments in stages]
+            for (kind, stages), sign in zip(kinds.items(), (1, -1), strict=True)
+        }
+    uniform = Workload.uniform(ranks, optimizer_ns=random.randint(0, 9), activation_bytes=_KEPT)
+    workload = uniform.segmented(kinds, overlapped=overlapped)
     flags = {"schedule": "combined-1f1b", "pp": ranks, "microbatches": microbatches}
     experiment, provided = load(None, flags=flags).experiment, registry.schedules["combined-1f1b"]
     request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=1)
 
-    outline = Outline.of(table).bound(workload, experiment).step_ns
-    whole = bound_of(table, request, workload, experiment, provided).step_ns
-    work = work_bound(workload, ranks, microbatches, has_pairs=True).step_ns
+    outline = Outline.of(table).bound(workload, experiment)
+    whole = bound_of(table, request, workload, experiment, provided)
+    work = work_bound(workload, ranks, microbatches, has_pairs=True)
 
-    assert max(outline, work) <= whole <= measure(simulate(table, workload), workload).step_ns
+    step = measure(simulate(table, workload), workload)
+    assert max(outline.step_ns, work.step_ns) <= whole.step_ns <= step.step_ns
+    assert outline.peak_bytes <= whole.peak_bytes <= step.memory.peak_bytes.max()
+
+
+_KEPT = 9
+
+
+def with_changes(random: Random, segments: tuple[Segment, ...], change: int) -> tuple[Segment, ...]:
+    """Return segments of which one changes memory by a part of the bytes, and another one by the rest."""
+    first, part = random.randrange(len(segments)), random.randint(0, abs(change)) * (1 if change > 0 else -1)
+    changes = [0] * len(segments)
+    changes[first] += part
+    changes[random.randrange(len(segments))] += change - part
+    return tuple(
+        replace(segment, activation_bytes=size or None) for segment, size in zip(segments, changes, strict=True)
+    )
+
+
+def test_memory_between_overlapped_pairs_is_part_of_the_bound(registry: Registry) -> None:
+    provided = registry.schedules["combined-1f1b"]
+    request = ScheduleRequest(ranks=2, microbatches=8, chunks=2, options=checked_options(provided, {}, ""))
+    table = build_schedule(provided, request)
+    kinds = {kind: [(Segment(name="a", duration_ns=5),)] * 4 for kind in (Kind.F, Kind.B)}
+    workload = Workload.uniform(4, activation_bytes=7).segmented(kinds)
+    experiment = load(None, flags={"schedule": "combined-1f1b", "pp": 2, "microbatches": 8}).experiment
+
+    outline = Outline.of(table).bound(workload, experiment)
+    whole = bound_of(table, request, workload, experiment, provided)
+
+    # The peak is inside of a pair, whose forward allocates before its backward frees.
+    peak = measure(simulate(table, workload), workload).memory.peak_bytes.max()
+    assert outline.peak_bytes == whole.peak_bytes == peak - 7
 
 
 @pytest.mark.parametrize(("model", "ep"), [("llama3-8b", 1), ("qwen3-30b-a3b", 2)])
