@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.quantities import format_size
+from pptrace.memo import shared
 from pptrace.steps.columns import Int32s, Int64s, column
 from pptrace.steps.segments import Segment, check_segments, overlapped_ns, single
 
@@ -259,7 +261,7 @@ class Workload:
             distinct = {id(segments): stage for stage, segments in reversed([*enumerate(stages)])}
             for stage in sorted(distinct.values()):
                 segments = stages[stage]
-                check_segments(segments, f"{kind.name} of stage {stage}")
+                shared(partial(check_segments, segments, f"{kind.name} of stage {stage}"), "checked", segments)
                 total = self._alone_ns(segments)
                 if total != self.duration_ns(kind)[stage]:
                     msg = f"{kind.name} of stage {stage}: its segments take {total} ns: use Workload.segmented"
@@ -286,8 +288,10 @@ class Workload:
     def _alone_ns(self, segments: Sequence[Segment]) -> int:
         """Return the duration of an action outside pairs."""
         if self.overlapped:
-            return overlapped_ns(single(segments))
-        return sum(segment.duration_ns for segment in segments if not segment.paired)
+            return shared(lambda: overlapped_ns(single(segments)), "overlapped", segments)
+        return shared(
+            lambda: sum(segment.duration_ns for segment in segments if not segment.paired), "in sequence", segments
+        )
 
     def collective_ns(self, kind: Kind) -> Int64s:
         """Return the collective part of the duration, per stage."""

@@ -139,7 +139,10 @@ def build(request: CostRequest) -> Workload:
 def _count_weights(model: Transformer, part: Shard) -> int:
     """Return the number of units if each matrix of a decoder's layer is one."""
     layers = shared(lambda: Counter(model.layer(index, index) for index in range(model.layers)), "layers", model)
-    matrices = sum(len(_matrices(model, part, kind)) * count for kind, count in layers.items())
+    matrices = shared(
+        lambda: sum(len(_matrices(model, part, kind)) * count for kind, count in layers.items()),
+        ("matrices", part), model,
+    )  # fmt: skip
     return count_units(model) - model.layers + matrices
 
 

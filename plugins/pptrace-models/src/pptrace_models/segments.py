@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.plugin import Kind, Segment, Stream
+from pptrace.plugin import Kind, Segment, Stream, shared
 from pptrace_models import layer_times
 from pptrace_models.layer import FIRST_HALF
 from pptrace_models.layer_times import Cost, again_ns, again_of
@@ -51,31 +51,60 @@ def stage_segments(
         kept: the bytes that each of these items keeps of a microbatch. The item's first segment of a forward
             allocates them, and its last segment of a backward frees them.
     """
-    options = costing.options
+    model = costing.model
     (order,) = units = items_of(
-        costing.model, [stage], layer=partial(costing.once, _layer), embedding=costing.once(_embedding),
+        model, [stage], layer=partial(costing.once, _layer), embedding=costing.once(_embedding),
         prediction=costing.once(_prediction), head=costing.once(_head),
     )  # fmt: skip
     if stage.encoders:
         pairs = [(_encoder(costing, tower), _projector(costing, tower)) for tower in towers]
         (order,) = in_front(units, [stage], pairs)
-    order = [unit.with_memory(item_kept) for unit, item_kept in zip(order, kept, strict=True)]
+    actions = _Actions(
+        units=tuple(unit.with_memory(item_kept) for unit, item_kept in zip(order, kept, strict=True)),
+        host_ns=costing.stage_host_ns(stage.layers),
+        pair_host_ns=(2 if model.frozen else 3) * costing.stage_host_ns(stage.layers, paired=True),
+        frozen=model.frozen, delay_wgrad=costing.options.delay_wgrad, recomputes=model.recompute != "full",
+    )  # fmt: skip
+    return shared(partial(_segments_of, actions), ("segments", actions), rows=_UNIT_ROWS * len(order))
+
+
+class _Actions(NamedTuple):
+    """The properties of a stage that its segments depend on."""
+
+    units: tuple[Unit, ...]
+    """Its layers and other items."""
+    host_ns: int
+    """Time of the host to issue a forward."""
+    pair_host_ns: int
+    """Time of the host to issue an overlapped pair."""
+    frozen: bool
+    """Whether the backward has no weight gradients."""
+    delay_wgrad: bool
+    """Whether exchanges do not wait for weight gradients."""
+    recomputes: bool
+    """Whether an action can recompute the forward."""
+
+
+_UNIT_ROWS = 100
+"""Rows of a memo that take as much memory as the segments of a unit."""
+
+
+def _segments_of(actions: _Actions) -> dict[Kind, tuple[Segment, ...]]:
+    order, frozen = actions.units, actions.frozen
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
-    host_ns, frozen = costing.stage_host_ns(stage.layers), costing.model.frozen
-    waits = _cost_of(forward, backward).host_waits(host_ns, frozen=frozen)
+    waits = _cost_of(forward, backward).host_waits(actions.host_ns, frozen=frozen)
     forward = [Part("host", waits.f), *forward]
     backward = [Part("host", waits.i), Part("host-weight", waits.w, for_weights=True), *backward]
-    pair_host_ns = (2 if frozen else 3) * costing.stage_host_ns(stage.layers, paired=True)
-    in_pairs = max(0, pair_host_ns - _shortest_pair_ns(forward, backward))
+    in_pairs = max(0, actions.pair_host_ns - _shortest_pair_ns(forward, backward))
     forward[1:], backward[2:] = _with_waits(order, in_pairs, frozen=frozen)
     segments = {
         Kind.F: _chain(forward),
-        Kind.B: _chain(backward, delay_wgrad=options.delay_wgrad),
+        Kind.B: _chain(backward, delay_wgrad=actions.delay_wgrad),
         Kind.I: _chain([part for part in backward if not part.for_weights]),
         Kind.W: _chain([part._replace(for_weights=False) for part in backward if part.for_weights]),
     }
-    if costing.model.recompute != "full":
+    if actions.recomputes:
         parts = (part for unit in order if unit.backward for part in unit.forward)
         recomputed = [part._replace(activation_bytes=0) for part in parts]
         segments[Kind.RECOMPUTE] = _chain([forward[0], *recomputed])
