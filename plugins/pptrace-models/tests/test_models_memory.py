@@ -123,7 +123,9 @@ def test_fp32_weights_need_no_master_copy(costs: Callable[..., Workload]) -> Non
     assert (workload.optimizer_bytes == 2 * workload.weights_bytes).all()
 
 
-def test_gradients_added_apart_take_the_place_of_activations(costs: Callable[..., Workload]) -> None:
+def test_gradients_added_apart_take_the_place_of_activations(
+    costs: Callable[..., Workload], classic: dict[str, Any]
+) -> None:
     fused, apart = costs(), costs(options={"accumulation": "separate"})
     gradients = fused.weights_bytes  # in the weights' precision, as long as those
     beyond = max(int(left) - int(kept) for left, kept in zip(gradients, fused.activation_bytes, strict=True))
@@ -136,6 +138,22 @@ def test_gradients_added_apart_take_the_place_of_activations(costs: Callable[...
     assert late.reserved_bytes - checkpoints.reserved_bytes == once_more > 0
     in_place = costs(full, options={"accumulation": "separate", "gradients": "bf16"})
     assert in_place.reserved_bytes == checkpoints.reserved_bytes
+
+    sharded, by_layer = (
+        costs(full, dp=2, options={"zero": 3, "accumulation": how}) for how in ("fused", "separate")
+    )
+    largest = 2 * classic["vocabulary"] * classic["hidden"]  # the embedding's gradients, and those of the head
+    assert by_layer.reserved_bytes - sharded.reserved_bytes == largest - int(kept[0]) < once_more
+
+
+def test_pytorch_has_a_buffer_per_microbatch_and_returns_logits(
+    costs: Callable[..., Workload], classic: dict[str, Any]
+) -> None:
+    plain, buffered = costs(), costs(options={"message_buffers": "microbatches"})
+    returned = costs(options={"message_buffers": "microbatches", "returned_outputs": True})
+    assert (2 * buffered.buffer_bytes == 8 * plain.buffer_bytes).all()  # of 8 microbatches
+    logits = 2048 * classic["vocabulary"] * 2
+    assert (2 * (returned.buffer_bytes - buffered.buffer_bytes)).tolist() == [[0, 0, 0], [0, 0, 7 * logits]]
 
 
 def test_each_shape_of_a_matrix_has_a_tensor_in_place_of_its_gradient(costs: Callable[..., Workload]) -> None:

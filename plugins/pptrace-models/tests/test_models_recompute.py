@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.plugin import Kind
+from pptrace.plugin import ConfigError, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +22,18 @@ STAGE = 1
 @pytest.fixture
 def recomputed(costs: Callable[..., Workload]) -> Callable[..., Workload]:
     def make(
-        method: str | None = None, layers: int | None = None, recompute: str = "full", **more: Any
+        method: str | None = None,
+        layers: int | None = None,
+        recompute: str = "full",
+        recompute_modules: list[str] | None = None,
+        **more: Any,
     ) -> Workload:
-        values = {"recompute_method": method, "recompute_num_layers": layers, "recompute": recompute}
+        values = {
+            "recompute_method": method,
+            "recompute_num_layers": layers,
+            "recompute": recompute,
+            "recompute_modules": recompute_modules,
+        }
         return costs({"layers": 20, **{key: value for key, value in values.items() if value}}, **more)
 
     return make
@@ -91,3 +100,36 @@ def test_all_modules_leave_inputs_of_halves_and_residual_sums(
     assert full.i_ns[STAGE] - plain.i_ns[STAGE] == 5 * (norms_ns - norms_ns * 4 // 10)
     assert full.b_collective_ns[STAGE] == plain.b_collective_ns[STAGE]
     assert (parts.i_ns == plain.i_ns).all()
+
+
+@pytest.mark.parametrize("overlap_tp", [False, True])
+def test_an_early_stop_leaves_out_the_last_product_and_its_sum(
+    recomputed: Callable[..., Workload], *, overlap_tp: bool
+) -> None:
+    options = {"overlap_tp": overlap_tp, "kernels": "shapes"}
+    whole, stopped = (recomputed(tp=2, options={**options, "early_stop": stop}) for stop in (False, True))
+    saved, collective = whole.i_ns - stopped.i_ns, whole.i_collective_ns - stopped.i_collective_ns
+    again, shorter = (
+        [row.duration_ns for row in workload.kernels() if (row.stage, row.part) == (STAGE, "computed again")]
+        for workload in (whole, stopped)
+    )
+
+    assert len(again) == len(shorter) + 1
+    assert saved[STAGE] - collective[STAGE] == pytest.approx(sum(again) - sum(shorter), rel=1e-3)
+    # A forward has two sums. Their overlapped parts differ.
+    assert collective[STAGE] == pytest.approx(whole.f_collective_ns[STAGE] / 2, rel=0.1)
+    assert (whole.f_ns == stopped.f_ns).all()
+
+
+def test_an_early_stop_has_no_segments(recomputed: Callable[..., Workload]) -> None:
+    with pytest.raises(ConfigError, match=r"costs\.early_stop: segments recompute whole layers"):
+        recomputed(options={"early_stop": True, "segments": True})
+
+
+def test_operator_checkpoints_gather_inputs_again(recomputed: Callable[..., Workload]) -> None:
+    sizes = {"tp": 4, "sequence_parallel": True}
+    none = recomputed(recompute="none", **sizes)
+    again = recomputed(recompute="selective", recompute_modules=["alternate_products"], **sizes)
+    # In BF16, gathers take as long as reduce-scatters.
+    gathers = (again.i_collective_ns - none.i_collective_ns)[STAGE]
+    assert gathers == pytest.approx(none.f_collective_ns[STAGE] / 2, rel=1e-4)

@@ -300,6 +300,16 @@ _DEEPSPEED = (
 _PIPELINING = (
     *_DEVICES,
     *_messages("PT v2.13 torch/distributed/pipelining/schedules.py", "torch", _OF_TORCH),
+    _rule(
+        "PT v2.13 torch/distributed/pipelining/stage.py args_recv_info, grad_recv_info: a buffer per microbatch; "
+        "step returns the outputs of the last stage",
+        {"costs.message_buffers": "microbatches", "costs.returned_outputs": True},
+        when={"schedule.name": list(_OF_TORCH)},
+    ),
+    _rule(
+        "PT v2.13 torch/utils/checkpoint.py: early_stop, with torch.compile without dead code",
+        {"costs.early_stop": True}, when={"model.recompute": "full"}, unless=_SEGMENTED,
+    ),
 )  # fmt: skip
 _AUTOGRAD = (
     _rule(
@@ -452,6 +462,14 @@ def _stacks() -> tuple[StackOffer, ...]:
                 _rule(
                     "PT v2.9 aten/src/ATen/native/native_functions.yaml _fused_rms_norm",
                     {"model.fused_norms": True},
+                ),
+                _rule(
+                    "TT v0.2.0 torchtitan/config/job_config.py: early_stop is off, compile.enable off",
+                    {"costs.early_stop": False}, when={"model.recompute": "full"},
+                ),
+                _rule(
+                    "TT v0.2.1 torchtitan/train.py: return_outputs=False",
+                    {"costs.returned_outputs": False}, when={"schedule.name": list(_OF_TORCH)},
                 ),
             ),
         ),

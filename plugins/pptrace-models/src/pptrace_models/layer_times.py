@@ -158,12 +158,22 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
         recomputed += times.second.forward_ns + 2 * times.exchange_ns + times.maps_ns
     if kind.feed_forward == "mlp" and "mlp" in recomputed_modules:
         recomputed += times.second.forward_ns
+    if _regathers(costing.model, kind):
+        recomputed += times.first.gather_ns + times.second.gather_ns
     return GroupTimes(
         forward_ns=times.first.forward_ns + times.second.forward_ns + others + times.maps_ns,
         backward_ns=times.first.backward_ns + times.second.backward_ns + others + times.key_gradients_ns,
         again_ns=recomputed,
         halves=(times.first, times.second),
     )
+
+
+def _regathers(model: Transformer, kind: Layer) -> bool:
+    """Return whether a backward gathers the inputs of a layer's halves again.
+
+    PyTorch's operator-level checkpointing keeps products and reduce-scatters, but no all-gathers.
+    """
+    return "alternate_products" in model.again and not kind.experts
 
 
 def _half_ns(
@@ -463,11 +473,14 @@ def _copied_bytes(costing: Costing) -> tuple[float, float]:
     model, shard, options = costing.model, costing.shard, costing.options
     if options.sequence_first or not shard.is_split or shard.sequences == 1:
         return 0, 0
-    if options.overlap_tp:  # the pieces of overlapped collectives are not copied
-        return 0, 0 if model.fused_projections else model.element_bytes
+    if options.overlap_tp:
+        # Pieces of overlapped collectives are not copied. One kernel reads the pieces of a sum and writes it.
+        summed = (1 + 1 / shard.tp) / 2 * model.element_bytes
+        return summed, 0 if model.fused_projections else model.element_bytes
     casting = Casting(precision=model.precision, recipe=options.fp8_recipe)
     forward, backward = (casting.gathered_bytes(gradient=gradient) for gradient in (False, True))
-    return forward + model.element_bytes, backward + model.element_bytes
+    regathered = forward if "alternate_products" in model.again else 0
+    return forward + model.element_bytes, backward + model.element_bytes + regathered
 
 
 def _layer_host_ns(costing: Costing, kind: Layer) -> int:
@@ -491,18 +504,65 @@ def _exact(share: float) -> Fraction:
 def layer_cost(costing: Costing, kind: Layer) -> Cost:
     """Return a layer's time, including recomputation."""
     costing = costing.of(kind)
-    model, options, operations = costing.model, costing.options, costing.layer(kind)
-    group = layer_ns(costing, kind)
-    if options.overlap_tp:
-        group = beside_products(
-            group, operations, costing.shard.tp, partial(_product_ns, costing), bulk=model.fused_projections
-        )
+    model, operations = costing.model, costing.layer(kind)
+    group = _exposed(costing, kind, layer_ns(costing, kind))
     cost = costing.cost(operations, group)
     cost = cost.at_least(costing.layer_host_ns(kind), frozen=model.frozen)
     if model.recompute == "full":
-        return cost + Cost(i=cost.f, i_collective=cost.f_collective) if kind.again else cost
+        return cost + _recomputed(costing, kind, cost) if kind.again else cost
     recomputed_ns = group.again_ns + again_ns(costing, operations, kind)
     return cost + Cost(i=recomputed_ns, i_collective=group.again_ns)
+
+
+def _exposed(costing: Costing, kind: Layer, group: GroupTimes) -> GroupTimes:
+    """Return the exposed times of a layer's collectives."""
+    if not costing.options.overlap_tp:
+        return group
+    return beside_products(
+        group, costing.layer(kind), costing.shard.tp, partial(_product_ns, costing),
+        bulk=costing.model.fused_projections, regathers=_regathers(costing.model, kind),
+    )  # fmt: skip
+
+
+def _recomputed(costing: Costing, kind: Layer, cost: Cost) -> Cost:
+    """Return the time of recomputing a whole layer, whose cost without recomputation is given."""
+    if not _stops_early(costing, kind):
+        return Cost(i=cost.f, i_collective=cost.f_collective)
+    group = layer_ns(costing, kind)
+    first, second = group.halves
+    halves = first, second._replace(reduce_ns=0)
+    group = _exposed(costing, kind, group._replace(forward_ns=group.forward_ns - second.reduce_ns, halves=halves))
+    again = costing.cost(recomputed_operations(costing, kind), group)
+    again = again.at_least(costing.layer_host_ns(kind), frozen=costing.model.frozen)
+    return Cost(i=again.f, i_collective=again.f_collective)
+
+
+def recomputed_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
+    """Return a layer's operations, with the forwards that recomputation of the whole layer repeats.
+
+    With ``early_stop``, the MLP's last product is not one of them.
+    """
+    operations = costing.layer(kind)
+    if not _stops_early(costing, kind):
+        return operations
+    return tuple(
+        operation._replace(forward=_without_last_product(operation.forward, costing.model.element_bytes))
+        if operation.name == "mlp"
+        else operation
+        for operation in operations
+    )
+
+
+def _stops_early(costing: Costing, kind: Layer) -> bool:
+    return costing.options.early_stop and kind.feed_forward == "mlp" and costing.model.recompute == "full"
+
+
+def _without_last_product(work: Work, element_bytes: int) -> Work:
+    last = work.products[-1]
+    moved_bytes = int(last.moved_bytes(element_bytes))
+    return work._replace(
+        flops=work.flops - last.flops, size_bytes=work.size_bytes - moved_bytes, products=work.products[:-1]
+    )
 
 
 def _product_ns(costing: Costing, product: Product) -> int:
@@ -589,6 +649,7 @@ def beside_products(
     taken: Callable[[Product], int],
     *,
     bulk: bool = True,
+    regathers: bool = False,
 ) -> GroupTimes:
     """Return the exposed durations of a layer's collectives that overlap matrix products.
 
@@ -598,12 +659,13 @@ def beside_products(
         devices: size of the tensor-parallel group; a group of 1 has no collectives.
         taken: the time of one product in ns.
         bulk: whether whole collectives of the backward also overlap independent products.
+        regathers: whether the backward gathers inputs again, before the recomputed product of keys or of the gate.
     """
     if devices == 1:
         return group
     overlap = _Overlap(devices=devices, taken=taken)
     operations_by_name = {operation.name: operation for operation in operations}
-    forward, backward = group.forward_ns, group.backward_ns
+    forward, backward, again = group.forward_ns, group.backward_ns, group.again_ns
     for (gather, reduce, gradient_gather), names in zip(group.halves, _HALVES, strict=True):
         present = [operations_by_name[name] for name in names if name in operations_by_name]
         if not present:
@@ -613,11 +675,13 @@ def beside_products(
         weight_products, _ = _split([operation.weight_gradient.products for operation in present])
         forward += overlap.ring(forward_products, gather) + overlap.ring(forward_summed, reduce) - gather - reduce
         backward += overlap.ring(input_summed, gradient_gather) - gradient_gather
+        if regathers:
+            again += overlap.ring(forward_products[1:2], gather) - gather
         if bulk:
             backward += overlap.bulk(weight_products, reduce) - reduce
         if bulk and weight_products:
             backward += overlap.bulk(input_products, gather)
-    return group._replace(forward_ns=forward, backward_ns=backward)
+    return group._replace(forward_ns=forward, backward_ns=backward, again_ns=again)
 
 
 def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[Product]]:

@@ -119,6 +119,11 @@ def head_kept(model: Transformer, shard: Shard, options: RooflineOptions) -> Kep
     return Kept(activation=2 * row + of_loss, weight_part=row + model.element_bytes * logits)
 
 
+def logits_bytes(model: Transformer, shard: Shard) -> int:
+    """Return the bytes of a microbatch's logits."""
+    return shard.tokens * shard.vocabulary * model.element_bytes
+
+
 def _boundary_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
     row_bytes = model.residual_streams * model.element_bytes + model.dropout
@@ -521,11 +526,12 @@ def accumulation_ns(costing: Costing, held: Held) -> int:
 
 
 def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> int:
-    """Return the bytes of a stage's pending gradients at the end of a backward, before accumulation.
+    """Return the bytes of pending gradients of parameters before accumulation.
 
     PyTorch immediately accumulates gradients in the precision of the weights. Frameworks with FP32 buffers keep
     the gradients of all weights until the end of the backward, then accumulate and free them (nanotron's
-    ``FP32GradientAccumulator.backward``, DeepSpeed's ``BF16_Optimizer.update_hp_grads``).
+    ``FP32GradientAccumulator.backward``, DeepSpeed's ``BF16_Optimizer.update_hp_grads``). FSDP2 does so after each
+    layer (``FSDPParam.to_accumulated_grad_if_needed``).
     """
     if options.accumulation == "fused" or gradient_bytes(options) == model.element_bytes:
         return 0

@@ -70,7 +70,7 @@ class RooflineOptions(Parameters):
     """How weight gradients of microbatches are accumulated. ``fused``: by the matrix product (Megatron-LM).
     ``separate``: by additional kernels, from gradients in the model's precision (DeepSpeed's BF16 optimizer,
     nanotron). With FP32 buffers, separate kernels run after the backward, so memory holds all gradients of a stage
-    once more at its end."""
+    once more at its end. With ``zero: 3`` (FSDP2), they run after each layer, so memory holds those of a layer."""
     dummy_gradients: bool = False
     """Whether fused accumulation returns a dummy tensor to autograd for each gradient. Memory holds one for each
     shape of a layer's matrices (Transformer Engine's ``get_dummy_wgrad``)."""
@@ -96,6 +96,16 @@ class RooflineOptions(Parameters):
     fused_loss: bool = False
     """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``); otherwise memory
     holds the logits in fp32."""
+    early_stop: bool = False
+    """Whether the recomputation of a layer without experts ends before the MLP's last product and its collective,
+    because no backward needs them (``torch.utils.checkpoint``). Only with ``model.recompute: full``."""
+    message_buffers: Literal["pair", "microbatches"] = "pair"
+    """Buffers for messages from and to each neighbour: two, or one receive buffer per microbatch, as in PyTorch's
+    ``PipelineStage``. It receives into the input that a stage keeps, and keeps its output, which has as many
+    bytes."""
+    returned_outputs: bool = False
+    """Whether the last stage keeps the logits of all microbatches until the end of the step, which returns them
+    (``return_outputs`` of PyTorch's ``step``)."""
     eager_loss: bool = False
     """Whether the loss is PyTorch's ``cross_entropy`` in fp32 without ``torch.compile``, whose separate kernels
     keep several fp32 tensors of the size of the logits."""

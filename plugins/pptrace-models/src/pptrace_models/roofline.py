@@ -18,7 +18,16 @@ from pptrace_models.expert_loads import loads_of
 from pptrace_models.flops import CORE, step_flops
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, linears, shard
-from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
+from pptrace_models.layer_times import (
+    Cost,
+    Costing,
+    again_of,
+    again_share,
+    embedding_ns,
+    head_ns,
+    layer_cost,
+    recomputed_operations,
+)
 from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import (
@@ -174,6 +183,8 @@ def _check_options(options: RooflineOptions) -> None:
     if options.dummy_gradients and options.accumulation == "separate":
         message = "they take the place of gradients that products add up themselves: write accumulation: fused"
         raise ConfigError(message, key="costs.dummy_gradients")
+    if options.segments and options.early_stop:
+        raise ConfigError("segments recompute whole layers: remove one of the two keys", key="costs.early_stop")
     if options.segments and options.overlap_tp:
         message = "segments already define what overlaps: remove one of the two keys"
         raise ConfigError(message, key="costs.overlap_tp")
@@ -440,12 +451,24 @@ class _Job:
         return self._of_encoders(self.passed(), lambda tower: tower.message_bytes()[0])
 
     def buffers(self) -> NDArray[np.int64]:
-        """Return the bytes of a microbatch's buffers at both ends of the edges; empty if messages have as many."""
-        if not any(tower.grid and tower.encoder.stages for tower in self.towers):
+        """Return half of the bytes of buffers at both ends of the edges; empty if these are those of messages."""
+        options, received = self.options, self.passed()
+        has_encoders = any(tower.grid and tower.encoder.stages for tower in self.towers)
+        if not has_encoders and options.message_buffers == "pair" and not options.returned_outputs:
             return np.zeros(0, dtype=np.int64)
-        received = self.passed()
-        sent = self._of_encoders(received, lambda tower: tower.boundary_bytes(last=True))
-        return np.concatenate([_boundaries(self.request, sizes) for sizes in (sent, received)])
+        sent = (
+            self._of_encoders(received, lambda tower: tower.boundary_bytes(last=True))
+            if has_encoders
+            else received
+        )
+        ends = np.stack([_boundaries(self.request, sizes) for sizes in (sent, received)])
+        if options.message_buffers == "microbatches":
+            ends = ends * self.request.microbatches // 2
+        if options.returned_outputs:
+            into_last = [high == len(received) - 1 for _, high in _edges(self.request, len(received))]
+            earlier = self.request.microbatches - 1
+            ends[1, into_last] += memory.logits_bytes(self.model, self.part) * earlier // 2
+        return ends.reshape(-1)
 
     def sent_back(self, sent: Sequence[int]) -> list[int]:
         """Return the bytes of a microbatch's gradient that each stage receives; 0 if it needs none."""
@@ -535,7 +558,10 @@ class _Job:
         return max(self._beyond(stage, stage_kept) for stage, stage_kept in pairs)
 
     def _beyond(self, stage: Stage, kept: Kept) -> int:
-        pending = memory.pending_bytes(self.model, self.options, self.held(stage))
+        held = self.held(stage)
+        if self.options.zero == memory.WEIGHTS:
+            held = max(self._held_items(stage), key=memory.Held.trained, default=held)
+        pending = memory.pending_bytes(self.model, self.options, held)
         has_dummies = self.options.dummy_gradients and not self.model.frozen
         dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
         return kept.transient + max(0, pending - kept.activation) + dummies
@@ -685,7 +711,8 @@ def _stage_kernels(rows: _Rows, stage: Stage, towers: Sequence[Tower]) -> Iterab
             yield replace(row, causal=causal and row.name == CORE)
         yield from rows_of_layer.of("experts" if layer.experts else "mlp", second_half, count)
         if kind is Kind.I and layer.again:
-            for row in rows_of_layer.recomputed(operations, count, layer):
+            again = recomputed_operations(rows_of_layer.costing, layer)
+            for row in rows_of_layer.recomputed(again, count, layer):
                 yield replace(row, causal=causal and row.name == CORE)
     if stage.predictions:
         yield from rows.of("prediction", costing.prediction(), len(stage.predictions))
