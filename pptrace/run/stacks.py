@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from pptrace.config.resolution import leaves_by_key
 from pptrace.config.schema import DEFAULT_STACK, is_yaml_file
 from pptrace.config.validation import validate_options
-from pptrace.errors import ConfigError
+from pptrace.errors import ConfigError, nearest
 from pptrace.plugins.offers import StackOffer, StackRule
 from pptrace.run.costs import look_up_cost_model
 from pptrace.run.hardware import preset_values
@@ -47,6 +47,8 @@ def fill_stack(inputs: Inputs) -> None:
     if not is_yaml_file(name):
         inputs.resolved = inputs.resolved.with_stack(offer.name)
     readers, written = _readers(inputs), leaves_by_key(inputs.resolved.written.value)
+    if is_yaml_file(name):
+        _check_keys(offer, readers, name)
     facts = _facts(inputs, readers)
     for stack, rule in rules:
         if _holds(facts, rule):
@@ -124,6 +126,15 @@ class _Rule(BaseModel):
     when: dict[str, Any] = {}
     unless: dict[str, Any] = {}
 
+    @field_validator("when", "unless")
+    @classmethod
+    def _has_ranges(cls, conditions: dict[str, Any]) -> dict[str, Any]:
+        for key, wanted in conditions.items():
+            for condition in wanted if isinstance(wanted, list) else [wanted]:
+                if isinstance(condition, dict) and not ({*condition} and {*condition} <= {"min", "max"}):
+                    raise ValueError(f"{key}: a range has min, max or both, not {', '.join(map(str, condition))}")
+        return conditions
+
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", defer_build=True)
@@ -158,7 +169,7 @@ def _look_up(inputs: Inputs, name: str) -> StackOffer:
         newest = releases[-1][1]
         if asked:
             note = f"No plugin offers the stack {name}: the step has {newest}, the newest release before it."
-            inputs.notes = (*inputs.notes, note)
+            inputs.notes = (*inputs.notes, *({note} - {*inputs.notes}))
         name = newest
     return inputs.use(stacks[name]).offer
 
@@ -178,7 +189,7 @@ def _rules(inputs: Inputs, offer: StackOffer, heirs: Collection[str] = ()) -> It
     if offer.name in heirs:
         raise ConfigError(f"stack {offer.name} inherits from itself: remove the key inherits", key="stack")
     if offer.inherits:
-        yield from _rules(inputs, inputs.use(inputs.registry.stacks[offer.inherits]).offer, {*heirs, offer.name})
+        yield from _rules(inputs, _look_up(inputs, offer.inherits), {*heirs, offer.name})
     for rule in offer.rules:
         for key in rule.set:
             section, _, name = key.partition(".")
@@ -230,7 +241,23 @@ def _readers(inputs: Inputs) -> dict[str, type[BaseModel]]:
 
 def _is_read(key: str, readers: Mapping[str, type[BaseModel]]) -> bool:
     """Return whether something reads a key; of model and costs, the cost model."""
-    section, _, name = key.partition(".")
+    section, name = key.split(".")[:2]
     if section not in {"model", "costs"}:
         return True
     return section in readers and name in readers[section].model_fields
+
+
+def _check_keys(offer: StackOffer, readers: Mapping[str, type[BaseModel]], file: str) -> None:
+    """Check that model, device and costs have the keys which the rules of a file set and read.
+
+    Raises:
+        ConfigError: a rule has another key.
+    """
+    for index, rule in enumerate(offer.rules):
+        for part, keys in (("set", rule.set), ("when", rule.when), ("unless", rule.unless)):
+            for key in keys:
+                section, _, name = key.partition(".")
+                known = {*readers[section].model_fields, "name", "preset"} if section in readers else set()
+                if known and name.split(".")[0] not in known:
+                    place = f"rules[{index}].{part}.{key}"
+                    raise ConfigError(f"no such key{nearest(name, known)}", file=file, key=place)

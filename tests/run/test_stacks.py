@@ -147,12 +147,31 @@ def test_conditions_of_a_file(tmp_path: Path, condition: str, *, holds: bool) ->
     assert pptrace.simulate(step.prepared.resolved.to_dict()).step_ns == step.step_ns
 
 
+def test_a_file_sets_nested_keys_and_inherits_from_the_newest_release(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("inherits: made-1.99\nrules:\n- {set: {model.product_precisions.head: mxfp8}, source: here}\n")
+
+    step = run(stack=str(file))
+
+    assert value(step, "model.product_precisions.head") == ("mxfp8", "stack own: here")
+    assert value(step, "costs.zero")[1] == "stack made-1.9: a.py"
+    assert [note for note in step.prepared.notes if "made-1.99" in note] == [
+        "No plugin offers the stack made-1.99: the step has made-1.10, the newest release before it."
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("rules: 3\n", "rules"), ("rules: [{set: {}}]\n", "source"), ("nothing: 1\n", "nothing"),
         ("rules: [{set: {costs.zero: 9}, source: x}]\n", "zero"),
         ("rules: [{set: {costs: 9}, source: x}]\n", "costs"), ("rules: [{set: {p2p.way: 9}, source: x}]\n", "way"),
+        ("rules: [{set: {costs.hots: 9}, source: x}]\n", r"rules\[0\]\.set\.costs\.hots: no such key .*'host'"),
+        (
+            "rules: [{set: {}, when: {model.num_expert: 9}, source: x}]\n",
+            r"rules\[0\]\.when\.model\.num_expert: no such key .*'num_experts'",
+        ),
+        ("rules: [{set: {}, unless: {model.layers: {mn: 1}}, source: x}]\n", "has min, max or both, not mn"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_stack_is_one_line(tmp_path: Path, text: str, message: str) -> None:
