@@ -456,11 +456,7 @@ class _Job:
         has_encoders = any(tower.grid and tower.encoder.stages for tower in self.towers)
         if not has_encoders and options.message_buffers == "pair" and not options.returned_outputs:
             return np.zeros(0, dtype=np.int64)
-        sent = (
-            self._of_encoders(received, lambda tower: tower.boundary_bytes(last=True))
-            if has_encoders
-            else received
-        )
+        sent = self._of_encoders(received, lambda tower: tower.boundary_bytes(last=True))
         ends = np.stack([_boundaries(self.request, sizes) for sizes in (sent, received)])
         if options.message_buffers == "microbatches":
             ends = ends * self.request.microbatches // 2
