@@ -148,7 +148,7 @@ def all_variants(schedule: str, chunks: tuple[int, ...]) -> list[tuple[int, int]
 
 
 @pytest.mark.needs_plugins
-@pytest.mark.parametrize("limit", ["20 GiB", "30 GiB", "60 GiB"])
+@pytest.mark.parametrize("limit", ["20 GiB", "30 GiB"])
 @pytest.mark.parametrize(
     ("schedule", "chunks"), [("1f1b", (1,)), ("interleaved-1f1b", (2, 4, 8)), ("gpipe", (1,))]
 )
