@@ -111,7 +111,7 @@ def test_a_packed_trace_arrives_packed(tmp_path: Path) -> None:
 
 def test_a_trace_larger_than_all_buffers_arrives_whole(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
-    content = CONTENT * 3_000
+    content = CONTENT * 500
     path.write_bytes(content)
     with running(Site(trace=path)) as run:
         assert run.ask("GET", "step.json")[1] == content
@@ -305,7 +305,7 @@ def test_an_offline_ui_is_served_around_its_trace(trace: Path, tmp_path: Path) -
 
 def test_many_requests_at_once_and_a_slow_client_all_get_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
-    content = CONTENT * 3_000
+    content = CONTENT * 500
     path.write_bytes(content)
     with (
         running(Site(trace=path)) as run,

@@ -153,10 +153,8 @@ def test_dualpipe_v_does_what_the_published_program_does(ranks: int, microbatche
 @pytest.mark.torch
 def test_dualpipe_v_is_pytorchs_on_a_wide_grid() -> None:
     pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
-    for ranks in (*range(1, 9), 12, 16):
-        for microbatches in (2 * ranks, 2 * ranks + 1, 2 * ranks + 2, 3 * ranks, 4 * ranks + 3, 64):
-            if microbatches < 2 * ranks:
-                continue
+    for ranks in (*range(1, 9), 12):
+        for microbatches in (2 * ranks, 2 * ranks + 1, 2 * ranks + 2, 3 * ranks, 4 * ranks + 3):
             theirs = object.__new__(pipelining.ScheduleDualPipeV)
             theirs.pp_group_size, theirs._n_microbatches = ranks, microbatches
             rows = [[str(a) for a in theirs._calculate_single_rank_operations(rank)] for rank in range(ranks)]
