@@ -15,7 +15,7 @@ import numpy as np
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
 from pptrace.config.schema import TableFileOptions, grid_key
-from pptrace.errors import ConfigError, ConstraintError
+from pptrace.errors import ConfigError, ConstraintError, ScheduleError
 from pptrace.memo import shared
 from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
@@ -38,8 +38,7 @@ from pptrace.run.table_changes import (
 )
 from pptrace.sim.engines import Contention
 from pptrace.sim.streams import MOST_RANKS
-from pptrace.steps.action_insertion import with_branches, with_units
-from pptrace.steps.kinds import COMMUNICATION
+from pptrace.steps.action_insertion import check_modules, with_branches, with_units
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.placement import Placement, branch_edges
 
@@ -315,28 +314,15 @@ def _with_modules(resolved: Resolved, table: Schedule) -> Schedule:
             schedule of several stages per rank.
     """
     parallel, placement = resolved.experiment.parallel, table.placement
-    branches, name = parallel.branches, resolved.experiment.schedule.name
-    if not branches:
-        return table
-    is_path = placement.ranks < (parallel.pp or 1)
-    key, ends = f"{grid_key(next(iter(parallel.grids)))}.pp", [max(branches)] if is_path else np.cumsum(branches)
-    module_of_stage = np.searchsorted(ends, np.arange(placement.stages), side="right")
-    module_of_rank = np.searchsorted(ends, placement.stage_rank, side="right")
-    mixed = np.flatnonzero(((placement.stage_rank >= 0) & (module_of_rank != module_of_stage)).any(axis=0))
-    if mixed.size:
-        stage, count = int(mixed[0]), sum(branches)
-        message = f"{name} has stage {stage} on rank {int(placement.stage_rank[:, stage].max())}"
-        wanted = f"the first {count} ranks have the {count} stages of encoders alone"
-        raise resolved.error(key, f"{message}, and {wanted}: choose a schedule such as 1f1b")
-    if len(branches) == 1:
-        return table
-    if not is_path:
-        return replace(table, placement=replace(placement, edges=branch_edges(branches, placement.stages)))
-    is_plain = placement == Placement.looped(placement.ranks, placement.microbatches)
-    if not is_plain or table.waits or COMMUNICATION.mask(table.kind).any():
-        message = f"{name} has more than one stage per rank and computations"
-        raise resolved.error(key, f"{message}, and encoders run side by side: choose a schedule such as 1f1b")
-    return with_branches(table, branches)
+    branches = parallel.branches
+    try:
+        if placement.ranks == parallel.depth:
+            return with_branches(table, branches)
+        check_modules(placement, branches)
+    except ScheduleError as error:
+        key = f"{grid_key(next(iter(parallel.grids)))}.pp"
+        raise resolved.error(key, f"{resolved.experiment.schedule.name} {error.message}") from error
+    return replace(table, placement=replace(placement, edges=branch_edges(branches, placement.stages)))
 
 
 def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:

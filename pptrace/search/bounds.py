@@ -79,8 +79,10 @@ def least(bounds: Sequence[Bound]) -> Bound:
     )
 
 
-def work_bound(workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool = False) -> Bound:
-    """Return lower bounds for any table: means over the ranks.
+def work_bound(
+    workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool = False, encoder_ranks: int = 0
+) -> Bound:
+    """Return lower bounds for any table: those of ranks with encoders alone, and means over the other ranks.
 
     The total computation is assumed not to depend on the number of stages.
 
@@ -89,13 +91,11 @@ def work_bound(workload: Workload, ranks: int, microbatches: int, *, has_pairs: 
         ranks: number of pipeline ranks.
         microbatches: microbatches of the step.
         has_pairs: whether schedules have overlapped pairs, which can hide all collectives.
+        encoder_ranks: first ranks that have their stage alone, in any table.
     """
-    static_bytes = int(workload.static_bytes.sum()) + ranks * workload.reserved_bytes
-    return Bound(
-        step_ns=_mean_work_ns(workload, ranks, microbatches, has_pairs=has_pairs),
-        peak_bytes=static_bytes // ranks,
-        fits=not workload.capacity_bytes or static_bytes <= int(workload.capacities(ranks).sum()),
-    )
+    busiest_ns = _busiest_ns(workload, ranks, microbatches, has_pairs=has_pairs, encoder_ranks=encoder_ranks)
+    state = state_bound(workload, ranks, encoder_ranks, workload.reserved_bytes)
+    return replace(state, step_ns=busiest_ns)
 
 
 def exceeds_memory(workload: Workload, ranks: int, microbatches: int) -> bool:
@@ -105,23 +105,35 @@ def exceeds_memory(workload: Workload, ranks: int, microbatches: int) -> bool:
     return bool(workload.capacity_bytes and (peaks > workload.capacities(ranks)).any())
 
 
-def state_bound(workload: Workload, ranks: int) -> Bound:
-    """Return lower bounds of all steps with this training state: its memory on the mean rank, and no time."""
-    static_bytes = int(workload.static_bytes.sum())
-    fits = not workload.capacity_bytes or static_bytes <= int(workload.capacities(ranks).sum())
-    return Bound(step_ns=0, peak_bytes=static_bytes // ranks, fits=fits)
+def state_bound(workload: Workload, ranks: int, encoder_ranks: int = 0, reserved_bytes: int = 0) -> Bound:
+    """Return lower bounds of all steps with this training state: its memory as in :func:`work_bound`, no time."""
+    static_bytes, rooms = workload.static_bytes, workload.capacities(ranks) - reserved_bytes
+    first_fit = bool((static_bytes[:encoder_ranks] <= rooms[:encoder_ranks]).all())
+    others_fit = int(static_bytes[encoder_ranks:].sum()) <= int(rooms[encoder_ranks:].sum())
+    return Bound(
+        step_ns=0, peak_bytes=_busiest(static_bytes, ranks, encoder_ranks) + reserved_bytes,
+        fits=not workload.capacity_bytes or (first_fit and others_fit),
+    )  # fmt: skip
 
 
-def _mean_work_ns(workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool) -> int:
-    """Return a lower bound on the work of the busiest rank: the mean over the ranks."""
+def _busiest(values: Int64s, ranks: int, encoder_ranks: int, times: int = 1) -> int:
+    """Return a lower bound on the largest value of a rank: that of ranks with encoders, or the mean of others."""
+    mean = int(values[encoder_ranks:].sum()) * times // (ranks - encoder_ranks)
+    return max(mean, int(values[:encoder_ranks].max(initial=0)) * times)
+
+
+def _busiest_ns(workload: Workload, ranks: int, microbatches: int, *, has_pairs: bool, encoder_ranks: int) -> int:
+    """Return a lower bound on the work of the busiest rank."""
     times = Times.of(workload, has_pairs=has_pairs)
     works = [times.in_pairs, *times.streams] if has_pairs else [times.alone]
     # Parts of a microbatch are rounded down, by less than a nanosecond each.
     return max(
-        int((work[Kind.F] + np.minimum(work[Kind.B], work[Kind.I] + work[Kind.W])).sum()) * microbatches // ranks
-        - 64 * workload.stages * microbatches
+        _busiest(
+            work[Kind.F] + np.minimum(work[Kind.B], work[Kind.I] + work[Kind.W]), ranks, encoder_ranks,
+            microbatches,
+        ) - 64 * workload.stages * microbatches
         for work in (*works, np.zeros_like(times.alone))
-    )
+    )  # fmt: skip
 
 
 def bound_of(

@@ -214,7 +214,12 @@ class Plan(Printed):
         experiment, layers = self.experiment, int(self.problem.facts.get("layers") or 0)
         stages = self.best.layout.pp * self.best.chunks
         model = values_of(experiment.model)
-        if layers % stages == 0 or model.get("layers_per_stage") or model.get("layout"):
+        if (
+            self.best.layout.branches
+            or layers % stages == 0
+            or model.get("layers_per_stage")
+            or model.get("layout")
+        ):
             return experiment
         split = default_split(self._costs, stages, layers)
         if split is None:

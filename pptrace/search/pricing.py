@@ -27,6 +27,7 @@ from pptrace.search.bounds import Bound, Outline, bound_of, exceeds_memory, leas
 from pptrace.search.launch_arguments import FRAMEWORKS
 from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
 from pptrace.search.space import LAYERS, OPTIONS, PLAIN, RECOMPUTE, setting
+from pptrace.steps.action_insertion import with_branches
 from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Pricing:
 
     def members(self, layout: Layout, *, overlaps: bool) -> tuple[Member, ...]:
         """Return the members of a layout's groups: one per schedule, accepted number of chunks, and split."""
-        key = layout.pp, layout.microbatches, overlaps
+        key = layout.pp, layout.branches, layout.microbatches, overlaps
         if key not in self._members:
             self._members[key] = tuple(
                 member
@@ -224,7 +225,7 @@ class Pricing:
 
     def member_counts(self, layout: Layout, *, overlaps: bool) -> Mapping[bool, int]:
         """Return the number of :meth:`members` that can run, without and with overlapped pairs."""
-        key = layout.pp, layout.microbatches, overlaps
+        key = layout.pp, layout.branches, layout.microbatches, overlaps
         if key not in self._member_counts:
             counts: Counter[bool] = Counter()
             for member in self.members(layout, overlaps=overlaps):
@@ -243,10 +244,14 @@ class Pricing:
         state = tuple((key, repr(value)) for key, value in values.items() if key not in _STATELESS)
         if state in self._too_large:
             return self._too_large[state]
-        ranks, microbatches = layout.pp, layout.microbatches
+        ranks, microbatches, edges = layout.pp, layout.microbatches, layout.edges
+        encoder_ranks = sum(layout.branches)
         try:
             plain, paired = (
-                [self._bounding_costs_of(group, name).workload(ranks) for name in self._bounding_names[has_pairs]]
+                [
+                    self._bounding_costs_of(group, name).workload(ranks, edges=edges)
+                    for name in self._bounding_names[has_pairs]
+                ]
                 for has_pairs in (False, True)
             )
             overlaps = ranks == 1 and self._overlaps(group, state)
@@ -255,17 +260,18 @@ class Pricing:
             return GroupBounds(
                 reason=short_reason(error), concerns_all=_concerns_all(error), concerns_sizes=concerns_sizes
             )
-        of_state = least([state_bound(workload, ranks) for workload in (*plain, *paired)])
+        of_state = least([state_bound(workload, ranks, encoder_ranks) for workload in (*plain, *paired)])
         if not of_state.fits and not self.space.request.exhaustive:
             self._too_large[state] = GroupBounds(
                 plain=of_state, paired=of_state, state=of_state, overlaps=overlaps
             )
             return self._too_large[state]
+        bound = partial(work_bound, ranks=ranks, microbatches=microbatches, encoder_ranks=encoder_ranks)
         return GroupBounds(
-            plain=least([work_bound(workload, ranks, microbatches) for workload in plain]),
-            paired=least([work_bound(workload, ranks, microbatches, has_pairs=True) for workload in paired]),
+            plain=least([bound(workload) for workload in plain]),
+            paired=least([bound(workload, has_pairs=True) for workload in paired]),
             state=of_state, overlaps=overlaps,
-            bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(ranks))),
+            bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(layout))),
             is_short=all(exceeds_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
 
@@ -280,10 +286,17 @@ class Pricing:
         try:
             if all(self._pair_fault(group, name) for name in names):
                 return None
-            workloads = [self._bounding_costs_of(group, name).workload(ranks, has_pairs=True) for name in names]
+            workloads = [
+                self._bounding_costs_of(group, name).workload(ranks, edges=group.layout.edges, has_pairs=True)
+                for name in names
+            ]
         except PptraceError:
             return None
-        return least([work_bound(workload, ranks, microbatches, has_pairs=True) for workload in workloads])
+        encoder_ranks = sum(group.layout.branches)
+        return least([
+            work_bound(workload, ranks, microbatches, has_pairs=True, encoder_ranks=encoder_ranks)
+            for workload in workloads
+        ])  # fmt: skip
 
     def _pair_fault(self, group: Group, name: str) -> str:
         """Return why the framework of the plan runs no overlapped pairs with these costs; empty if it does."""
@@ -299,7 +312,7 @@ class Pricing:
         Raises:
             PptraceError: the reason.
         """
-        self._costs_of(group, "").workload(group.layout.pp)
+        self._costs_of(group, "").workload(group.layout.pp, edges=group.layout.edges)
 
     def expanded_prices(self, item: tuple[tuple[int, bool], Sequence[Member]]) -> list[Price]:
         """Return :meth:`outline_prices` for members of the group with a number."""
@@ -336,7 +349,7 @@ class Pricing:
 
     def _outline_price(self, price: Price, group: Group, member: Member, *, foreign: bool = False) -> None:
         entry, layout = self.entries[member.entry], group.layout
-        key = entry.label, layout.pp, layout.microbatches, member.chunks
+        key = entry.label, layout.pp, layout.branches, layout.microbatches, member.chunks
         outline, price.foreign, error = self._outlines.of(key, lambda: self._outline(entry, layout, member.chunks))
         if error is not None:
             raise error
@@ -385,11 +398,12 @@ class Pricing:
     ) -> Workload | None:
         """Return the costs with the split of a member, and note it in the price; None if it is the even split.
 
-        Only chains of stages have a balanced split.
+        Only chains of a decoder's stages have a balanced split.
         """
         stages = group.layout.pp * chunks
         price.chunks = chunks
-        split = "even" if edges and member.split == "balanced" else member.split
+        is_chain = not (edges or group.layout.branches)
+        split = "even" if member.split == "balanced" and not is_chain else member.split
         bounding_costs = self._bounding_costs_of(group, self._costs_name[self.entries[member.entry].label])
         price.layers = bounding_costs.split(split, stages, self.space.layers)
         price.is_even = price.layers is None and member.split == "balanced"
@@ -409,7 +423,9 @@ class Pricing:
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if cached.table is None:
-            cached = self.tables.build_from_times(entry, cached, times(workload, costs.costs.network, layout.pp))
+            cached = self.tables.build_from_times(
+                entry, cached, times(workload, costs.costs.network, layout.pp, layout.branches)
+            )
         self.tables.check_policy(resolved, cached)
         price.step_key = _step_key(costs, entry, cached, workload)
         if price.step_key not in self._bounds and cached.table is not None:
@@ -439,7 +455,7 @@ class Pricing:
             return [default]
         accepted: list[int | None] = [
             chunks
-            for chunks in self.space.chunks_of(layout.pp)
+            for chunks in self.space.chunks_of(layout)
             if getattr(self.tables.refusal(entry, layout, chunks), "key", "") != "parallel.vp"
         ]
         return accepted or ([default] if requested else [])
@@ -680,6 +696,8 @@ class CachedTable:
     """Digest of the table; empty without one."""
     chunks: int
     """Chunks per rank."""
+    branches: tuple[int, ...] = ()
+    """Ranks of encoders on separate GPUs."""
 
 
 class TableCache:
@@ -706,7 +724,7 @@ class TableCache:
 
     def refusal(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
         """Return the error with which a schedule rejects sizes before it builds a table; None without an error."""
-        key = (entry.label, layout.pp, layout.microbatches, chunks)
+        key = (entry.label, layout.pp, layout.branches, layout.microbatches, chunks)
         if key not in self._refusals:
             provided = self.registry.schedules[entry.name]
             self._refusals[key] = None
@@ -729,8 +747,8 @@ class TableCache:
         Raises:
             PptraceError: refused sizes, or a failing plugin.
         """
-        key = (entry.label, layout.pp, layout.microbatches, chunks)
-        return self._tables.of(key, lambda: self._build(entry, self._request(entry, layout, chunks)))
+        key = (entry.label, layout.pp, layout.branches, layout.microbatches, chunks)
+        return self._tables.of(key, lambda: self._build(entry, layout, chunks))
 
     def build_from_times(self, entry: Entry, cached: CachedTable, times: Mapping[str, Any]) -> CachedTable:
         """Return the table that a schedule builds from times and memory.
@@ -739,7 +757,7 @@ class TableCache:
             PptraceError: refused times or memory.
         """
         request = replace(cached.request, **times)
-        table = build_schedule(self.registry.schedules[entry.name], request)
+        table = with_branches(build_schedule(self.registry.schedules[entry.name], request), cached.branches)
         return replace(cached, request=request, table=table, digest=_table_digest(table))
 
     def check_policy(self, resolved: Resolved, cached: CachedTable) -> None:
@@ -763,7 +781,7 @@ class TableCache:
     def _request(self, entry: Entry, layout: Layout, chunks: int | None) -> ScheduleRequest:
         provided = self.registry.schedules[entry.name]
         request = ScheduleRequest(
-            ranks=layout.pp,
+            ranks=layout.depth,
             microbatches=layout.microbatches,
             chunks=chunks or 1,
             options=self._options[entry.label],
@@ -781,8 +799,11 @@ class TableCache:
             raise ConfigError(reason, key="batch.microbatches")
         return request
 
-    def _build(self, entry: Entry, request: ScheduleRequest) -> CachedTable:
-        timed = CachedTable(request=request, table=None, digest="", chunks=request.chunks)
+    def _build(self, entry: Entry, layout: Layout, chunks: int | None) -> CachedTable:
+        request = self._request(entry, layout, chunks)
+        timed = CachedTable(
+            request=request, table=None, digest="", chunks=request.chunks, branches=layout.branches
+        )
         if entry.label in self._timed:
             return timed
         reads: list[bool] = []
@@ -792,17 +813,18 @@ class TableCache:
             return _TIMES
 
         table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, read_times))
-        chunks, rest = divmod(table.stages, table.ranks)
+        table_chunks, rest = divmod(table.stages, table.ranks)
         if rest:
             message = (
                 f"{entry.name} has copies of an encoder beside the chunks of ranks, which plans do not divide"
             )
             raise ScheduleError(message)
+        table = with_branches(table, layout.branches)
         if not reads:
-            return CachedTable(request=request, table=table, digest=_table_digest(table), chunks=chunks)
-        if chunks == request.chunks:
+            return replace(timed, table=table, digest=_table_digest(table), chunks=table_chunks)
+        if table_chunks == request.chunks:
             self._timed.add(entry.label)
-        return replace(timed, chunks=chunks)
+        return replace(timed, chunks=table_chunks)
 
 
 def _table_digest(table: Schedule) -> str:

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, product
-from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
 from pptrace.config.places import Document, Place, key_text, place_of
 from pptrace.config.quantities import DURATION
 from pptrace.config.resolution import document_of, leaves_by_key, load
+from pptrace.config.schema import grid_key
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.hardware import ranks_named
 from pptrace.run.inputs import Inputs
@@ -30,6 +31,7 @@ from pptrace.run.stacks import framework_of
 from pptrace.search.basis import Entry, limit_settings, memory_limit, parse_entries
 from pptrace.search.grid import axes_of, parse_axes
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
+from pptrace.steps.placement import Placement, branch_edges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,9 +65,25 @@ ALIASES = {
 """Short names of keys that vary."""
 
 
+class Grid(NamedTuple):
+    """Sizes of a grid of encoders; None for those of the decoder."""
+
+    key: str
+    """Its section, such as ``parallel.encoder``."""
+    pp: int
+    """Pipeline ranks on separate GPUs; 0 on the decoder's."""
+    tp: int | None
+    cp: int | None
+    dp: int | None
+
+    def devices(self, tp: int, cp: int) -> int:
+        """Return the separate GPUs of a replica, for sizes of the decoder."""
+        return self.pp * (self.tp or tp) * (self.cp or cp)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A division of GPUs with a batch."""
+    """A division of GPUs with a batch; the sizes but ``pp`` are those of the decoder."""
 
     gpus: int
     pp: int
@@ -73,9 +91,27 @@ class Layout:
     cp: int
     ep: int
     dp: int
-    micro: int
-    sequences: int
+    micro: int = 0
+    sequences: int = 0
     """The global batch."""
+    grids: tuple[Grid, ...] = ()
+    """Grids of encoders, if one of them is on separate GPUs; ``pp`` counts their ranks."""
+
+    @property
+    def branches(self) -> tuple[int, ...]:
+        """Pipeline ranks of each grid on separate GPUs."""
+        return tuple(grid.pp for grid in self.grids if grid.pp)
+
+    @property
+    def depth(self) -> int:
+        """Pipeline ranks of the longest path through encoders and decoder."""
+        return self.pp - sum(self.branches) + max(self.branches, default=0)
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Edges between the stages of all ranks as (from, to); empty for a chain."""
+        placement = Placement.looped(self.pp, 0)
+        return replace(placement, edges=branch_edges(self.branches, self.pp)).graph
 
     @property
     def microbatches(self) -> int:
@@ -201,6 +237,8 @@ def _key(axis: Axis) -> str:
 
 
 _SIZES = ("pp", "tp", "cp", "ep", "dp", "vp")
+_GRID_SIZES = ("pp", "tp", "cp", "dp")
+"""Sizes of a grid of encoders."""
 PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.global", "schedule.name")
 """Keys that a plan chooses, unless the command line sets them."""
 SCHEDULE_OPTION = "schedule.options."
@@ -245,6 +283,8 @@ class PlanProblem:
     """The values of the configuration and its stack for the other keys that vary by default."""
     given: Mapping[str, Any]
     """The settings of the command line that the plan does not choose, by key."""
+    grids: Mapping[str, Mapping[str, Any]]
+    """Configured sizes of encoders' grids by section, if one of them can be on separate GPUs."""
 
     def resolved(self, varied: Sequence[Assignment]) -> Resolved:
         """Return the configuration with settings.
@@ -292,11 +332,11 @@ def plan_problem(
         raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
     sequences = _sequences(tree, places)
     schedule = str((tree.get("schedule") or {}).get("name") or "")
-    if ((tree.get("parallel") or {}).get("encoder") or {}).get("pp") or "parallel.encoder.pp" in axes:
-        message = "plan divides the GPUs of one grid: remove the key, or compare grids with pptrace sweep"
-        raise ConfigError(message, key="parallel.encoder.pp", file=source.source)
+    grids = _separate_grids(tree.get("parallel") or {}, axes)
     for section, keys in (("parallel", _SIZES), ("batch", ("global", "micro", "microbatches"))):
         tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
+    if grids:
+        _without_sizes(tree["parallel"])
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
     document = Document(value=tree, places=places, source=source.source)
@@ -330,7 +370,36 @@ def plan_problem(
             key_text(assigned.path): assigned.value for assigned in given
             if key_text(assigned.path) not in PLANNED and assigned.value is not None
         },
+        grids=grids,
     )  # fmt: skip
+
+
+def _separate_grids(parallel: Mapping[str, Any], axes: Mapping[str, Axis]) -> dict[str, dict[str, Any]]:
+    """Return the configured sizes of encoders' grids by section; none if all are on the decoder's GPUs."""
+    sections = {grid_key(name): grid for name, grid in (parallel.get("encoders") or {}).items()}
+    if parallel.get("encoder") is not None:
+        sections[grid_key("")] = parallel["encoder"]
+    for key in axes:
+        section, _, size = key.rpartition(".")
+        if section.startswith(grid_key("")) and size in _GRID_SIZES:
+            sections.setdefault(section, {})
+    grids = {
+        key: {size: grid[size] for size in _GRID_SIZES if size in (grid or {})} for key, grid in sections.items()
+    }
+    has_ranks = any(sizes.get("pp") or f"{key}.pp" in axes for key, sizes in grids.items())
+    return grids if has_ranks else {}
+
+
+def _without_sizes(parallel: dict[str, Any]) -> None:
+    """Remove the sizes of encoders' grids, which a plan chooses, from a section."""
+
+    def rest(grid: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {key: value for key, value in (grid or {}).items() if key not in _GRID_SIZES}
+
+    if parallel.get("encoder") is not None:
+        parallel["encoder"] = rest(parallel["encoder"])
+    if parallel.get("encoders"):
+        parallel["encoders"] = {name: rest(grid) for name, grid in parallel["encoders"].items()}
 
 
 def _has_other_stack(request: PlanRequest, resolved: Resolved, registry: Registry) -> bool:
@@ -405,11 +474,15 @@ def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> 
 
 
 def _trial(document: Document, registry: Registry, request: PlanRequest) -> Costs:
-    """Return the costs of the simplest layout, for the facts of model and machine; its encoder has its sizes."""
+    """Return the costs of the simplest layout, for the facts of model and machine; encoders have its sizes."""
     ranks = ranks_named(document.value.get("device"))
     replicas = max(request.gpus // ranks, 1)
-    sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas, "parallel.encoder": None}
-    return build_costs(load(document, (), {}, [setting(key, size) for key, size in sizes.items()]), registry)
+    sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas}
+    without_grids = {"parallel.encoder": None, "parallel.encoders": None}
+    return build_costs(
+        load(document, (), {}, [setting(key, size) for key, size in [*sizes.items(), *without_grids.items()]]),
+        registry,
+    )
 
 
 def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document:
@@ -490,6 +563,7 @@ class Space:
         self.problem, self.request = problem, request
         self.layers = int(problem.facts.get("layers") or 0)
         self.counts = self._counts()
+        self.grids = tuple(product(*(self._grid_choices(key) for key in problem.grids)))
         self.sizes = {name: self._sizes(name) for name in _SIZES}
         self.micro = self._numbers("batch.micro") or _MICRO
         self.sequences = self._numbers("batch.global") or ((problem.sequences,) if problem.sequences else ())
@@ -515,11 +589,7 @@ class Space:
         """Return the group with a number, in the order of divisions, batches, microbatches and other settings."""
         division, batch, combination = self._place_of(number)
         sequences, micro = divmod(batch, len(self.micro))
-        gpus, pp, tp, cp, ep, dp = self.divisions[division]
-        layout = Layout(
-            gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=self.micro[micro],
-            sequences=self.sequences[sequences],
-        )  # fmt: skip
+        layout = replace(self.divisions[division], micro=self.micro[micro], sequences=self.sequences[sequences])
         varied = (*self._size_settings(layout), *self._settings_of(division)[combination])
         return Group(number=number, layout=layout, varied=varied)
 
@@ -532,7 +602,7 @@ class Space:
         if _OFFLOADED in self.problem.axes or self.problem.facts.get(_OFFLOADED.partition(".")[2]):
             return (number,)
         division, _, combination = self._place_of(number)
-        shard = self._shard_group(*self.divisions[division])
+        shard = self._shard_group(self.divisions[division])
         if shard not in self._variants:
             self._variants[shard] = _recomputations(self._settings_of(division))
         return tuple(number - combination + other for other in self._variants[shard][combination])
@@ -543,18 +613,68 @@ class Space:
         first = self._ends[division - 1] if division else 0
         return division, *divmod(number - first, len(self._settings_of(division)))
 
-    def _divisions(self) -> Iterator[tuple[int, ...]]:
-        """Yield the GPUs, pp, tp, cp, ep and dp of every division of the GPUs."""
+    def _divisions(self) -> Iterator[Layout]:
+        """Yield every division of the GPUs, without a batch.
+
+        Default numbers of pipeline ranks are those of the decoder.
+        """
         sizes = [self.sizes[name] for name in ("pp", "tp", "cp", "ep")]
-        for gpus, (pp, tp, cp, ep) in product(self.counts, product(*sizes)):
-            dp, remainder = divmod(gpus, pp * tp * cp)
-            if not remainder and dp and (not self.sizes["dp"] or dp in self.sizes["dp"]):
-                yield gpus, pp, tp, cp, ep, dp
+        counts_all = bool(self._numbers("parallel.pp"))
+        for gpus, grids, (number, tp, cp, ep) in product(self.counts, self.grids, product(*sizes)):
+            encoder_ranks = sum(grid.pp for grid in grids)
+            decoder_ranks = number - encoder_ranks if counts_all else number
+            if decoder_ranks < 1:
+                continue
+            devices = decoder_ranks * tp * cp + sum(grid.devices(tp, cp) for grid in grids if not grid.dp)
+            separate = sum(grid.devices(tp, cp) * grid.dp for grid in grids if grid.dp)
+            dp, remainder = divmod(gpus - separate, devices)
+            if not remainder and dp > 0 and (not self.sizes["dp"] or dp in self.sizes["dp"]):
+                pp = encoder_ranks + decoder_ranks
+                yield Layout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, grids=grids)
+
+    def _grid_choices(self, key: str) -> list[Grid]:
+        """Return the sizes of a grid of encoders: varied, configured, or by default.
+
+        By default, an encoder on separate GPUs has tensor-parallel sizes that divide its heads, inside a node, and
+        powers of two as replicas. Other sizes are those of the decoder.
+        """
+        written, most = self.problem.grids[key], self.request.gpus
+        axis = self.problem.axes.get(f"{key}.pp")
+        ranks = [value.varied[0].value for value in axis.values] if axis else [written.get("pp") or 0]
+        if any(not isinstance(pp, int) or isinstance(pp, bool) or pp < 0 for pp in ranks):
+            raise ConfigError("write whole numbers from 0", file=f"--vary {key}.pp")
+
+        def sizes(name: str, default: Sequence[int | None]) -> Sequence[int | None]:
+            given = [written[name]] if written.get(name) else default
+            return self._numbers(f"{key}.{name}") or given
+
+        heads = gcd(*(int(encoder.get("heads") or 0) for encoder in self._encoders(key)))
+        choices = []
+        for pp in ranks:
+            tensor = [size for size in range(1, self.problem.node_gpus + 1) if heads % size == 0]
+            replicas = [1 << power for power in range(most.bit_length()) if pp << power < most]
+            choices += [
+                Grid(key, pp, tp, cp, dp)
+                for tp, cp, dp in product(
+                    sizes("tp", tensor if pp else [None]), sizes("cp", [None]),
+                    sizes("dp", replicas if pp else [None]),
+                )
+            ]  # fmt: skip
+        return choices
+
+    def _encoders(self, key: str) -> list[Mapping[str, Any]]:
+        """Return the parameters of the encoders of a grid."""
+        facts, name = self.problem.facts, key.removeprefix(f"{grid_key('')}s.")
+        named = facts.get("encoders") or {"": facts.get("encoder")}
+        return [encoder for own, encoder in named.items() if encoder and (key == grid_key("") or own == name)]
 
     def _size_settings(self, layout: Layout) -> tuple[Assignment, ...]:
         """Return the settings of a layout's sizes."""
         values = {f"parallel.{name}": getattr(layout, name) for name in ("pp", "tp", "cp", "ep", "dp")}
         values |= {"batch.micro": layout.micro, "batch.global": layout.sequences}
+        for grid in layout.grids:
+            sizes = {name: getattr(grid, name) for name in _GRID_SIZES}
+            values |= {f"{grid.key}.{name}": size for name, size in sizes.items() if size is not None}
         written = "sequence_parallel" in (self.problem.document.value or {}).get("parallel", {})
         if layout.tp == 1 or not written:
             values["parallel.sequence_parallel"] = layout.tp > 1
@@ -562,7 +682,7 @@ class Space:
 
     def _settings_of(self, division: int) -> list[tuple[Assignment, ...]]:
         """Return combinations of all other settings of a division, without options of another recomputation."""
-        shard = self._shard_group(*self.divisions[division])
+        shard = self._shard_group(self.divisions[division])
         if shard not in self._combinations:
             written = (self.problem.document.value or {}).get("model")
             model = written if isinstance(written, dict) else {}
@@ -574,8 +694,8 @@ class Space:
             self._combinations[shard] = list(by_text.values())
         return self._combinations[shard]
 
-    def _shard_group(self, gpus: int, pp: int, tp: int, cp: int, ep: int, dp: int) -> int:
-        """Return the size of shard groups to try beside sharding over all ``dp`` replicas.
+    def _shard_group(self, layout: Layout) -> int:
+        """Return the size of shard groups to try beside sharding over all replicas of a layout.
 
         Returns:
             The most replicas of a node that can be a group, 1 for no groups; 0 if sharded weights are not tried by
@@ -583,21 +703,26 @@ class Space:
         """
         framework, axes = FRAMEWORKS.get(self.problem.framework), self.problem.axes
         is_fixed = _ZERO in axes or _SHARDED not in self._words(_ZERO)
-        if pp > 1 or gpus <= tp or is_fixed or framework is None or not framework.shards_alone:
+        gpus, tp, cp = layout.gpus, layout.tp, layout.cp
+        if layout.pp > 1 or gpus <= tp or is_fixed or framework is None or not framework.shards_alone:
             return 0
         written = (self.problem.document.value or {}).get("data_parallel") or {}
         if "shard" in written or _SHARD in axes or gpus <= self.problem.node_gpus:
             return 1
         sizes = range(2, self.problem.node_gpus // (tp * cp) + 1)
-        return max((size for size in sizes if dp % size == 0 and size * cp % ep == 0), default=1)
+        return max((size for size in sizes if layout.dp % size == 0 and size * cp % layout.ep == 0), default=1)
 
-    def chunks_of(self, pp: int) -> tuple[int, ...]:
+    def chunks_of(self, layout: Layout) -> tuple[int, ...]:
         """Return the chunks per rank: the requested ones, or all that divide the layers.
 
-        Where the number of ranks does not divide the layers, such as 61 or 126, they are powers of two.
+        Where the number of ranks does not divide the layers, such as 61 or 126, they are powers of two. With
+        encoders on separate GPUs, ranks have one.
         """
+        pp = layout.pp
         if self.sizes["vp"]:
             return self.sizes["vp"]
+        if layout.branches:
+            return (1,)
         return tuple(chunks for chunks in _CHUNKS if chunks == 1 or (pp > 1 and self._divides(pp, chunks)))
 
     def is_covered_by_plain(self, entry: Entry) -> bool:
@@ -641,7 +766,7 @@ class Space:
         if named or name in {"dp", "vp"}:
             return named
         most, facts, node = self.request.gpus, self.problem.facts, self.problem.node_gpus
-        divisors = [size for size in range(1, most + 1) if most % size == 0]
+        divisors = [size for size in range(1, most + 1) if self.problem.grids or most % size == 0]
         if name == "pp":
             return tuple(size for size in divisors if size <= min(self.layers or most, _MOST_STAGES))
         if name == "tp":
@@ -732,12 +857,13 @@ class Space:
             shard: replicas in a node that share state where sharded weights are tried by default; else 0.
         """
         axes = self.problem.axes
+        of_grids = {f"{key}.{size}" for key in self.problem.grids for size in _GRID_SIZES}
         for axis in axes.values():
             _check_coupled(axis)
         axis_values = [
             [tuple(map(_normalize_offload, value.varied)) for value in axis.values]
             for key, axis in axes.items()
-            if key not in {*PLANNED, LAYERS} and not key.startswith(SCHEDULE_OPTION)
+            if key not in {*PLANNED, LAYERS, *of_grids} and not key.startswith(SCHEDULE_OPTION)
         ]
         framework = FRAMEWORKS.get(self.problem.framework)
         usual_values = {**WIDELY, **(framework.values if framework else {})}

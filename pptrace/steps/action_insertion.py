@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from pptrace.config.choices import Reshard
+from pptrace.errors import ScheduleError
 from pptrace.steps.columns import unset
-from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
+from pptrace.steps.kinds import COMMUNICATION, COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
 from pptrace.steps.placement import Placement, branch_edges
 from pptrace_kernel import run
 
@@ -217,14 +218,25 @@ def with_branches(schedule: Schedule, branches: Sequence[int]) -> Schedule:
     ``MultiModulePipelineCommunicator`` (``current_stage``).
 
     Args:
-        schedule: a table of computations with one stage per rank, in their order.
+        schedule: the table of the longest path, whose first ranks have the stages of the longest chain alone. With
+            several chains, a table of computations with one stage per rank, in their order.
         branches: stages of each chain.
+
+    Raises:
+        ScheduleError: another table.
 
     >>> from pptrace.steps.schedule import Schedule
     >>> with_branches(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]), [1, 1]).rows()
     [['0F0', '0B0'], ['1F0', '1B0'], ['2F0', '2B0']]
     """
-    depth = max(branches)
+    depth, given = max(branches, default=0), schedule.placement
+    check_modules(given, [depth])
+    if len(branches) <= 1:
+        return schedule
+    has_others = bool(schedule.waits) or COMMUNICATION.mask(schedule.kind).any()
+    if has_others or given != Placement.looped(given.ranks, given.microbatches):
+        message = "has more than one stage per rank and computations, and encoders run side by side"
+        raise ScheduleError(f"{message}: choose a schedule such as 1f1b")
     ranks = [*(rank for count in branches for rank in range(count)), *range(depth, schedule.ranks)]
     sizes = np.diff(schedule.row_ptr)[ranks]
     rows = np.concatenate([np.arange(*schedule.row_ptr[rank : rank + 2]) for rank in ranks])
@@ -234,6 +246,26 @@ def with_branches(schedule: Schedule, branches: Sequence[int]) -> Schedule:
     placement = Placement.looped(len(ranks), schedule.microbatches)
     placement = replace(placement, edges=branch_edges(branches, len(ranks)))
     return replace(schedule, placement=placement, row_ptr=np.cumsum([0, *sizes]), **cells._asdict())
+
+
+def check_modules(placement: Placement, modules: Sequence[int]) -> None:
+    """Check that consecutive ranks have the stages of encoders, and no rank has stages of several modules.
+
+    Args:
+        placement: stages on ranks.
+        modules: stages and ranks of each encoder; the others are those of the decoder.
+
+    Raises:
+        ScheduleError: a stage is on a rank of another module.
+    """
+    ends, count = np.cumsum(modules, dtype=np.int64), sum(modules)
+    module_of_stage = np.searchsorted(ends, np.arange(placement.stages), side="right")
+    module_of_rank = np.searchsorted(ends, placement.stage_rank, side="right")
+    mixed = np.flatnonzero(((placement.stage_rank >= 0) & (module_of_rank != module_of_stage)).any(axis=0))
+    if mixed.size:
+        message = f"has stage {mixed[0]} on rank {placement.stage_rank[:, mixed[0]].max()}"
+        wanted = f"the first {count} ranks have the {count} stages of encoders alone"
+        raise ScheduleError(f"{message}, and {wanted}: choose a schedule such as 1f1b")
 
 
 class _Block(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.config.resolution import load
-from pptrace.errors import ConfigError, PptraceError
+from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import prepare
 from pptrace.run.run import Run
@@ -232,8 +233,6 @@ def test_plans_compare_the_encoders_sizes_on_the_decoders_gpus() -> None:
 
     sizes = {row["settings"]["parallel.encoder.tp"] for row in found.to_dict()["places"]}
     assert sizes == {1, 2}
-    with pytest.raises(ConfigError, match=r"parallel.encoder.pp: plan divides the GPUs of one grid"):
-        plan(config | {"parallel": {"encoder": {"pp": 1}}}, gpus=8, sets=["batch.global=8"])
 
 
 @pytest.mark.parametrize(("grid", "kind"), [({"tp": 1, "dp": 8}, Kind.F), ({"tp": 8, "dp": 1}, Kind.B)])
@@ -420,6 +419,46 @@ def test_a_wrong_encoder_among_several_is_one_line(
         several(encoders, {"pp": 5, **parallel}, schedule="interleaved-1f1b" if "vp" in parallel else "1f1b")
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@settings(max_examples=4)
+@given(
+    st.sampled_from([3, 4, 6]), st.sampled_from(["1f1b", "gpipe", "zb-h1"]), st.integers(1, 9),
+    st.sampled_from([[1], [0, 1], [1, 2]]), st.sampled_from([{}, {"audio": AUDIO}]),
+)  # fmt: skip
+def test_a_plan_divides_the_gpus_between_encoders_and_decoder_as_an_exhaustive_search(
+    gpus: int, schedule: str, layers: int, encoder_ranks: list[int], audio: dict[str, Any]
+) -> None:
+    """All sizes of encoder and decoder whose processes are the GPUs are simulated one by one."""
+    section = "parallel.encoders.vision" if audio else "parallel.encoder"
+    vision = {**VISION, "layers": 2 * layers, "items": 12}
+    encoders = {"encoders": {"vision": vision, **audio}} if audio else {"encoder": vision}
+    separate = {"encoders": {"audio": {"pp": 1, "tp": 1, "cp": 1, "dp": 1}}} if audio else {}
+    config = {
+        "model": {**DECODER, **GRID, "encoder": None, **encoders}, "parallel": separate, **NETWORKS[1],
+        "device": "h100-sxm", "batch": {"sequence": 2048, "micro": 1, "global": 12}, "p2p": "async",
+        "costs": {"name": "roofline", "zero": 1}, "schedule": schedule,
+    }  # fmt: skip
+    vary = [f"{section}.pp={','.join(map(str, encoder_ranks))}", f"schedule={schedule}", "micro=1", "zero=1",
+            "recompute=none", "layers=even", "vp=1"]  # fmt: skip
+    found = plan(config, gpus=gpus, vary=vary, framework="any", robust=False, workers=1, top=3)
+
+    steps = []
+    sizes = range(1, gpus + 1)
+    for pp, tp, dp, ranks in product(sizes, sizes, sizes, encoder_ranks):
+        for grid in product(sizes, [1, 2, 4]) if ranks else [(None, None)]:
+            sections = {"pp": ranks, "tp": grid[0], "dp": grid[1]}
+            sets = [f"{section}.{name}={size}" for name, size in sections.items() if size is not None]
+            parallel = {"pp": pp, "tp": tp, "dp": dp, "sequence_parallel": tp > 1}
+            try:
+                resolved = load({**config, "parallel": {**separate, **parallel}}, sets)
+                if resolved.experiment.parallel.processes == gpus:
+                    steps.append(Run.of(prepare(resolved, REGISTRY), REGISTRY).metrics.step_ns)
+            except PptraceError:
+                continue
+    places = sorted({row["step_ns"] for row in found.to_dict()["places"]})
+    assert places == sorted({*steps})[: len(places)]
+    assert len(places) > 0
 
 
 def ran(encoder: dict[str, Any], schedule: str, **sections: Any) -> Run:

@@ -320,7 +320,8 @@ def _tower(model: Transformer, request: CostRequest, name: str, encoder: Encoder
         raise ConstraintError(reason, nearest=error.nearest, key=size_key) from error
     if encoder_shard.tokens % encoder.merge:
         reason = f"{encoder.merge} does not divide a device's {encoder_shard.tokens} tokens of a microbatch"
-        raise ConfigError(reason, key=f"{key}.merge")
+        near = divisors_near(encoder.merge, encoder_shard.tokens)
+        raise ConstraintError(reason, nearest=near, key=f"{key}.merge")
     return Tower(
         name=name, encoder=encoder, model=encoder_model, shard=encoder_shard, width=model.hidden,
         request=encoder_request, decoder=request, grid=own_grid,
