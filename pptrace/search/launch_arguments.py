@@ -14,14 +14,14 @@ August 2026).
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Reshard
 from pptrace.config.schema import is_yaml_file
 from pptrace.report.document import command_lines
 from pptrace.run.neighbourhood import Change
-from pptrace.steps.placement import Placement
+from pptrace.steps.placement import Placement, chain
 from pptrace.steps.pytorch_tables import unsupported_parts
 from pptrace.steps.text_forms import group_in_megatron, unsupported_by_megatron
 
@@ -149,7 +149,10 @@ def _megatron_table_faults(schedule: str, table: Schedule, microbatches: int) ->
         yield "updates without a flush between them"
     elif table.microbatches != microbatches:
         yield "slices of sequences"
-    parts = list(unsupported_by_megatron(table))
+    placement = table.placement
+    if chunks == 1:  # pipelines of several modules have the same loop, with a longest path as their depth
+        placement = replace(placement, edges=chain(table.stages))
+    parts = list(unsupported_by_megatron(replace(table, placement=placement)))
     yield from parts
     if parts:
         return

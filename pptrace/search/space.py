@@ -110,8 +110,9 @@ class Layout:
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """Edges between the stages of all ranks as (from, to); empty for a chain."""
-        placement = Placement.looped(self.pp, 0)
-        return replace(placement, edges=branch_edges(self.branches, self.pp)).graph
+        if len(self.branches) <= 1:
+            return ()
+        return replace(Placement.looped(self.pp, 0), edges=branch_edges(self.branches, self.pp)).graph
 
     @property
     def microbatches(self) -> int:

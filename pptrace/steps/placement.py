@@ -112,6 +112,18 @@ class Placement:
                 return f"stage {most} {verb} {count[most]:,} stages: at most {_MOST_NEIGHBOURS:,} are possible"
         return ""
 
+    def stages_ahead(self) -> Int64s:
+        """Return the stages of the longest path, less those up to each stage: shape (stages,).
+
+        >>> Placement.looped(ranks=3, microbatches=1).stages_ahead().tolist()
+        [2, 1, 0]
+        """
+        before = np.zeros(self.stages, dtype=np.int64)
+        for low, high in sorted(self.edges.tolist()):
+            before[high] = max(before[high], before[low] + 1)
+        ahead: Int64s = before.max(initial=0) - before
+        return ahead
+
     def chunk_of_stage(self) -> Int64s:
         """Return the number of earlier stages of a route on the same rank, shape (routes, stages)."""
         chunk = np.zeros(self.stage_rank.shape, dtype=np.int64)

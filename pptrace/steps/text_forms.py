@@ -321,7 +321,7 @@ def group_in_megatron(schedule: Schedule) -> int | None:
     leading_stages = table.stage[: table.row_ptr[1]][table.kind[: table.row_ptr[1]] == Kind.F]
     group = int(np.argmax(leading_stages != leading_stages[0])) or microbatches
     later_ranks = np.arange(ranks)[::-1, None]
-    warm_up = later_ranks if chunks == 1 else 2 * later_ranks + (chunks - 1) * group
+    warm_up = table.placement.stages_ahead()[:, None] if chunks == 1 else 2 * later_ranks + (chunks - 1) * group
     count = chunks * microbatches
     warm_up = np.minimum(warm_up + table.has_pairs, count)
     expected = _loop(ranks, chunks, microbatches, group, warm_up)

@@ -67,13 +67,30 @@ def registry() -> Registry:
     return Registry.load()
 
 
+ENCODER = {"layers": 4, "hidden": 512, "heads": 8, "ffn": 2048, "tokens": 256}
+GRIDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"encoder": ENCODER}, {"parallel.encoder.pp": [0, 1], "parallel.encoder.tp": [1]}),
+    (
+        {"encoders": {"vision": ENCODER, "audio": ENCODER | {"layers": 2, "frozen": True}}},
+        {f"parallel.encoders.{name}.{size}": [1] for name in ("vision", "audio") for size in ("pp", "tp", "dp")},
+    ),
+]
+"""Encoders of a model, and sizes of their grids."""
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> dict[str, Any]:
-    model = MODEL | {
-        "layers": draw(st.sampled_from([4, 6])),
-        "vocabulary": draw(st.sampled_from([1000, 128_000])),
-        "recompute": draw(st.sampled_from(["none", "full"])),
-    }
+    encoders, grids = draw(st.sampled_from(GRIDS))
+    model = (
+        MODEL
+        | encoders
+        | {
+            "layers": draw(st.sampled_from([4, 6])),
+            "vocabulary": draw(st.sampled_from([1000, 128_000])),
+            "recompute": draw(st.sampled_from(["none", "full"])),
+        }
+    )
     config = {
         "model": model, "device": draw(st.sampled_from(["a100-sxm", "h100-sxm"])),
         "network": {
@@ -90,7 +107,10 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "vary": {
             "micro": [1], "recompute": [model["recompute"]],
             "tp": [1, 2], "vp": [1, 2], "zero": [draw(st.integers(0, 1))],
-            "schedule": draw(st.lists(st.sampled_from(SCHEDULES), min_size=2, max_size=2, unique=True)),
+            "schedule": draw(st.lists(
+                st.sampled_from(SCHEDULES[:5] if grids else SCHEDULES), min_size=2, max_size=2, unique=True
+            )),
+            **grids,
         },
     }  # fmt: skip
 

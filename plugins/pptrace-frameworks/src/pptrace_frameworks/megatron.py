@@ -137,22 +137,13 @@ class _Loop:
             raise cannot("megatron", "does not run the microbatches of all ranks in one order")
         group = _group(schedule, rows, chunks) if chunks > 1 else rows.count
         ahead = np.arange(rows.ranks)[::-1]
-        warm_up = _ranks_ahead(schedule) if chunks == 1 else 2 * ahead + (chunks - 1) * group
+        warm_up = placement.stages_ahead() if chunks == 1 else 2 * ahead + (chunks - 1) * group
         warm_up = np.minimum(warm_up, rows.count)
         longer = rows.leading - 1 > warm_up  # as in GPipe, or with an additional forward
         warm_up = np.where(longer, np.where(rows.leading == rows.count, rows.count, rows.leading - 1), warm_up)
         if not rows.is_warm_up_and_turns(warm_up):
             raise cannot("megatron", "is not forwards, then forward and backward in turns, then backwards")
         return cls(rows=rows, chunks=chunks, group=group, warm_up=warm_up)
-
-
-def _ranks_ahead(schedule: Schedule) -> Ints:
-    """Return the ranks after each rank on the longest path, where each rank has one stage."""
-    before = np.zeros(schedule.stages, dtype=np.int64)
-    for low, high in sorted(schedule.placement.edges.tolist()):
-        before[high] = max(before[high], before[low] + 1)
-    ahead: Ints = before.max() - before
-    return ahead
 
 
 def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
