@@ -183,7 +183,15 @@ class _Search:
                 provided = self.offers[name]
                 options = self.run.prepared.request.options if name == schedules[0] else None
                 moved = self.experiment.schedule.offload, self.experiment.schedule.recompute
-                guess = estimate(provided, workload, sizes.pp, microbatches, options, *moved)
+                guess = estimate(
+                    provided,
+                    workload,
+                    sizes.pp,
+                    microbatches,
+                    options,
+                    *moved,
+                    experiment=costs.resolved.experiment,
+                )
                 if guess is not None:
                     yield change_of(self.run, sizes, chunks, name, switches), guess
 

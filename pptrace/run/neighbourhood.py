@@ -4,8 +4,8 @@ A candidate has another division of the same processes, size of microbatches, ch
 switches of training state and messages. Users can make all of these changes.
 
 An estimate is the larger of computation (with recomputation) and copies of the slowest rank, plus the schedule's
-bubble and the end of the step. Memory is estimated at peak activations. Estimates omit all other waits, so a
-simulated step is rarely shorter.
+bubble and the end of the step. Without a pipeline, reductions of units overlap with backwards. Memory is estimated
+at peak activations. Estimates omit all other waits, so a simulated step is rarely shorter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args,
 
 import numpy as np
 
-from pptrace.config.choices import CopyStream, PolicyName
+from pptrace.config.choices import CopyStream, PolicyName, Reshard
 from pptrace.config.flags import FLAGS
 from pptrace.errors import PptraceError
 from pptrace.plugins.construction import checked_options
 from pptrace.plugins.guards import plugin_code
 from pptrace.plugins.requests import ScheduleRequest
+from pptrace.run.table_changes import is_sharded, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ class Estimate(NamedTuple):
     fits: bool
     """Whether the memory fits the device; true for unknown devices."""
     reduction_ns: int = 0
-    """The part of the step in which gradients are reduced over replicas."""
+    """The part of the step in which only gradients are reduced over replicas."""
 
 
 def estimate(
@@ -68,6 +69,7 @@ def estimate(
     recompute: Recompute | None = None,
     *,
     hides: bool = False,
+    experiment: Experiment | None = None,
 ) -> Estimate | None:
     """Return an estimate of a schedule's step; None if it cannot run or has no closed forms.
 
@@ -80,6 +82,7 @@ def estimate(
         offload: copies of activations to the host.
         recompute: recomputation by separate actions.
         hides: whether overlapped pairs hide all collectives, which is an upper bound.
+        experiment: the configuration of the data-parallel replicas; None for reductions that do not overlap.
     """
     if recompute is not None and (offload is not None or not workload.recompute_ns.any()):
         return None
@@ -108,6 +111,10 @@ def estimate(
     copied_bytes = np.where(is_copied, workload.copied_bytes * ratio, 0).astype(np.int64)
     peaks = _peaks(workload, chunk_peaks, chunks, copied_bytes, is_recomputed)
     computation_ns = int((compute_ns + recompute_ns).max()) * microbatches + int(idle_ns)
+    if experiment is not None and workload.stages == 1:
+        computation_ns, reduction = _beside_collectives(
+            experiment, workload, microbatches, computation_ns, has_pairs=provided.offer.has_pairs
+        )
     return Estimate(
         step_ns=max(computation_ns, _copying_ns(workload, is_copied, ranks, offload) * microbatches)
         + reduction + update + workload.sync_ns,
@@ -115,6 +122,28 @@ def estimate(
         fits=not workload.capacity_bytes or bool((peaks <= workload.capacities(ranks)).all()),
         reduction_ns=reduction,
     )  # fmt: skip
+
+
+def _beside_collectives(
+    experiment: Experiment, workload: Workload, microbatches: int, computation_ns: int, *, has_pairs: bool
+) -> tuple[int, int]:
+    """Return the times of computation, and of exposed reductions, of a step without a pipeline.
+
+    A unit is reduced while the backward of the units before it computes, which the collectives slow down. Exposed
+    are the last unit, and the part of a reduction that exceeds the backward.
+    """
+    configured, reduce_ns = experiment.data_parallel, int(workload.reduce_ns[0])
+    units = units_of(configured, workload, has_pairs=has_pairs)
+    if units == 1 or not configured.overlaps:
+        return computation_ns, reduce_ns
+    reductions = microbatches if is_sharded(workload) and configured.reduces_each(units=True) else 1
+    exposed_ns = max(reduce_ns, units * reduce_ns - int(workload.b_ns[0]) * (units - 1)) // units
+    passes = {Reshard.NEVER: 1, Reshard.BACKWARD: microbatches}
+    rule = configured.reshard_rule or Reshard.ALWAYS
+    gathers = passes.get(rule, 2 * microbatches) if workload.gathered_bytes.any() else 1
+    hidden_ns = reductions * (reduce_ns - exposed_ns) + gathers * int(workload.unshard_ns[0])
+    slowed_ns = computation_ns + round(min(hidden_ns, computation_ns) * (1 - experiment.contention.compute))
+    return max(slowed_ns, hidden_ns), reductions * exposed_ns
 
 
 def _closed_forms(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.config.resolution import Resolved
-    from pptrace.config.schema import Experiment, Offload, Recompute
+    from pptrace.config.schema import DataParallel, Experiment, Offload, Recompute
     from pptrace.network.contract import Network
     from pptrace.run.costs import Costs
     from pptrace.steps.columns import Int32s, Int64s
@@ -353,18 +353,15 @@ def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
     Raises:
         ConfigError: units of a pipeline, of a table with collectives, or of replicas that differ.
     """
-    configured = resolved.experiment.data_parallel.units
-    placement = table.placement
+    reduction, placement = resolved.experiment.data_parallel, table.placement
     is_divisible = placement.ranks * placement.stages * placement.routes == 1 and COMPUTE.mask(table.kind).all()
-    if configured is None:
-        if not (is_divisible and costs.are_replicas_alike):
-            return 1
-        workload = costs.workload_of(table)
-        overlaps = resolved.experiment.data_parallel.overlaps and workload.reduce_ns.any() and not table.has_pairs
-        is_sharded = workload.gathered_bytes.any() or workload.unshard_ns.any()
-        return workload.units if is_sharded or overlaps else 1
-    if configured == "weights":
-        configured = costs.workload_of(table).weights
+    if reduction.units is None and not (is_divisible and costs.are_replicas_alike):
+        return 1
+    configured = reduction.units
+    if not isinstance(configured, int):
+        configured = units_of(reduction, costs.workload_of(table), has_pairs=table.has_pairs)
+    if reduction.units is None:
+        return configured
     if configured > 1 and not is_divisible:
         message = "a pipeline gathers and reduces stages: write pp: 1 and one chunk, or remove the key"
         raise resolved.error("data_parallel.units", message)
@@ -373,10 +370,24 @@ def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
     return configured
 
 
+def units_of(reduction: DataParallel, workload: Workload, *, has_pairs: bool) -> int:
+    """Return the number of units of the only stage of a step, by the rule of :func:`count_units`."""
+    if reduction.units == "weights":
+        return workload.weights
+    if reduction.units is not None:
+        return reduction.units
+    overlaps = reduction.overlaps and workload.reduce_ns.any() and not has_pairs
+    return workload.units if is_sharded(workload) or overlaps else 1
+
+
+def is_sharded(workload: Workload) -> bool:
+    """Return whether weights are gathered."""
+    return bool(workload.gathered_bytes.any() or workload.unshard_ns.any())
+
+
 def unit_notes(table: Schedule, costs: Costs, workload: Workload) -> tuple[str, ...]:
     """Return a note on sharded state that is gathered and reduced as a whole without a pipeline, else nothing."""
-    is_sharded = workload.gathered_bytes.any() or workload.unshard_ns.any()
-    if costs.are_replicas_alike or table.stages > 1 or workload.units == 1 or not is_sharded:
+    if costs.are_replicas_alike or table.stages > 1 or workload.units == 1 or not is_sharded(workload):
         return ()
     return ("replicas differ, so the whole model is gathered and reduced at once, and not each layer",)
 
@@ -401,8 +412,7 @@ def with_sharding(
     configured, parallel = resolved.experiment.data_parallel, resolved.experiment.parallel
     has_units = table.ranks == 1 and table.stages > parallel.vp
     freed, gathered = workload.gathered_bytes > 0, workload.unshard_ns > 0
-    is_sharded = bool(freed.any() or gathered.any())
-    if configured.reduces_each(units=has_units and is_sharded):
+    if configured.reduces_each(units=has_units and is_sharded(workload)):
         _check_reductions(resolved, table)
         table = with_reductions(table, workload.reduce_ns > 0, workload.reduce_groups_ns > 0)
     written = [f"data_parallel.{key}" for key in _KEYS if getattr(configured, key) not in _USUAL]

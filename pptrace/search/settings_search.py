@@ -412,7 +412,7 @@ class SettingsSearch:
         hides = self.provided.offer.has_pairs and bool(workload.segments)
         return estimate(
             self.provided, workload, experiment.parallel.pp or 1, microbatches,
-            {**self.options, **given}, copies, recompute, hides=hides,
+            {**self.options, **given}, copies, recompute, hides=hides, experiment=experiment,
         )  # fmt: skip
 
     def _sizes(self, change: Change) -> tuple[int, int]:

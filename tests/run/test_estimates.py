@@ -10,6 +10,7 @@ import pptrace
 from pptrace.config.schema import Offload, Recompute
 from pptrace.plugins.registry import Registry
 from pptrace.run.neighbourhood import Estimate, estimate
+from pptrace.run.preparation import build_costs
 from pptrace.steps.workload import Workload
 
 GIB = 2**30
@@ -85,3 +86,26 @@ def test_forwards_computed_again_take_their_time_and_leave_their_inputs(recomput
 
     assert guess.step_ns == pytest.approx(run.metrics.step_ns, abs=1)
     assert guess.peak_bytes == int(run.metrics.memory.peak_bytes.max())
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("zero", "microbatches", "bandwidth"), [
+    (0, 1, "400 GB/s"), (0, 4, "400 GB/s"), (1, 1, "400 GB/s"), (0, 1, "20 GB/s"), (3, 1, "400 GB/s"),
+    (3, 4, "400 GB/s"), (2, 4, "400 GB/s"),
+])  # fmt: skip
+def test_reductions_without_a_pipeline_are_estimated_as_they_overlap(
+    zero: int, microbatches: int, bandwidth: str, *, overlap: bool
+) -> None:
+    run = pptrace.simulate({
+        "model": "llama3-8b", "device": "h100-sxm", "parallel": {"pp": 1, "dp": 8}, "schedule": "1f1b",
+        "batch": {"microbatches": microbatches, "sequence": 8192}, "costs": {"zero": zero},
+        "data_parallel": {"overlap": overlap, "bandwidth": bandwidth},
+    })  # fmt: skip
+    resolved = run.prepared.resolved
+    workload = build_costs(resolved, run.registry).workload(1)
+
+    guess = estimate(run.registry.schedules["1f1b"], workload, 1, microbatches, experiment=resolved.experiment)
+
+    assert guess is not None
+    assert guess.step_ns == pytest.approx(run.metrics.step_ns, rel=0.03 if zero < 2 else 0.06)
