@@ -90,7 +90,7 @@ for title, modifiers in {
     "rank 0's, 1 computation ahead": {"offload": {"stages": [0], "ahead": 1}},
     "all, as late as there is time": {"offload": {}},
     "half of all": {"offload": {"ratio": 0.5}},
-    "all, two ranks behind a switch": {"offload": {"stream": "pair"}},
+    "all, two ranks on a shared switch": {"offload": {"stream": "pair"}},
     "all computed again": {"recompute": {}},
     "all computed again, early": {"recompute": {"early": True}},
 }.items():

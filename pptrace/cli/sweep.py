@@ -96,7 +96,7 @@ def command(
     messages = _save(swept, paths, picture)
     if as_json:
         click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))
-    elif not paths:
+    elif not any(path.suffix.lower() in TABLES for path in paths):
         echo_documents(rows_document(swept), as_json=False)
     sys.stderr.write(messages)
     return 1 if swept.failed else 0

@@ -71,14 +71,15 @@ class Dimension:
         return self._whole(Fraction(number) * self.units[unit], text)
 
     def exact(self, value: int) -> str:
-        """Write a number of base units without loss, in the largest unit that divides it.
+        """Write a number of base units without loss, in the largest unit that leaves at most three decimals.
 
-        >>> SIZE.exact(3 * 2**29)
-        '1536 MiB'
+        >>> SIZE.exact(3 * 2**29), SIZE.exact(22_270 * 2**20)
+        ('1.5 GiB', '22270 MiB')
         """
-        unit = next(unit for unit in reversed([*self.written]) if value % self.written[unit] == 0)
-        unit = unit if value else next(iter(self.written))
-        return f"{value // self.written[unit]} {unit}"
+        filled = [unit for unit, scale in self.written.items() if scale <= value and value * 1000 % scale == 0]
+        unit = filled[-1] if filled else next(iter(self.written))
+        whole, thousandths = divmod(value * 1000 // self.written[unit], 1000)
+        return f"{whole}.{thousandths:03d}".rstrip("0").removesuffix(".") + f" {unit}"
 
     def rounded(self, value: int) -> str:
         """Write a number of base units with three significant digits."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pptrace.config.overrides import assignment
 from pptrace.config.quantities import format_rate
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError
@@ -111,9 +112,11 @@ def view_cluster(
     settings = {key: value for key, value in (flags or {}).items() if value is not None}
     file = cluster if not isinstance(cluster, str) else None
     sized = file is not None or "pp" in settings
+    named = []
     if file is None:
-        settings = {"schedule": "none", "microbatches": 1, "pp": 1, **settings, "cluster": cluster}
-    resolved = load(file, sets, settings)
+        settings = {"schedule": "none", "microbatches": 1, "pp": 1, **settings}
+        named = [assignment("cluster", cluster, f"network {cluster}")]
+    resolved = load(file, sets, settings, named)
     if resolved.experiment.cluster is None:
         raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
     resolved = _with_ranks(resolved.with_values("cluster", {"spare": True}))

@@ -114,7 +114,7 @@ def _check_present(schedule: Schedule, positions: Positions) -> None:
         count = int(missing.sum())
         more = f" (and {count - 1} more)" if count > 1 else ""
         raise ScheduleError(
-            f"rank {rank}: {name} is missing{more}: every stage runs each microbatch forward and backward once",
+            f"rank {rank} lacks {name}{more}: every stage runs each microbatch forward and backward once",
             rank=rank,
             missing=name,
         )
@@ -163,7 +163,7 @@ def _check_messages(schedule: Schedule, positions: Positions) -> None:
             )
             raise ScheduleError(text, rank=holder, position=int(position[stage, microbatch]), action=name)
         raise ScheduleError(
-            f"rank {holder}: {name} is missing: a table with messages needs both ends of every hop",
+            f"rank {holder} lacks {name}: a table with messages needs both ends of every hop",
             rank=holder,
             missing=name,
         )

@@ -106,7 +106,7 @@ def test_a_rank_that_lacks_an_action_is_marked_and_the_action_named(pptrace: Ppt
     assert answer.out.splitlines()[1:] == [
         "rank 0  F0 F1 .  .  B0=== B1===", "rank 1! .  F0 B0=== F1 .  .  .", "(rank 1! lacks 1B1)",
     ]  # fmt: skip
-    assert answer.err.startswith("pptrace: short.csv: row 2: rank 1: 1B1 is missing: ")
+    assert answer.err.startswith("pptrace: short.csv: row 2: rank 1 lacks 1B1: ")
     assert pptrace("validate", "short.csv").err == answer.err
 
 

@@ -15,6 +15,9 @@ FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<content>.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# ([\w/-]+\.(?:py|yaml))\n")
 """The first line of a block that a reader saves as a file."""
+PICTURE = re.compile(r"!\[[^\]]*\]\((.*?\.svg)\)")
+FIGURE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(%|ns|us|ms|s|G[Bb]/s|GiB|times)(?!\w)")
+"""A number and its unit."""
 NEEDS_PYTORCH = "pytorch-loop.md"
 """The tutorial that the tests of pptrace-torch run."""
 
@@ -44,6 +47,18 @@ def test_a_tutorial_prints_what_it_shows(
     if pytestconfig.getoption("--regenerate"):
         (FOLDER / name).write_text(run, encoding="utf-8")
     assert run == (FOLDER / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.md")), ids=lambda path: path.name)
+def test_a_figure_in_the_text_of_a_tutorial_is_one_that_it_shows(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    shown = [block["content"] for block in BLOCK.finditer(page)]
+    shown += [(FOLDER / picture).read_text(encoding="utf-8") for picture in PICTURE.findall(page)]
+    figures = {(float(number), unit) for text in shown for number, unit in FIGURE.findall(text)}
+
+    for number, unit in FIGURE.findall(BLOCK.sub("", page)):
+        digits = len(number.partition(".")[2])
+        assert float(number) in {round(figure, digits) for figure, its_unit in figures if its_unit == unit}, unit
 
 
 def test_the_package_of_a_tutorial_passes_its_test() -> None:

@@ -147,7 +147,7 @@ def test_an_error_without_a_cell_names_the_row_of_its_rank() -> None:
     with pytest.raises(ScheduleError) as caught:
         validate(table.schedule)
 
-    assert str(table.locate(caught.value)).startswith("t.txt: row 3: rank 1: 1B0 is missing")
+    assert str(table.locate(caught.value)).startswith("t.txt: row 3: rank 1 lacks 1B0")
 
 
 def test_an_error_of_no_rank_names_the_file_alone() -> None:

@@ -62,7 +62,7 @@ def test_a_microbatch_without_gaps_below_it_is_missing_them() -> None:
     error = refused([["0F5", "0B5"]])
 
     assert str(error) == (
-        "rank 0: 0F0 is missing (and 4 more): every stage runs each microbatch forward and backward once"
+        "rank 0 lacks 0F0 (and 4 more): every stage runs each microbatch forward and backward once"
     )
     assert (error.rank, error.missing) == (0, "0F0")
 
@@ -108,7 +108,7 @@ def test_a_missing_action_is_named(rows: list[list[str]], missing: str) -> None:
     error = refused(rows)
 
     assert error.missing == missing
-    assert f"{missing} is missing" in str(error)
+    assert f"lacks {missing}" in str(error)
 
 
 @pytest.mark.parametrize(("rows", "first", "second"), [
@@ -158,10 +158,10 @@ def test_a_wait_for_what_is_not_there_is_refused(rows: list[list[str]], position
 
 
 @pytest.mark.parametrize(("rows", "text"), [
-    ([["0F0", "0SEND_F0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], "rank 0: 0RECV_B0 is missing"),
-    ([["0F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], "rank 0: 0SEND_F0 is missing"),
-    ([["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1F0", "1B0", "1SEND_B0"]], "rank 1: 1RECV_F0 is missing"),
-    ([["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0"]], "rank 1: 1SEND_B0 is missing"),
+    ([["0F0", "0SEND_F0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], "rank 0 lacks 0RECV_B0"),
+    ([["0F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], "rank 0 lacks 0SEND_F0"),
+    ([["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1F0", "1B0", "1SEND_B0"]], "rank 1 lacks 1RECV_F0"),
+    ([["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0"]], "rank 1 lacks 1SEND_B0"),
     ([["0F0", "0SEND_F0", "0B0"]], "rank 0: 0SEND_F0 has no peer"),
     ([["0RECV_F0", "0F0", "0B0"]], "rank 0: 0RECV_F0 has no peer"),
     ([["0F0", "0SEND_F0", "1F0", "1B0", "0B0"]], "rank 0: 0SEND_F0 has no peer"),
