@@ -69,6 +69,7 @@ def command(
 ) -> int:
     """Simulate every combination of the axes' values on CONFIG, in parallel.
 
+    Prints the main columns, unless -o writes a table.
     Finished rows are stored next to the first output: after an interruption, the same command continues. Rows in
     existing outputs are reused. Exits with 1 if points failed.
     """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.config.quantities import Dimension
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.options import RooflineOptions
 from pptrace_models.presets import DEVICES, MODELS
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 README = Path(__file__).parents[1] / "README.md"
 KEYS = "| key | default | meaning |"
-DURATIONS = {"memory_latency", "launch_latency", "scale_up_latency", "skew", "host", "host_launch"}
 
 
 def table(head: str, rows: Iterable[Iterable[str]]) -> str:
@@ -62,11 +63,11 @@ def devices() -> str:
     return table(head, rows)
 
 
-def default(name: str, value: Any) -> str:
-    if name in DURATIONS:
-        return f"{value / 1000:g} us" if value else "0 s"
-    if name == "reserved":
-        return f"{value / 2**30:g} GiB"
+def default(field: FieldInfo) -> str:
+    value: Any = field.default
+    dimension = next((part for part in field.metadata if isinstance(part, Dimension)), None)
+    if dimension is not None and value is not None:
+        return dimension.exact(value)
     if isinstance(value, bool) or value is None:
         return {None: "none", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -76,7 +77,7 @@ def keys(model: type[BaseModel]) -> Callable[[], str]:
     def made() -> str:
         rows = []
         for name, field in model.model_fields.items():
-            shown = "needed" if field.is_required() else default(name, field.default)
+            shown = "needed" if field.is_required() else default(field)
             text = " ".join((field.description or "").replace("``", "`").split())
             rows.append([f"`{name}`", shown, text])
         return table(KEYS, rows)
