@@ -22,7 +22,7 @@ Plugins: TypeAlias = "list[tuple[Provider, dict[str, dict[str, str]]]]"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(context: click.Context, *, as_json: bool) -> None:
-    """List plugins, what they offer, and what failed to load and why."""
+    """List plugins and their offers, and plugins that failed to load, with the reason."""
     registry = context.find_object(Registry) or Registry.load(warn=lambda _: None)
     loaded, failures = _list(registry)
     failures += _clashes(registry, failures)
@@ -66,7 +66,7 @@ def _failure(provider: Provider, error: PluginError) -> Failure:
 
 
 def _document(loaded: Plugins, failures: list[Failure], disabled: list[Provider]) -> Document:
-    """Return a section per plugin, after what failed and what is disabled."""
+    """Return a section per plugin, after lines for failures and disabled plugins."""
     from pptrace.report.document import Document, Section
 
     lead = [*(f"failed: {failure}" for failure in failures), *(f"disabled: {provider}" for provider in disabled)]

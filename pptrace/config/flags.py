@@ -116,7 +116,7 @@ _Reserved = TypedDict("_Reserved", {"global": Count}, total=False)
 
 
 class SettingsBesideSchedule(_Reserved, total=False):
-    """Every flag but ``schedule``, and the sections without a flag; None stands for absent."""
+    """Every flag but ``schedule``, and the sections without a flag; None means that a flag is absent."""
 
     pp: Count
     tp: Count

@@ -107,7 +107,7 @@ def _not_json(value: object) -> tuple[KeyPath, str] | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether a text has no lone surrogates, which stand for undecodable bytes of names."""
+    """Return whether a text has no lone surrogates, which Python uses for undecodable bytes of names."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -359,10 +359,13 @@ def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceEr
     advice = advice_on(file, registry)
     if advice:
         return TraceError(advice, file=file)
-    known = ", ".join(f"{offer.name} ({offer.summary.removesuffix('.')})" for offer in offers)
+    if file.suffix in {".yaml", ".yml"}:
+        return TraceError("is a configuration: name the traces of a run, or a folder with them", file=file)
+    known = f"{', '.join(offer.name for offer in offers)}; pptrace docs measured describes the formats"
     can_measure = any(offer.measure for offer in offers)
     hint = "" if can_measure else f"; measured traces need {installation('pptrace-profilers')}"
-    return TraceError(f"no importer recognises the file; importers: {known}{hint}", file=file)
+    what, place = ("a file of the folder", source) if len(files) > 1 else ("the file", file)
+    return TraceError(f"no importer recognises {what}; importers: {known}{hint}", file=place)
 
 
 def advice_on(file: Path, registry: Registry) -> str:

@@ -1,4 +1,4 @@
-"""Tables in PyTorch's pipeline runtime: what it runs, and the messages that it inserts.
+"""Tables in PyTorch's pipeline runtime: conditions on tables, and the messages that it inserts.
 
 Source: ``_PipelineScheduleRuntime`` of PyTorch 2.13 and 2.15, ``torch/distributed/pipelining/schedules.py``. The
 runtime reads a table of computations. Its loader reads the start of a cell only, ``0F5@0F4`` as ``0F5``, so a

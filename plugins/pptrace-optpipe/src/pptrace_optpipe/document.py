@@ -75,7 +75,7 @@ class Improvement:
         return bool((self.best.table.kind == Kind.I).any())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the schedule that runs now, its step in ns, and what is uncertain, as plain JSON values."""
+        """Return the schedule that runs now, its step in ns, and the uncertainty, as plain JSON values."""
         return {
             "schedule": self.present, "step_ns": self.present_ns, "noise": round(self.noise, 6),
             "uncertainty": self.uncertainty,

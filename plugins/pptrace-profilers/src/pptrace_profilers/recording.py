@@ -41,7 +41,7 @@ NO_ACTION: Any = None
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
 class Rows:
-    """Base of tables in columns, one value per row; a default or a single value stands for all rows."""
+    """Base of tables in columns, one value per row; a default or a single value applies to all rows."""
 
     start_ns: Int64s = NO_ROWS
     """Start."""
