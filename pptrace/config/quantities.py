@@ -71,15 +71,14 @@ class Dimension:
         return self._whole(Fraction(number) * self.units[unit], text)
 
     def exact(self, value: int) -> str:
-        """Write a number of base units without loss, in the largest unit that leaves at most three decimals.
+        """Write a number of base units without loss: the shortest text, with the largest unit if several tie.
 
         >>> SIZE.exact(3 * 2**29), SIZE.exact(22_270 * 2**20)
         ('1.5 GiB', '22270 MiB')
         """
-        filled = [unit for unit, scale in self.written.items() if scale <= value and value * 1000 % scale == 0]
-        unit = filled[-1] if filled else next(iter(self.written))
-        whole, thousandths = divmod(value * 1000 // self.written[unit], 1000)
-        return f"{whole}.{thousandths:03d}".rstrip("0").removesuffix(".") + f" {unit}"
+        base, *larger = self.written.items()
+        units = [base, *(unit for unit in larger if unit[1] <= value)]
+        return min((f"{Decimal(value) / scale:f} {unit}" for unit, scale in reversed(units)), key=len)
 
     def rounded(self, value: int) -> str:
         """Write a number of base units with three significant digits."""
