@@ -113,7 +113,7 @@ def view_cluster(
     file = cluster if not isinstance(cluster, str) else None
     sized = file is not None or "pp" in settings
     named = []
-    if file is None:
+    if isinstance(cluster, str):
         settings = {"schedule": "none", "microbatches": 1, "pp": 1, **settings}
         named = [assignment("cluster", cluster, f"network {cluster}")]
     resolved = load(file, sets, settings, named)
