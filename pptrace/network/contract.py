@@ -26,7 +26,7 @@ def _none() -> Int64s:
     return np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Links:
     """Shared capacities, one per direction; each column has shape (links,)."""
 
@@ -55,7 +55,7 @@ class Links:
         return int(self.rate_kbps.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Paths:
     """Paths between pairs of endpoints: ``ways`` consecutive rows per pair.
 

@@ -74,8 +74,8 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
     yield CostModelOffer(
         name="table",
         summary="Times and bytes per stage, as written or as calibrated.",
-        build=lambda request: _models().table(request),
-        options=lambda: _models().TableOptions,
+        build=lambda request: _table_costs().table(request),
+        options=lambda: _table_costs().TableOptions,
     )
 
 
@@ -151,6 +151,12 @@ def _models() -> ModuleType:
     from pptrace.plugins import builtin_models
 
     return builtin_models
+
+
+def _table_costs() -> ModuleType:
+    from pptrace.plugins import table_costs
+
+    return table_costs
 
 
 def _executors() -> ModuleType:

@@ -15,6 +15,7 @@ from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_size
 from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
+from pptrace.memo import Memo, sharing
 from pptrace.report.document import Document, Table
 from pptrace.run.neighbourhood import (
     DIVISION,
@@ -88,7 +89,8 @@ def advise(run: SimulatedStep, *, deep: bool = False) -> Advice:
         run: the simulated step.
         deep: whether to simulate many candidates, which may take minutes, or only the best few by estimate.
     """
-    return _Search(run, _DEEP if deep else _QUICK, deep=deep).advice()
+    with sharing(Memo()):
+        return _Search(run, _DEEP if deep else _QUICK, deep=deep).advice()
 
 
 class _Search:

@@ -22,7 +22,6 @@ from pptrace.plugins.requests import CostRequest, EncoderGrid
 from pptrace.run.hardware import check_unread_device, fill_first_device, preset_values, rank_devices
 from pptrace.run.inputs import at_location
 from pptrace.run.replicas import speeds_of
-from pptrace.run.sequences import sequences_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +63,7 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     return resolved.with_values("data_parallel", defaults, "as the pipeline's network")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Costs:
     """A cost model with checked options, for any number of stages."""
 
@@ -187,9 +186,7 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
     if options.get("spread") and inputs.experiment.data_parallel.spread:
         message = "costs.spread lengthens all times for the slowest of the same GPUs: write one of the two keys"
         raise inputs.resolved.error("data_parallel.spread", message)
-    inputs.resolved, sequences = sequences_of(inputs.resolved, int(model.get("hidden") or 0))
-    if sequences is not None and sequences.note:
-        inputs.notes = (*inputs.notes, sequences.note)
+    sequences = _sequences(inputs, int(model.get("hidden") or 0))
     parallel, batch = inputs.experiment.parallel, inputs.experiment.batch
     reduction = inputs.experiment.data_parallel
     ranks = parallel.pp or 1
@@ -217,6 +214,18 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
             message = f"replicas that differ need an encoder in each: write parallel.dp ({parallel.dp})"
             raise inputs.resolved.error(f"{grid_key(grid.name)}.dp", message)
     return costs
+
+
+def _sequences(inputs: Inputs, hidden: int) -> Sequences | None:
+    """Return the lengths of sequences, and add their note; None for equal ones."""
+    if inputs.experiment.batch.lengths is None and inputs.experiment.batch.documents is None:
+        return None
+    from pptrace.run.sequences import sequences_of
+
+    inputs.resolved, sequences = sequences_of(inputs.resolved, hidden)
+    if sequences is not None and sequences.note:
+        inputs.notes = (*inputs.notes, sequences.note)
+    return sequences
 
 
 def _encoder_grids(resolved: Resolved, model: Mapping[str, Any], network: Network) -> tuple[EncoderGrid, ...]:
@@ -479,7 +488,7 @@ def with_stage_replicas(
     reduced_bytes = np.where(workload.reduced_bytes > 0, workload.reduced_bytes, workload.gradients_bytes)
     for copies in sorted({*holders.sum(axis=0)[shared].tolist()}):
         stages = np.flatnonzero(holders.sum(axis=0) == copies)
-        sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
+        sets = np.array(sorted({tuple(np.flatnonzero(holders[:, stage]).tolist()) for stage in stages}))
         if isinstance(network, RankNetwork):
             rank_grid = network.layout.rank_grid
             ranks = [np.stack([rank_grid(rank).ravel() for rank in row], axis=1) for row in sets.tolist()]

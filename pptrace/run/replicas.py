@@ -218,7 +218,7 @@ def kinds_of(classes: Int32s | None, speeds: Int64s | None) -> tuple[Int64s, Int
     return first, kind_of.ravel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaDifferences:
     """The replicas of a step that differ, each simulated alone."""
 

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankRoutes:
     """Pairs of ranks that exchange messages, and their paths; after these, the paths over single links."""
 
@@ -371,7 +371,7 @@ class _Lowering:
         return Pairs(place[awaited], np.where(launch < 0, task, launch))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _CostRows:
     """Rows with different costs, from which the costs of all rows follow."""
 

@@ -172,7 +172,7 @@ _RANK_STREAMS = (
 """Streams that occur once per rank, in the order of their lanes after the lanes of peers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lanes:
     """The lanes of an issue order."""
 

@@ -105,7 +105,7 @@ class TaskGraph(Cells):
         return replace(self, duration_ns=duration_ns, lag_ns=lag_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActionTimes(Columns):
     """Nanoseconds per action, one value for each named action; the workload or the network gives all other times.
 

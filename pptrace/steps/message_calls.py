@@ -211,7 +211,7 @@ class _Messages(NamedTuple):
     way: Int8s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageRequest:
     """Input of a message policy: the actions of a table, and the messages between them in columns."""
 
@@ -237,7 +237,7 @@ class MessageRequest:
         return np.asarray(rows + self.schedule.rank_of_row()[rows] + 1, dtype=np.int64) * TURNS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageCalls:
     """Moments at which each message is sent, received and waited for; columns of one value per message.
 

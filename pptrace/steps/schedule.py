@@ -232,7 +232,7 @@ def _parse_at(cell: str, rank: int, position: int) -> Action:
 ABSENT = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Positions:
     """Positions of actions in a schedule's columns."""
 

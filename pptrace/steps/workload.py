@@ -92,7 +92,7 @@ def checked(name: str, values: Any) -> Int64s:
     return array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workload:
     """One step's costs per stage; every array has shape (stages,) unless it says otherwise.
 

@@ -24,7 +24,7 @@ PATH_PARTS = ("", "wire", "wait")
 """Kinds of path parts: the slice (``""``), the latency after it, or time without a slice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CriticalPath:
     """The slices on the critical path and its time by kind; the times sum to the step."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Memory:
     """Memory of every rank; all arrays have shape (ranks,)."""
 

@@ -45,7 +45,7 @@ def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
     return first_lane
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Messages:
     """One row per message, in the order of first slices; each column holds rows of the timeline."""
 

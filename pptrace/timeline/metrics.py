@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline, Waits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Metrics:
     """One step measured over one window for all ranks, from the first action to the optimizer's end."""
 

@@ -89,7 +89,7 @@ _INTERVALS_KEY = "update_intervals_ns"
 _PROPORTIONAL = ("uncontended_ns", "collective_ns", "size_bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimelinePart:
     """A part of a timeline."""
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel, TypeAdapter
 from pptrace.api import simulate
 from pptrace.config.choices import StreamPer
 from pptrace.config.schema import Experiment
-from pptrace.plugins.builtin_models import HockneyOptions, SegmentOptions, TableOptions, UnitOptions
+from pptrace.plugins.builtin_models import HockneyOptions, UnitOptions
+from pptrace.plugins.table_costs import SegmentOptions, TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,8 +8,8 @@ import pytest
 
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError
-from pptrace.plugins.builtin_models import TableOptions, table
 from pptrace.plugins.requests import CostRequest
+from pptrace.plugins.table_costs import TableOptions, table
 
 if TYPE_CHECKING:
     from pptrace.steps.workload import Workload

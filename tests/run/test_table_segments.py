@@ -8,8 +8,8 @@ import pytest
 
 from pptrace.api import simulate
 from pptrace.errors import ConfigError
-from pptrace.plugins.builtin_models import TableOptions, table
 from pptrace.plugins.requests import CostRequest
+from pptrace.plugins.table_costs import TableOptions, table
 from pptrace.steps.kinds import Kind, Stream
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ _ROUNDED_FROM = 1024
 """Sizes from which messages round up to three digits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Room:
     """Bytes of activations and their limits; unknown activations count as one per stage."""
 
@@ -108,7 +108,7 @@ def _on_ranks(values: Int64s, placement: Placement) -> Int64s:
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Times:
     """Times and memory for which an order is generated; every array has shape (stages,)."""
 

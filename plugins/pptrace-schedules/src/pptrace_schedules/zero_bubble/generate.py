@@ -214,7 +214,7 @@ def _rank_of(table: Schedule) -> NDArray[np.intp]:
     return np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Merging:
     """Durations that decide which backwards are merged; arrays have shape (stages,)."""
 
