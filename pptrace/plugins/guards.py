@@ -189,13 +189,12 @@ def plugin_code(
         PptraceError: the plugin raised one.
         PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
     """
-    propagated: tuple[type[BaseException], ...] = (PptraceError, MemoryError, interruption(), *passing)
     try:
         with plugin_output():
             yield
-    except propagated:
-        raise
     except BaseException as error:  # a plugin may raise anything, sys.exit() included
+        if isinstance(error, (PptraceError, MemoryError, interruption(), *passing)):
+            raise
         location = _innermost_location(error.__traceback__, _package(function))
         name = name or getattr(function, "__qualname__", type(function).__name__)
         suffix = f" at {location}" if location else ""

@@ -211,7 +211,7 @@ def _rows_of_all_columns(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
         value = row.get(column)
         return float(value) if column in mixed and isinstance(value, int) else value
 
-    return [{column: cell(row | axes_cell, column) for column in columns} for row in rows]
+    return [{column: cell(whole, column) for column in columns} for whole in (row | axes_cell for row in rows)]
 
 
 class _DiscardFile(Exception):  # noqa: N818 - no error: it discards the file of a check

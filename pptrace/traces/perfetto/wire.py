@@ -278,11 +278,17 @@ class Layout:
         raw = b"".join(b"\xff" * len(part) if isinstance(part, bytes) else bytes(part.size) for part in self.parts)
         return np.frombuffer(raw, dtype=np.uint8)
 
+    @cached_property
+    def chunk(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """``template`` and ``constant`` for each record of a chunk, one after the other."""
+        return np.tile(self.template, self.chunk_rows), np.tile(self.constant, self.chunk_rows)
+
     def decode(self, records: NDArray[np.uint8]) -> dict[str, NDArray[np.signedinteger]] | None:
-        """Return the columns of ``records``; None where they have another layout."""
-        differing = records ^ self.template
-        differing &= self.constant
-        if differing.any():
+        """Return the columns of ``records``, at most a chunk; None where they have another layout."""
+        template, constant = self.chunk
+        differing = records.ravel() ^ template[: records.size]
+        differing &= constant[: records.size]
+        if differing.max(initial=0):
             return None
         columns: dict[str, NDArray[np.signedinteger]] = {}
         for offset, cell in self.cells:
@@ -346,7 +352,7 @@ _FIRST = 1 << 16
 """Packets between two checks."""
 
 
-def read_varint(data: bytes, place: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
     """Return a number and the offset after it; the offset is 0 where the number is truncated.
 
     A varint has seven bits per byte, the lowest first; the eighth bit marks continuation.
@@ -362,7 +368,7 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
     return 0, 0
 
 
-def check_packets(count: int, raw: bytes, offset: int, path: Path | str) -> None:
+def check_packets(count: int, raw: bytes | memoryview, offset: int, path: Path | str) -> None:
     """Check that a trace has no more packets than the limit, from the packets that were read so far.
 
     At powers of two of packets, where an estimate for the rest is above the limit, the other packets are counted.
