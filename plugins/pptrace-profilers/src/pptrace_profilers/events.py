@@ -132,6 +132,7 @@ class EventBuilder:
         """Dropped events: without a time, or with a negative or infinite duration."""
         self.held_bytes = 0
         """Approximate bytes of names and arguments, without the columns."""
+        self._argument_bytes = 0
         self._names: dict[str, int] = {}
         self._categories: dict[str, int] = {}
         self._threads: dict[tuple[Number, Number], int] = {}
@@ -174,7 +175,9 @@ class EventBuilder:
         ))  # fmt: skip
         detailed = {row: args for row, args in enumerate(arguments, self._count) if args is not None}
         self._arguments |= detailed
-        self.held_bytes += sum(map(_size, detailed.values()))
+        argument_bytes = sum(map(_size, detailed.values()))
+        self.held_bytes += argument_bytes
+        self._argument_bytes += argument_bytes
         self._count += len(names)
 
     def append(self, other: EventBuilder) -> None:
@@ -187,7 +190,8 @@ class EventBuilder:
         for name, category, thread, *columns in other._blocks:
             self._blocks.append((names[name], categories[category], threads[thread], *columns))
         self._arguments |= {self._count + row: arguments for row, arguments in other._arguments.items()}
-        self.held_bytes += sum(map(_size, other._arguments.values()))
+        self.held_bytes += other._argument_bytes
+        self._argument_bytes += other._argument_bytes
         self.bad += other.bad
         self._count += other._count
 
