@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "pptrace",
     deadline=None,  # a first example that compiles a kernel, or a busy machine, is slow without being wrong
-    max_examples=25,
+    max_examples=15,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,  # fixtures hold a test's data, and change with no example
         HealthCheck.too_slow,  # a whole step is drawn
