@@ -229,9 +229,11 @@ def with_branches(schedule: Schedule, branches: Sequence[int]) -> Schedule:
     >>> with_branches(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]), [1, 1]).rows()
     [['0F0', '0B0'], ['1F0', '1B0'], ['2F0', '2B0']]
     """
-    depth, given = max(branches, default=0), schedule.placement
+    if not branches:
+        return schedule
+    depth, given = max(branches), schedule.placement
     check_modules(given, [depth])
-    if len(branches) <= 1:
+    if len(branches) == 1:
         return schedule
     has_others = bool(schedule.waits) or COMMUNICATION.mask(schedule.kind).any()
     if has_others or given != Placement.looped(given.ranks, given.microbatches):
