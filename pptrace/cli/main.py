@@ -9,7 +9,6 @@ import signal
 import sys
 import warnings
 from contextlib import contextmanager
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -112,22 +111,10 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-class _NoPydanticPlugins(ModuleType):
-    """Pydantic's loader of plugins if they are disabled."""
-
-    @staticmethod
-    def get_plugins() -> tuple[()]:
-        """Return no plugins."""
-        return ()
-
-
 def _reduce_startup() -> None:
     """Disable slow start-up work of libraries; variables that the user sets take precedence."""
     for name, value in _STARTUP_VARIABLES.items():
         os.environ.setdefault(name, value)
-    if os.environ["PYDANTIC_DISABLE_PLUGINS"] == _STARTUP_VARIABLES["PYDANTIC_DISABLE_PLUGINS"]:
-        # The loader imports importlib.metadata, a thirtieth of a small command, before it reads the variable.
-        sys.modules.setdefault("pydantic.plugin._loader", _NoPydanticPlugins("pydantic.plugin._loader"))
 
 
 @contextmanager

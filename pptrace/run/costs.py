@@ -21,7 +21,7 @@ from pptrace.plugins.registry import installation
 from pptrace.plugins.requests import CostRequest, EncoderGrid
 from pptrace.run.hardware import check_unread_device, fill_first_device, preset_values, rank_devices
 from pptrace.run.inputs import at_location
-from pptrace.run.replicas import speeds_of
+from pptrace.run.speeds import speeds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class Costs:
 
     @property
     def classes(self) -> Int32s | None:
-        """Cost class of each microbatch, as in :class:`~pptrace.run.replicas.ReplicaCosts`."""
+        """Cost class of each microbatch, as in :class:`~pptrace.run.speeds.ReplicaCosts`."""
         return None if self.sequences is None else self.sequences.pack_of + 1
 
     def classes_of(self, workload: Workload) -> Int32s | None:

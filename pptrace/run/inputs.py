@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import ScheduleRequest
-    from pptrace.run.replicas import ReplicaCosts
+    from pptrace.run.speeds import ReplicaCosts
     from pptrace.sim.engines import Contention
     from pptrace.sim.simulation import Simulated
     from pptrace.steps.message_calls import Policy

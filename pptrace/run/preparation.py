@@ -25,8 +25,9 @@ from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction,
 from pptrace.run.hardware import fill_cluster_device
 from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
 from pptrace.run.reinforcement_learning import with_forward_flops
-from pptrace.run.replicas import Issued, ReplicaCosts, with_slowest_replica
+from pptrace.run.replicas import with_slowest_replica
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
+from pptrace.run.speeds import Issued, ReplicaCosts
 from pptrace.run.stacks import fill_stack
 from pptrace.run.table_changes import (
     change_table,

@@ -14,7 +14,8 @@ from pptrace.plugins.registry import Registry
 from pptrace.run.inputs import at_location, located
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.reinforcement_learning import simulate_step
-from pptrace.run.replicas import kinds_of, simulate_replicas
+from pptrace.run.replicas import simulate_replicas
+from pptrace.run.speeds import kinds_of
 from pptrace.timeline.actions import communication
 from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
-from pptrace.run.replicas import PASS_COLUMNS
+from pptrace.run.speeds import PASS_COLUMNS
 from pptrace.sim.engines import Contention
 from pptrace.sim.simulation import lower_step
 from pptrace.steps.action_insertion import (

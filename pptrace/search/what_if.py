@@ -24,8 +24,9 @@ from pptrace.errors import ConfigError, DeadlockError, PptraceError, ScheduleErr
 from pptrace.network.contract import Flat
 from pptrace.report.document import Document, Printed, Table
 from pptrace.run.neighbourhood import value_of
-from pptrace.run.replicas import PASS_COLUMNS, changed, slowed, slowed_segments, times
+from pptrace.run.replicas import changed
 from pptrace.run.run import Run
+from pptrace.run.speeds import PASS_COLUMNS, slowed, slowed_segments, times
 from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
 from pptrace.run.table_changes import with_sharding
 from pptrace.search.basis import short_reason

@@ -28,7 +28,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
         seq_1f1b,
         vocab_1f1b,
     )
-    from pptrace_schedules.zero_bubble import interleaved_zb, v_controllable, zb_h, zb_v
+    from pptrace_schedules.zero_bubble import interleaved_zb, v_schedules, zb_h
 
     yield gpipe.OFFER
     yield one_f_one_b.OFFER
@@ -39,9 +39,9 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield bitpipe.OFFER
     yield zb_h.ZB_H1
     yield zb_h.ZB_H2
-    yield zb_v.OFFER
-    yield v_controllable.V_HALF
-    yield v_controllable.V_MIN
+    yield v_schedules.ZB_V
+    yield v_schedules.V_HALF
+    yield v_schedules.V_MIN
     yield interleaved_zb.OFFER
     yield dualpipe.OFFER
     yield dualpipe.DUALPIPE_V

@@ -1,13 +1,26 @@
-"""V-Half and V-Min, which hold half and a third of 1F1B's activations.
+"""V schedules: ZB-V, and V-Half and V-Min, which hold half and a third of 1F1B's activations.
 
-Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv:2405.15362.
+Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. Lengths are in times
+of a chunk's forward, input and weight gradient of 1 each; 1F1B idles 6 (p - 1). Peak activations are a chunk's
+each; 1F1B holds 2 p. The order is generated in the same memory unless ``order`` is ``fixed``.
 
-Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. Microbatch j's actions
-belong into the slots of a building block, 6 j after microbatch 0's, which gives the order of forwards and input
-gradients. Weight gradients follow in the order of input gradients, each where its rank would wait for as long,
-where a forward needs its memory, or at the end. Lengths are in times of a chunk's forward, input and weight
-gradient of 1 each; 1F1B idles 6 (p - 1). Peak activations are a chunk's each; 1F1B holds 2 p. The order is
-generated in the same memory unless ``order`` is ``fixed``.
+**ZB-V** leaves no rank idle in 1F1B's memory. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024,
+arXiv:2401.10241, section 6. The order is that of PyTorch's ``ScheduleZBVZeroBubble``; rank r runs::
+
+    (2 (p - r) - 1) F,   r f F,   (p - r) f i w,   (m - 2 p + 1 + r) F I W f i w,
+    (p - 1 - r) I W f i w,   r I i,   (p - r) I W,   r w,   r W
+
+for m >= 2 p - 1. Fewer microbatches take the order of 2 p - 1, without those that are not there. Rank r starts
+at r and ends at 6 m + r: no bubble on any rank, where steps follow one another without a barrier
+(``data_parallel.validation: after``). From the first start to the last end it is 6 m + p - 1, for fewer
+microbatches 6 m + max(p - 1, 4 (p - 1) - 2 (m - 1)). Peak activations of every rank: 2 p for m >= 2 p - 1.
+Generated, for equal times, it takes 6 m + max(p - 1, 3 p - 1 - 2 m, 4 p - 1 - 4 m), and every rank holds 2
+min(m, p).
+
+**V-Half and V-Min.** Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024,
+arXiv:2405.15362. Microbatch j's actions belong into the slots of a building block, 6 j after microbatch 0's,
+which gives the order of forwards and input gradients. Weight gradients follow in the order of input gradients,
+each where its rank would wait for as long, where a forward needs its memory, or at the end.
 
 **V-Half** idles half as long as 1F1B. Its block, with d = 3 where p is even and 0 where it is odd::
 
@@ -15,22 +28,23 @@ generated in the same memory unless ``order`` is ``fixed``.
 
 Length: 6 m + 3 (p - 1) for even p and 6 m + 3 p - 4 for odd. Up to about p / 2 microbatches take 4 p - 5 less 2
 for each more than one (even p: two). Peak activations of every rank: 2 floor(p / 2) + 2. Generated, for equal
-times and m > p > 2, it takes 6 m + 3 p - 7 for even p and 6 m + 3 p - 4 for odd; where two ranks or m <= floor(p
-/ 2) + 1 leave memory to spare, as long as ZB-V.
+times and m > p > 2, it takes 6 m + 3 p - 7 for even p and 6 m + 3 p - 4 for odd; where two ranks or m <=
+floor(p / 2) + 1 leave memory to spare, as long as ZB-V.
 
 **V-Min** idles two thirds as long. Its block, with d = 2 where 3 divides p and 0 elsewhere::
 
     F  r        f  2 p - 1 - r        i  2 p + r + d        I  4 p - 1 - r + d
 
 Length: 6 m + 4 p - 5, and 2 more where 3 divides p and m > 1. Where the times differ, a further bubble grows
-with m. Peak activations of any rank: at most 2 floor((p + 1) / 3) + 2. Generated, for equal times and m > p > 2,
-it takes 6 m + 4 p - 5, and 2 less where 3 divides p; for p = 3 and 5, where V-Half holds as much, 6 m + 3 p - 4.
-Where two ranks or m <= floor((p + 1) / 3) + 1 leave memory to spare, it takes as long as ZB-V.
+with m. Peak activations of any rank: at most 2 floor((p + 1) / 3) + 2. Generated, for equal times and m > p >
+2, it takes 6 m + 4 p - 5, and 2 less where 3 divides p; for p = 3 and 5, where V-Half holds as much, 6 m + 3 p
+- 4. Where two ranks or m <= floor((p + 1) / 3) + 1 leave memory to spare, it takes as long as ZB-V.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pptrace_schedules.zero_bubble.offers import bubble_of, half_peak, is_fixed, min_peak, v_idle, v_offer
@@ -38,10 +52,47 @@ from pptrace_schedules.zero_bubble.offers import bubble_of, half_peak, is_fixed,
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["V_HALF", "V_MIN"]
+__all__ = ["V_HALF", "V_MIN", "ZB_V"]
 
 _SMALL = 2
 """Ranks whose memory holds the order of ZB-V."""
+
+
+def _build_zb_v(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from pptrace_schedules.zero_bubble.offers import v_shaped
+
+    return v_shaped(request, _fixed_zb_v(request.ranks, request.microbatches), 2 * request.ranks)
+
+
+@lru_cache(maxsize=16)
+def _fixed_zb_v(ranks: int, microbatches: int) -> Schedule:
+    from pptrace_schedules.zero_bubble.v_blocks import in_order
+
+    steady = max(microbatches - 2 * ranks + 1, 0)
+    rows = [
+        [
+            ("F", 2 * (ranks - rank) - 1), ("fF", rank), ("fiw", ranks - rank), ("FIWfiw", steady + rank),
+            ("IWfiw", ranks - 1 - rank), ("Ii", rank), ("IW", ranks - rank), ("w", rank), ("W", rank),
+        ]
+        for rank in range(ranks)
+    ]  # fmt: skip
+    return in_order(rows, microbatches)
+
+
+def _bubble_zb_v(request: ScheduleRequest) -> Fraction | None:
+    """Return idle over ranks times length, waits before the first and after the last action too."""
+    ranks, microbatches = request.ranks, request.microbatches
+    if is_fixed(request):
+        return bubble_of(request, 2, max(ranks - 1, 4 * (ranks - 1) - 2 * (microbatches - 1)))
+    return bubble_of(request, 2, v_idle(ranks, microbatches))
+
+
+def _peak_activations_zb_v(request: ScheduleRequest) -> list[Fraction] | None:
+    """Return the chunks' activations of which each rank holds anything; None for few in fixed order."""
+    if is_fixed(request) and request.microbatches < 2 * request.ranks - 1:
+        return None
+    return [Fraction(2 * min(request.microbatches, request.ranks))] * request.ranks
 
 
 def _build_half(request: ScheduleRequest) -> Schedule:
@@ -102,6 +153,14 @@ def _bubble_min(request: ScheduleRequest) -> Fraction | None:
     return bubble_of(request, 2, 4 * ranks - (5 if ranks % 3 else 7))
 
 
+ZB_V = v_offer(
+    "zb-v",
+    summary="Two chunks per rank in a V and split backwards: no rank idles between its first and last action.",
+    build=_build_zb_v,
+    bubble=_bubble_zb_v,
+    peak_activations=_peak_activations_zb_v,
+    source="https://arxiv.org/abs/2401.10241",
+)
 V_HALF = v_offer(
     "v-half",
     summary="Two chunks per rank in a V that hold half of 1F1B's activations, with half of its bubble.",
