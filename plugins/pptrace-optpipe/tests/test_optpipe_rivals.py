@@ -94,7 +94,9 @@ def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPa
 PROGRESS = re.compile(r"step (?P<step>[0-9.]+) ms  bound (?P<bound>[0-9.]+|not known)")
 
 
-@pytest.mark.parametrize("more", [[], ["--from", "looped.csv", "--vary", "stages"]])
+@pytest.mark.parametrize(
+    "more", [[], ["--from", "looped.csv", "--vary", "stages"], ["--set", "parallel.vp=1", "--vary", "stages"]]
+)
 def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str]) -> None:
     """ZB-V's step of 162 ms is below what stages that loop over the ranks need at least."""
     costs = {
@@ -133,15 +135,12 @@ def test_a_placement_that_is_asked_for_is_kept_and_has_a_bound(more: list[str]) 
     write_table(table, Path("looped.csv"))
 
     values = optimized(*more, "--work", "0.1", "-o", "best.csv")
-    varied = optimized(*more, "--work", "0.1", "--vary", "stages")
 
     assert load_table("best.csv").schedule.placement == table.placement
     assert (values["stages"], values["is_placement_kept"]) == (4, True)
     assert 0 < values["bound_ns"] <= values["step_ns"]
     assert {item["schedule"] for item in values["hand_made"]} >= {"1f1b", "gpipe"}
     assert {item["schedule"] for item in values["hand_made"]}.isdisjoint({"zb-v", "chimera"})
-    assert varied["step_ns"] < values["step_ns"]
-    assert not varied["is_placement_kept"]
 
 
 V_SHORTER: dict[str, Any] = {

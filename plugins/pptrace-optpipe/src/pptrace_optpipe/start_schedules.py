@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product, zip_longest
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
-from pptrace.plugin import ConfigError, Kind, PptraceError, ScheduleError, load, prepare
+from pptrace.plugin import ConfigError, Kind, PptraceError, ScheduleError, load, prepare, read_yaml
 from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Lister, OffloadingLister, Rule, serial_rows
 from pptrace_optpipe.memory_repair import evict
@@ -303,6 +303,7 @@ def rivals(
         yield _sliced_rival(setting.sliced, setting, memory)
     problem, work = setting.problem(memory), _work_ns(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
+    load_config = partial(load, None if config is None else read_yaml(config))
     names = sorted(set(registry.schedules) - {_OPTPIPE})
     schedules = [(name, "") for name in names]
     schedules += [(name, option) for name in names for option in _options(registry, name)]
@@ -311,7 +312,7 @@ def rivals(
         if suffix and not added:
             continue
         option_sets = [f"schedule.options.{option}"] if option else []
-        prepared = _prepare_rival(config, [*sets, *option_sets, *added], registry, name, limits)
+        prepared = _prepare_rival(load_config, [*sets, *option_sets, *added], registry, name, limits)
         placement = setting.placement if setting.is_kept else None
         figures = None if prepared is None else rival_figures(prepared, work, placement)
         if prepared is None or figures is None:
@@ -423,7 +424,7 @@ def within_share(rivals: Iterable[Rival | None], effort: Effort) -> tuple[list[R
 
 
 def _prepare_rival(
-    config: Path | None, sets: Sequence[str], registry: Registry, name: str, limits: list[list[str]]
+    load_config: Callable[..., Any], sets: Sequence[str], registry: Registry, name: str, limits: list[list[str]]
 ) -> Prepared | None:
     """Return the inputs of a schedule, with the memory limit if costs accept it. Return None if it cannot run.
 
@@ -431,7 +432,7 @@ def _prepare_rival(
     """
     for limit in [*limits, []]:
         try:
-            return prepare(load(config, [*sets, *limit], {"schedule": name}), registry)
+            return prepare(load_config([*sets, *limit], {"schedule": name}), registry)
         except ConfigError as error:
             if not limit or not error.key.startswith(limit[0].partition(".")[0]):
                 return None
