@@ -235,7 +235,7 @@ def test_a_structural_deadlock_says_what_to_do_under_every_policy(pptrace: Pptra
             "0F0,0B0\n1F0,1B0,1F0\n",
             "t.csv: row 2, column 3, cell '1F0': rank 1, action 2 (1F0): repeats action",
         ),
-        ("t.csv", "0F0,0B0\n1F0\n", "t.csv: row 2: rank 1: 1B0 is missing"),
+        ("t.csv", "0F0,0B0\n1F0\n", "t.csv: row 2: rank 1 lacks 1B0: every stage runs each"),
         (
             "t.csv",
             "0F0,0B0,1B0\n1F0\n",

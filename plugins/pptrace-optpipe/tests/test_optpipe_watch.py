@@ -50,8 +50,10 @@ def optimize(*arguments: str) -> Any:
 
 
 def with_all_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search from all schedules with their default options."""
     pytest.importorskip("pptrace_schedules")
     monkeypatch.delenv("PPTRACE_DISABLE_PLUGINS")
+    monkeypatch.setattr("pptrace_optpipe.start_schedules._options", lambda *_: iter(()))
 
 
 def test_a_better_table_is_written_and_only_once() -> None:
