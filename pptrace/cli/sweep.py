@@ -76,8 +76,7 @@ def command(
     file = source.file
     from pptrace.plugins.registry import Registry
     from pptrace.search.grid import grid_of, parse_axes
-    from pptrace.search.result_table import TABLES
-    from pptrace.search.sweep import check_outputs, failures_document, rows_document, sweep
+    from pptrace.search.sweep import TABLES, check_outputs, failures_document, rows_document, sweep
     from pptrace.search.sweep_charts import Picture, check_axes, check_choice
 
     paths = [Path(output) for output in outputs]
@@ -105,8 +104,7 @@ def command(
 
 def _save(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
     """Write the outputs, but pictures only if a row has figures; return messages about them."""
-    from pptrace.search.result_table import TABLES
-    from pptrace.search.sweep import end_journals
+    from pptrace.search.sweep import TABLES, end_journals
 
     all_failed = len(swept.failed) == len(swept.rows)
     drawable = [path for path in paths if path.suffix.lower() in TABLES or not all_failed]

@@ -23,13 +23,19 @@ from pptrace.report.document import Code, Document, Printed, Table, command_line
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
 from pptrace.search.bias import PARTS, Bias, fit_bias, read_runs
-from pptrace.search.bridge_recipe import bridge_recipe, check_recipe
 from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, run_candidate
-from pptrace.search.launch_arguments import ANY, FRAMEWORKS, TABLE_FILE, simulate_command, values_of
+from pptrace.search.launch_arguments import (
+    ANY,
+    FRAMEWORKS,
+    TABLE_FILE,
+    bridge_recipe,
+    check_recipe,
+    simulate_command,
+    values_of,
+)
 from pptrace.search.plan_search import Search
 from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
-from pptrace.search.result_table import TABLES, write_table
 from pptrace.search.runner import choose
 from pptrace.search.space import (
     ALIASES,
@@ -47,7 +53,7 @@ from pptrace.search.space import (
     plan_problem,
     setting,
 )
-from pptrace.search.sweep import PICTURES, check_outputs, end_journals
+from pptrace.search.sweep import PICTURES, TABLES, check_outputs, end_journals, write_table
 from pptrace.steps.actions import Form
 from pptrace.steps.text_forms import parse_table
 from pptrace.timeline.metrics import plausibility_notes

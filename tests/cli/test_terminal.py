@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.report import svg
 from pptrace.report.document import Document, Line, Table, page_of, text_of
 from pptrace.sanitize import csv_text, csv_written, printable, shell_word
-from pptrace.search.result_table import write_table
+from pptrace.search.sweep import write_table
 
 if TYPE_CHECKING:
     import pytest

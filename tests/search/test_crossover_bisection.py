@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.search.key_range import Bisection, geometric, rounded
+from pptrace.search.crossover import Bisection, geometric, rounded
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import OutputError, PptraceError
-from pptrace.search.result_table import columns_of, read_table, write_table
+from pptrace.search.sweep import columns_of, read_table, write_table
 
 if TYPE_CHECKING:
     from pathlib import Path

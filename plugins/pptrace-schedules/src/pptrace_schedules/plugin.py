@@ -28,7 +28,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
         seq_1f1b,
         vocab_1f1b,
     )
-    from pptrace_schedules.zero_bubble import interleaved_zb, v_schedules, zb_h
+    from pptrace_schedules.zero_bubble import split_1f1b, v_schedules
 
     yield gpipe.OFFER
     yield one_f_one_b.OFFER
@@ -37,12 +37,12 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield chimera.OFFER
     yield hanayo.OFFER
     yield bitpipe.OFFER
-    yield zb_h.ZB_H1
-    yield zb_h.ZB_H2
+    yield split_1f1b.ZB_H1
+    yield split_1f1b.ZB_H2
     yield v_schedules.ZB_V
     yield v_schedules.V_HALF
     yield v_schedules.V_MIN
-    yield interleaved_zb.OFFER
+    yield split_1f1b.INTERLEAVED_ZB
     yield dualpipe.OFFER
     yield dualpipe.DUALPIPE_V
     yield combined_1f1b.OFFER

@@ -1,4 +1,4 @@
-"""ZB-H1 and ZB-H2, with split backwards and one chunk per rank.
+"""1F1B with split backwards: ZB-H1 and ZB-H2 with one chunk per rank, and interleaved-zb with several.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 2.3. A forward leaves
 M_F on its rank, and an input gradient M_W of it. Lengths are in times of a forward, of an input and of a weight
@@ -26,6 +26,18 @@ for fewer microbatches 3 m + max(p - 1, 2 p - 2 - floor(m / 2)), and generated 3
 general a rank idles for (p - 1) (T_F + T_I - 2 T_W). Memory of rank r: (2 (p - r) - 1) M_F + 2 r M_W at most,
 twice 1F1B's; min(m, 2 p - 1) activations on every rank where both weigh the same. A generated order keeps within
 2 p microbatches' memory.
+
+**interleaved-zb** is ZB-H1 over several chunks: fewer forwards ahead than interleaved 1F1B, and weight gradients
+that fill the bubble. Its order is that of PyTorch's ``ScheduleInterleavedZeroBubble``. Chunk c of rank r is stage
+c p + r; rounds of g = m / max(1, floor(m / p)) are those of ``interleaved-1f1b``. With
+w = min(v m, (v - 1) g + p - 1 - r), rank r runs::
+
+    w F,   r times F I,   F I W …,   I W …,   r W         (without F where there are no more)
+
+forwards and backwards in the order of ``interleaved-1f1b``. Length: 3 v m + p - 1 for m >= p in times of a chunk's
+forward, input and weight gradient of 1 each, so with v chunks the bubble is a v-th of ZB-H1's; fewer microbatches
+wait longer for their way back. Peak activations of every rank, each a chunk's: min(v m, (v - 1) g + p). The order
+is generated in this much memory.
 """
 
 from __future__ import annotations
@@ -34,14 +46,21 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ScheduleOffer
+from pptrace.plugin import ConstraintError, ScheduleOffer
+from pptrace_schedules.interleaved_1f1b import check_rounds
 from pptrace_schedules.one_f_one_b import check_one_chunk
 from pptrace_schedules.zero_bubble.offers import bubble_of, is_fixed, options
 
 if TYPE_CHECKING:
-    from pptrace.plugin import Schedule, ScheduleRequest
+    from collections.abc import Iterator
 
-__all__ = ["ZB_H1", "ZB_H2"]
+    from pptrace.plugin import Schedule, ScheduleRequest
+    from pptrace_schedules.zero_bubble.bounds import Times
+
+__all__ = ["INTERLEAVED_ZB", "ZB_H1", "ZB_H2"]
+
+_FEWEST_CHUNKS = 2
+"""Of interleaved-zb per rank."""
 
 
 def _build_h1(request: ScheduleRequest) -> Schedule:
@@ -100,5 +119,88 @@ ZB_H2 = ScheduleOffer(
     bubble=_bubble_h2,
     peak_activations=lambda request: _held(request, 2 * request.ranks - 1),
     constraints="One chunk per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/2401.10241",
+)
+
+
+def _build_interleaved(request: ScheduleRequest) -> Schedule:
+    """Return the table."""
+    from pptrace_schedules.zero_bubble.generate import built, without_weights
+
+    fixed = _fixed_interleaved(request)
+
+    def orders(_times: Times) -> Iterator[Schedule]:
+        yield without_weights(fixed)
+
+    return built(request, fixed, _most_interleaved(request), orders)
+
+
+def _fixed_interleaved(request: ScheduleRequest) -> Schedule:
+    import numpy as np
+
+    from pptrace.plugin import Placement
+    from pptrace_schedules.zero_bubble.split_rows import one_forward_one_input_gradient
+
+    ranks, chunks, size = request.ranks, request.chunks, _round(request)
+    block, within = np.divmod(np.arange(chunks * request.microbatches, dtype=np.int32), size)
+    number, chunk = np.divmod(block, chunks)
+    return one_forward_one_input_gradient(
+        Placement.looped(ranks, request.microbatches, chunks),
+        [(chunks - 1) * size + ranks - 1 - rank for rank in range(ranks)],
+        range(ranks),
+        (number * size + within, chunk * ranks, (chunks - 1 - chunk) * ranks),
+    )
+
+
+def _check_interleaved(request: ScheduleRequest) -> None:
+    """Refuse a single chunk per rank, and microbatches that make no rounds of equal size."""
+    if request.chunks < _FEWEST_CHUNKS:
+        raise ConstraintError(
+            f"interleaved-zb needs at least {_FEWEST_CHUNKS} chunks of the model on a rank, not {request.chunks} "
+            "(zb-h1 takes one)",
+            nearest=f"{_FEWEST_CHUNKS} chunks",
+            key="parallel.vp",
+        )
+    check_rounds(request, "interleaved-zb")
+
+
+def _bubble_interleaved(request: ScheduleRequest) -> Fraction | None:
+    """Return idle over ranks times length; None for fewer microbatches than ranks."""
+    if request.microbatches < request.ranks:
+        return None
+    return bubble_of(request, request.chunks, request.ranks - 1)
+
+
+def _peak_interleaved(request: ScheduleRequest) -> list[Fraction] | None:
+    """Return the chunks' activations of which each rank holds anything; None for rounds of more than the ranks.
+
+    Generated orders of such rounds may hold fewer.
+    """
+    if _round(request) > request.ranks and not is_fixed(request):
+        return None
+    return [Fraction(_most_interleaved(request))] * request.ranks
+
+
+def _most_interleaved(request: ScheduleRequest) -> int:
+    chunks = request.chunks
+    return min(chunks * request.microbatches, (chunks - 1) * _round(request) + request.ranks)
+
+
+def _round(request: ScheduleRequest) -> int:
+    return request.microbatches // max(1, request.microbatches // request.ranks)
+
+
+INTERLEAVED_ZB = ScheduleOffer(
+    name="interleaved-zb",
+    summary="Interleaved 1F1B with split backwards: weight gradients fill its bubble, and memory is less.",
+    build=_build_interleaved,
+    options=options,
+    check=_check_interleaved,
+    bubble=_bubble_interleaved,
+    peak_activations=_peak_interleaved,
+    constraints=(
+        "Two or more chunks per rank. Microbatches run in rounds of equal size: a multiple of the ranks, or fewer "
+        "than two per rank, is always possible."
+    ),
     source="https://arxiv.org/abs/2401.10241",
 )
