@@ -54,8 +54,9 @@ class ScheduleOffer(AnyOffer):
     """Whether its tables may have overlapped pairs, which hide communication where costs have segments. Plans and
     ``compare --memory`` read it before they build a table."""
     weight_versions: int = 1
-    """Versions of the weights that a rank holds. With several, gradients are those of older weights, so advice and
-    plans take the schedule only by its name."""
+    """Versions of the weights that a rank holds."""
+    is_asynchronous: bool = False
+    """Whether gradients are those of older weights. Advice and plans then take the schedule only by its name."""
     searches: bool = False
     """Whether its table is the result of a search, which may be slow; comparisons with all schedules skip it."""
     constraints: str = ""

@@ -404,7 +404,7 @@ def schedules_of(run: SimulatedStep) -> list[str]:
         for name in sorted(schedules)
         if name != choice.name
         and schedules[name].offer.part_times is None
-        and schedules[name].offer.weight_versions == 1
+        and not schedules[name].offer.is_asynchronous
     ]
     return [choice.name, *(() if is_fixed else other_names)]
 

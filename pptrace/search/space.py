@@ -814,7 +814,7 @@ class Space:
             if name != default
             and offers[name].offer.bubble is not None
             and offers[name].offer.part_times is None
-            and offers[name].offer.weight_versions == 1
+            and not offers[name].offer.is_asynchronous
         ]
         return parse_entries([*([default] if default else []), *other_names], "plan")
 

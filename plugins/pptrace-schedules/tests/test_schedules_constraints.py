@@ -54,6 +54,14 @@ def refusal(name: str, *, ranks: int, microbatches: int, chunks: int) -> Constra
             ),
         ),
         (
+            "paci",
+            (4, 3, 1),
+            (
+                "batch.microbatches: paci has a steady step between two updates for 4 microbatches or more per "
+                "update, not for 3; nearest that work: 4 microbatches"
+            ),
+        ),
+        (
             "interleaved-1f1b",
             (4, 8, 1),
             (

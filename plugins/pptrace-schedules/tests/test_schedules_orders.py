@@ -95,6 +95,7 @@ def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> Non
         "eager-1f1b",
         "hanayo",
         "optimus",
+        "paci",
         "pipedream-2bw",
         "seq-1f1b",
         "vocab-1f1b",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule
 
-NOT_RUN = {"bitpipe", "chimera", "dualpipe", "optimus", "pipedream-2bw", "vocab-1f1b"}
+NOT_RUN = {"bitpipe", "chimera", "dualpipe", "optimus", "paci", "pipedream-2bw", "vocab-1f1b"}
 """Schedules with replicated stages, with stages that feed several stages, or without flushes."""
 
 

@@ -27,6 +27,13 @@ al., arXiv:2606.30634, train with this order and other optimizers. Bubble: 0 bet
 K m microbatches from the first forward to the last backward. Peak activations of rank r: p - r. Ranks do not
 exchange the norm of gradients, as in the authors' code. That code keeps the second version in FP32; here both have
 the type of the weights.
+
+PACI has the order of PipeDream-2BW and one version of the weights. Source: Elam et al., Breaking the Bubble, 2026,
+arXiv:2606.07881; code: ``DistPACI/Workers.py`` of github.com/ItayElam/PACI. There, a stage computes the backwards
+that can start, and else a forward if fewer than p - r forwards lack their backward. After every m backwards it
+updates its weights without a wait for other ranks. So a backward of rank r uses weights that are up to
+ceil((p - 1 - r) / m) updates newer than those of its forward. Bubble and activations are those of PipeDream-2BW.
+That code also runs m < p, where more updates are in the pipeline than a table shows; here m >= p.
 """
 
 from __future__ import annotations
@@ -68,7 +75,7 @@ def _warm_up(request: ScheduleRequest, rank: int, factor: int) -> int:
 
 
 def build_without_flush(request: ScheduleRequest) -> Schedule:
-    """Return the table of PipeDream-2BW."""
+    """Return the table of PipeDream-2BW and PACI."""
     import numpy as np
 
     from pptrace.plugin import Kind, Schedule, ScheduleRequest
@@ -86,13 +93,12 @@ def build_without_flush(request: ScheduleRequest) -> Schedule:
     )
 
 
-def check_without_flush(request: ScheduleRequest) -> None:
-    """Refuse several chunks per rank, and fewer microbatches than ranks."""
-    check_one_chunk(request, "pipedream-2bw", "interleaved-1f1b, with a flush,")
+def check_without_flush(request: ScheduleRequest, name: str, limit: str) -> None:
+    """Refuse several chunks per rank, and fewer microbatches than ranks, for which ``limit`` is the reason."""
+    check_one_chunk(request, name, "interleaved-1f1b, with a flush,")
     if request.microbatches < request.ranks:
         raise ConstraintError(
-            f"pipedream-2bw holds two versions of the weights, which suffice for {request.ranks} microbatches "
-            f"or more per update, not for {request.microbatches}",
+            f"{name} {limit} for {request.ranks} microbatches or more per update, not for {request.microbatches}",
             nearest=f"{request.ranks} microbatches",
             key="batch.microbatches",
         )
@@ -138,11 +144,27 @@ PIPEDREAM_2BW = ScheduleOffer(
     name="pipedream-2bw",
     summary="1F1B without a flush between optimizer updates, with two versions of the weights.",
     build=build_without_flush,
-    check=check_without_flush,
+    check=partial(
+        check_without_flush, name="pipedream-2bw", limit="holds two versions of the weights, which suffice"
+    ),
     options=lambda: import_module("pptrace_schedules.options").UpdateOptions,
     bubble=lambda _request: Fraction(0),
     peak_activations=lambda request: [Fraction(request.ranks - rank) for rank in range(request.ranks)],
     weight_versions=2,
+    is_asynchronous=True,
     constraints="One chunk per rank; at least as many microbatches as ranks.",
     source="https://arxiv.org/abs/2006.09503",
+)
+
+PACI = ScheduleOffer(
+    name="paci",
+    summary="1F1B without a flush between optimizer updates, with one version of the weights.",
+    build=build_without_flush,
+    check=partial(check_without_flush, name="paci", limit="has a steady step between two updates"),
+    options=lambda: import_module("pptrace_schedules.options").UpdateOptions,
+    bubble=lambda _request: Fraction(0),
+    peak_activations=lambda request: [Fraction(request.ranks - rank) for rank in range(request.ranks)],
+    is_asynchronous=True,
+    constraints="One chunk per rank; at least as many microbatches as ranks.",
+    source="https://arxiv.org/abs/2606.07881",
 )

@@ -1,4 +1,4 @@
-"""What this distribution offers: twenty-one schedules; light to import."""
+"""What this distribution offers: twenty-two schedules; light to import."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield combined_1f1b.OFFER
     yield one_f_one_b.EAGER
     yield one_f_one_b.PIPEDREAM_2BW
+    yield one_f_one_b.PACI
     yield seq_1f1b.OFFER
     yield vocab_1f1b.OFFER
     yield optimus.OFFER
