@@ -9,6 +9,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from pptrace.plugins.registry import Registry
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -75,3 +77,12 @@ def test_a_plugin_in_an_archive_on_the_path_is_found(
 
     assert (code, err) == (0, "")
     assert "pptrace-packed" in out
+
+
+def test_a_plugin_that_is_installed_later_is_found(install: Install, schedule_source: Any) -> None:
+    install("early", schedule_source("early"))
+    before = set(Registry.load().schedules)
+    install("late", schedule_source("late"))
+
+    assert set(Registry.load().schedules) == before | {"late"}
+    assert "early" in before

@@ -41,6 +41,12 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def _default_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search from all schedules with their default options only."""
+    monkeypatch.setattr("pptrace_optpipe.start_schedules._options", lambda *_: iter(()))
+
+
 def optimized(*arguments: str) -> Any:
     result = CliRunner().invoke(command, ["step.yaml", *arguments, "--json"], catch_exceptions=False)
     return json.loads(result.stdout)
@@ -94,6 +100,7 @@ def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPa
 PROGRESS = re.compile(r"step (?P<step>[0-9.]+) ms  bound (?P<bound>[0-9.]+|not known)")
 
 
+@pytest.mark.usefixtures("_default_options")
 @pytest.mark.parametrize(
     "more", [[], ["--from", "looped.csv", "--vary", "stages"], ["--set", "parallel.vp=1", "--vary", "stages"]]
 )
@@ -124,6 +131,7 @@ KEPT = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("_default_options")
 @pytest.mark.parametrize("more", KEPT)
 def test_a_placement_that_is_asked_for_is_kept_and_has_a_bound(more: list[str]) -> None:
     """ZB-V, and Chimera with its two copies of the model, are shorter."""
@@ -171,6 +179,7 @@ def fit_of(schedule: str) -> int:
     return step.metrics.step_ns
 
 
+@pytest.mark.usefixtures("_default_options")
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_a_fit_keeps_its_placement_and_is_never_slower_than_the_measured_order(schedule: str) -> None:
     measured_ns = fit_of(schedule)
@@ -182,6 +191,7 @@ def test_a_fit_keeps_its_placement_and_is_never_slower_than_the_measured_order(s
     assert {dot["schedule"] for dot in kept["hand_made"]}.isdisjoint({"zb-v", "chimera"})
 
 
+@pytest.mark.usefixtures("_default_options")
 def test_a_fit_of_two_routes_is_refused_unless_stages_may_vary() -> None:
     measured_ns = fit_of("chimera")
 
@@ -205,6 +215,7 @@ def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> Non
     assert max(metrics.memory.peak_bytes) <= 26 * GIB
 
 
+@pytest.mark.usefixtures("_default_options")
 def test_a_sweep_draws_them_beside_what_is_found() -> None:
     values = optimized("--memory", "16GiB,30GiB", "--work", "0.1", "--pareto", "--plot", "pareto.svg")
 
