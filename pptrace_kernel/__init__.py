@@ -32,9 +32,13 @@ __all__ = [
     "always_compiled",
     "compiles",
     "fetch",
+    "halves",
     "many_runs",
+    "observe",
+    "publish",
     "run",
     "run_kernel",
+    "run_parts",
 ]
 
 COMPILE_FROM = 4_000
@@ -48,6 +52,9 @@ BYTES_PER_PROCESS = 4_000
 
 _VALUES_PER_ROW = 64
 """Values of columns whose conversion to a list and back takes as long as interpreting one row."""
+
+TWO_THREADS_FROM = 250_000
+"""Rows of work from which a second thread saves several times the 0.1 ms that it takes to start."""
 
 _expected_rows = ContextVar("expected_rows", default=0)
 _loaded: set[Callable[..., Any]] = set()
@@ -147,6 +154,66 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     return int(result or 0)
 
 
+def run_parts(
+    kernel: Callable[..., Any],
+    parts: Sequence[tuple[Argument, ...]],
+    inputs: Sequence[Argument],
+    outputs: Sequence[Argument],
+    *,
+    work: int,
+) -> list[int]:
+    """Run ``kernel(*part, *inputs, *outputs)`` for each part, and return the results.
+
+    Loaded code of two parts runs in two threads, else one part runs after the other. No part reads what another
+    part writes, except with :func:`publish` and :func:`observe`.
+
+    Args:
+        kernel: as for :func:`run`.
+        parts: one or two parts, such as those of :func:`halves`.
+        inputs: as for :func:`run`.
+        outputs: as for :func:`run`.
+        work: the number of rows of all parts.
+    """
+    results: list[int | None] = [None] * len(parts)
+    if len(parts) > 1 and kernel in _loaded and compiles(work, loaded=True):
+        from threading import Thread
+
+        from pptrace_kernel import compiled
+
+        def call_part(number: int) -> None:
+            results[number] = compiled.call_loaded(kernel, (*parts[number], *inputs, *outputs))
+
+        thread = Thread(target=call_part, args=(1,))
+        thread.start()
+        try:
+            call_part(0)
+        finally:
+            thread.join()
+    return [
+        run(kernel, (*part, *inputs), outputs, work=work) if result is None else result
+        for part, result in zip(parts, results, strict=True)
+    ]
+
+
+def halves(count: int, *, work: int) -> list[tuple[int, int]]:
+    """Return the ranges of ``count`` ranks that :func:`run_parts` runs: both halves of much work, else one range.
+
+    Processes that :mod:`multiprocessing` starts have one range, because other processes use the other cores.
+    """
+    if work < TWO_THREADS_FROM or count < 2 or not has_second_core():  # noqa: PLR2004 - two halves
+        return [(0, count)]
+    return [(0, count // 2), (count // 2, count)]
+
+
+def has_second_core() -> bool:
+    """Return whether this process may use two processors, and no other process was started to do so."""
+    from multiprocessing import parent_process
+
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    processors = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return processors > 1 and parent_process() is None
+
+
 run_kernel = run
 """The name of :func:`run` in a namespace of several packages."""
 
@@ -157,6 +224,20 @@ def fetch(index: int, *columns: Any) -> None:
     A compiled kernel executes prefetch instructions, which do not wait for memory. They pay off where the next
     access is one of several that the kernel can compute in advance. An interpreted kernel does nothing.
     """
+
+
+def publish(column: Any, index: int, value: int) -> None:
+    """Store an element of a column after all stores before it, for a kernel in another thread.
+
+    A thread that reads the value with :func:`observe` also reads those stores.
+    """
+    column[index] = value
+
+
+def observe(column: Any, index: int) -> int:
+    """Return an element of a column that a kernel in another thread stores with :func:`publish`."""
+    value: int = column[index]
+    return value
 
 
 def _should_compile(kernel: Callable[..., Any], rows: int) -> bool:

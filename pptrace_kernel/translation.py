@@ -42,8 +42,8 @@ _OPERATORS = {
     ast.LShift: "shl", ast.RShift: "ashr",
 }  # fmt: skip
 _INTEGER = Integer()
-_FETCH = "pptrace_kernel.fetch"
-"""The function whose calls become prefetch instructions."""
+_FETCH, _PUBLISH, _OBSERVE = (f"pptrace_kernel.{name}" for name in ("fetch", "publish", "observe"))
+"""The functions whose calls become prefetches, and stores and loads that other threads see in order."""
 
 
 class Expressions(Writer, ABC):
@@ -443,9 +443,12 @@ class _Function(Expressions):
         return "\n".join([head, *self.allocations, *self.lines, "}"])
 
     def call(self, function: Callable[..., Any], values: Sequence[Value]) -> Value:
-        if f"{function.__module__}.{function.__name__}" == _FETCH:
+        name = f"{function.__module__}.{function.__name__}"
+        if name == _FETCH:
             self.prefetch_columns(values)
             return Value(NO_RESULT, ())
+        if name in {_PUBLISH, _OBSERVE}:
+            return self._access_shared(values)
         name, kind = self.module.function(function, tuple(value.kind for value in values))
         call = f"call {result_type(kind)} @{name}({self.call_arguments(values)})"
         count = len(llvm_types(kind))
@@ -465,6 +468,17 @@ class _Function(Expressions):
             if index.kind != Integer() or not isinstance(column.kind, Column):
                 self.refuse(definition_of(self.function) or ast.Pass(), "fetch takes an index and columns")
             self.prefetch(column.kind, column.parts[0], index.parts[0])
+
+    def _access_shared(self, values: Sequence[Value]) -> Value:
+        """Translate a call of ``observe``, or of ``publish``, which has a value."""
+        column, index, *stored = values
+        if column.kind != Column("int64") or any(value.kind != Integer() for value in (index, *stored)):
+            self.refuse(definition_of(self.function) or ast.Pass(), "publish and observe take a column of int64")
+        address = self.address(Column("int64"), column.parts[0], index.parts[0])
+        if stored:
+            self.line(f"store atomic i64 {stored[0].parts[0]}, ptr {address} release, align 8")
+            return Value(NO_RESULT, ())
+        return Value(Integer(), (self.emit(f"load atomic i64, ptr {address} acquire, align 8"),))
 
     def translate_body(self, body: Sequence[ast.stmt]) -> None:
         """Translate statements in order."""

@@ -16,10 +16,10 @@ from pptrace.sim.kernels.events import WHOLE, SharedLinks
 from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW, Jobs
-from pptrace.steps.columns import empty_columns
+from pptrace.steps.columns import empty_columns, uniform
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace.steps.kinds import COMPUTE, SENDS, Kind, Role, Stream
-from pptrace_kernel import run
+from pptrace_kernel import halves, run, run_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -304,11 +304,45 @@ class Ran(NamedTuple):
 def run_graph(graph: TaskGraph) -> Ran:
     """Run the sweep."""
     tasks = new_tasks(graph.tasks)
-    rendezvous = int((graph.next_peer >= 0).any())
-    done = run(sweep_kernels.sweep, (graph_record(graph), rendezvous), (tasks,), work=graph.tasks)
+    inputs = graph_record(graph), int((graph.next_peer >= 0).any())
+    ranks = halves(graph.placement.ranks, work=graph.tasks)
+    if len(ranks) == 1:
+        done = run(sweep_kernels.sweep, (*inputs, uniform(0, graph.tasks)), (tasks,), work=graph.tasks)
+    else:
+        done = _sweep_parts(graph, inputs, tasks, ranks[1][0])
     (end,) = empty_columns(graph.tasks, np.int64)
     np.add(tasks.start, graph.duration_ns, out=end)
     return Ran(tasks.start, end, tasks.cause, tasks.waiting, done)
+
+
+def _sweep_parts(
+    graph: TaskGraph, inputs: tuple[sweep_kernels.Graph, int], tasks: sweep_kernels.Tasks, rank: int
+) -> int:
+    """Run the sweep in two threads, of which the second has the ranks from ``rank`` on; return the tasks that ran.
+
+    Tasks without rows are in the order of ranks, but any division of tasks gives the same result.
+    """
+    rows, count, none = graph.rows, graph.tasks, uniform(0, graph.tasks)
+    row, other = int(graph.lane_ptr[np.searchsorted(graph.lane_rank, rank)]), (rows + count) // 2
+    lower = row + other - rows
+    parts = (
+        sweep_kernels.Part(0, 0, row, rows, other, 0, lower),
+        sweep_kernels.Part(1, row, rows, other, count, lower, 0),
+    )
+    progress = np.zeros(2 * sweep_kernels.SLOTS, dtype=np.int64)
+    counted, ended = empty_columns(count, np.int32, np.int32)
+    exchange = sweep_kernels.Exchange(np.zeros(count, dtype=np.int8), counted, ended, progress)
+    done = 0
+    for _ in range(_ROUNDS):
+        if all(run_parts(sweep_kernels.sweep_part, [*zip(parts)], inputs, (tasks, exchange), work=count)):
+            break
+    else:
+        done = run(sweep_kernels.sweep_rest, (*parts, *inputs, none), (tasks, exchange), work=count)
+    return done + int(progress[sweep_kernels.DONE :: sweep_kernels.SLOTS].sum())
+
+
+_ROUNDS = 4
+"""How often a thread may wait long for the other one, as on a busy machine, before one thread runs all tasks."""
 
 
 def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pptrace_kernel
-from pptrace_kernel import compiled, fetch
+from pptrace_kernel import compiled, fetch, observe, publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,8 @@ def _halves(a: int, b: int) -> tuple[int, int]:
 def near(a: int, b: int, c: int, out: Any) -> None:
     fetch(a, out)
     fetch(b + c, out, Both(out, a).column)
-    out[1] = a - b
+    publish(out, 1, a - b)
+    out[2] = observe(out, 1) + 1
 
 
 def records(a: int, b: int, c: int, out: Any) -> None:
@@ -158,6 +159,10 @@ def no_element_of_an_integer(a: int, out: Any) -> None:
     fetch(a, out[0])
 
 
+def no_narrow_exchange(a: int, out: Any) -> None:
+    out[0] = observe(a, out[0])
+
+
 def no_two_kinds(a: int, out: Any) -> None:
     a = out
     out[0] = len(a)
@@ -178,6 +183,7 @@ def no_text(a: int, out: Any) -> None:
         (no_power, "the operator Pow"),
         (no_loop_over_columns, "a loop that is not over range"),
         (no_element_of_an_integer, "fetch takes an index and columns"),
+        (no_narrow_exchange, "publish and observe take a column of int64"),
         (no_two_kinds, "a with values of two kinds"),
         (no_recursion, "may not call themselves"),
         (no_text, "'a' is no integer"),

@@ -1,9 +1,10 @@
-"""Steps are equal with interpreted and with compiled kernels."""
+"""Steps are equal with interpreted and with compiled kernels, in one thread and in two."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -65,14 +66,39 @@ def test_interpreted_and_compiled_kernels_give_the_same_step(policy: Policy, *, 
     with pptrace_kernel.always_compiled():
         compiled, by_array = step(policy, waits=waits)
 
-    assert interpreted.difference(compiled) == ""
+    check_equal(interpreted, compiled, by_list, by_array)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.placing.value}-{p.eager_bytes}")
+@pytest.mark.parametrize("rounds", [1, 10**6])
+def test_one_and_two_threads_give_the_same_step(
+    policy: Policy, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pptrace_kernel.always_compiled():
+        expected, figures = step(policy)
+    monkeypatch.setattr("pptrace_kernel.TWO_THREADS_FROM", 0)
+    monkeypatch.setattr("pptrace_kernel.has_second_core", lambda: True)
+    monkeypatch.setattr("pptrace.sim.engines._ROUNDS", rounds)  # with 1, one thread soon runs all tasks
+    with pptrace_kernel.always_compiled():
+        compiled, by_array = step(policy)
+    monkeypatch.setattr("pptrace.sim.kernels.sweep.PATIENCE", 2)
+    with interpreted_kernels():
+        interpreted, by_list = step(policy)
+
+    assert threading.active_count() == 1
+    check_equal(expected, compiled, figures, by_array)
+    check_equal(expected, interpreted, figures, by_list)
+
+
+def check_equal(step: Timeline, other_step: Timeline, metrics: Metrics, other_metrics: Metrics) -> None:
+    assert step.difference(other_step) == ""
     for field in fields(Metrics):
-        one, other = getattr(by_list, field.name), getattr(by_array, field.name)
+        one, other = getattr(metrics, field.name), getattr(other_metrics, field.name)
         if isinstance(one, np.ndarray):
             assert np.array_equal(one, other), field.name
-    assert by_list.path.by_kind_ns == by_array.path.by_kind_ns
+    assert metrics.path.by_kind_ns == other_metrics.path.by_kind_ns
     for name in ("send", "recv", "producer", "consumer"):
-        assert np.array_equal(getattr(messages(interpreted), name), getattr(messages(compiled), name))
+        assert np.array_equal(getattr(messages(step), name), getattr(messages(other_step), name))
 
 
 def test_a_small_step_never_loads_llvm() -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pptrace.sim.kernels.placement import AHEAD, LINE
 from pptrace.steps.kernels.heap import Heap, push
-from pptrace_kernel import fetch
+from pptrace_kernel import fetch, observe, publish
 
 
 class Graph(NamedTuple):
@@ -53,20 +53,143 @@ def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
     return tasks.waiting[task] == 0 and (task >= graph.rows or graph.sender_row[task] < 0)
 
 
-def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
+def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks) -> int:
     """Run every task when its last predecessor releases it; return the number of tasks that ran.
 
-    Nothing is shared, so no clock is needed.
+    Nothing is shared, so no clock is needed, and ready tasks run in any order with the same result. No task
+    ``crosses``.
+    """
+    count_waits(graph, tasks.waiting, rendezvous)
+    top = _push_ready(graph, tasks, 0, len(graph.duration), 0)
+    _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
+    return done
+
+
+class Part(NamedTuple):
+    """The tasks of one of two threads: two ranges, and where its tasks begin in columns that list tasks."""
+
+    number: int
+    """0 or 1."""
+    first: int
+    end: int
+    first_other: int
+    end_other: int
+    offset: int
+    offset_of_other: int
+    """Where the tasks of the other part begin."""
+
+
+class Exchange(NamedTuple):
+    """Tasks with successors in the other part, and the progress of both parts."""
+
+    crosses: Any
+    """Whether each task is one of them."""
+    counted: Any
+    """Those of each part."""
+    ended: Any
+    """Those of each part that have ended, in the order of their ends."""
+    progress: Any
+    """Per part :data:`SLOTS` values, named by the constants below."""
+
+
+SLOTS = 16
+"""Values of two cache lines, so that the parts write to different lines."""
+
+COUNTED, ENDED, IDLE, DONE = range(4)
+"""1 + the number of ``counted`` tasks; the number of ``ended`` tasks; 1 + how many of the other part's it had
+taken when it last had no ready task; how many tasks it ran."""
+
+PATIENCE = 200_000
+"""How often a part without ready tasks looks for tasks of the other part before it returns, in about 1 ms."""
+
+
+def sweep_part(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange) -> int:
+    """Run the tasks of a part as :func:`sweep`, while another thread runs those of the other part.
+
+    Return whether both are done: neither has a ready task, and each took all ``ended`` tasks of the other. A part
+    that waits long returns 0 and continues when it is called again.
+    """
+    progress, mine, others = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
+    if progress[mine + COUNTED] == 0:
+        count = _count_range(part.first, part.end, part, graph, rendezvous, tasks, exchange, 0)
+        count = _count_range(part.first_other, part.end_other, part, graph, rendezvous, tasks, exchange, count)
+        publish(progress, mine + COUNTED, 1 + count)
+    looks = 0
+    while looks < PATIENCE:
+        looks += 1
+        if observe(progress, others + COUNTED) == 0:
+            continue
+        idle, ended = observe(progress, others + IDLE), observe(progress, others + ENDED)
+        if progress[mine + IDLE] == 1 + ended:
+            if idle == 1 + progress[mine + ENDED]:
+                return 1
+            continue
+        top = _resume(part, graph, rendezvous, tasks, exchange, ended, part.offset)
+        _run_part(part, graph, rendezvous, tasks, exchange, top)
+        publish(progress, mine + IDLE, 1 + ended)
+        looks = 0
+    return 0
+
+
+def sweep_rest(
+    first: Part, second: Part, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, exchange: Exchange
+) -> int:
+    """Run the tasks that are left when both parts have returned, as :func:`sweep`."""
+    progress = exchange.progress
+    top = _resume(first, graph, rendezvous, tasks, exchange, progress[SLOTS + ENDED], 0)
+    top = _resume(second, graph, rendezvous, tasks, exchange, progress[ENDED], top)
+    _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
+    return done
+
+
+def _resume(
+    part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange, ended: int, top: int
+) -> int:
+    """Push the tasks that the ``ended`` tasks of the other part release; return the size of the stack."""
+    progress, mine, others = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
+    taken = progress[mine + IDLE] - 1
+    if taken < 0:
+        for i in range(progress[others + COUNTED] - 1):
+            _count(part, graph, rendezvous, tasks, exchange.counted[part.offset_of_other + i])
+        top = _push_ready(graph, tasks, part.first_other, part.end_other, top)
+        top = _push_ready(graph, tasks, part.first, part.end, top)
+        taken = 0
+    for i in range(taken, ended):
+        top = _release(part, graph, rendezvous, tasks, exchange.ended[part.offset_of_other + i], top)
+    return top
+
+
+def _run_part(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange, top: int) -> None:
+    """Run the ready tasks up to ``top`` on the stack, and all tasks of the part that they release."""
+    progress, mine = exchange.progress, part.number * SLOTS
+    top, done = _run_ready(graph, rendezvous, exchange.crosses, tasks, part.offset, top)
+    while top > part.offset:
+        top -= 1
+        task, ended = tasks.ready[top], progress[mine + ENDED]
+        top = _release(part, graph, rendezvous, tasks, task, top)
+        exchange.ended[part.offset + ended] = task
+        publish(progress, mine + ENDED, ended + 1)
+        top, more = _run_ready(graph, rendezvous, exchange.crosses, tasks, part.offset, top)
+        done += 1 + more
+    progress[mine + DONE] += done
+
+
+def _run_ready(
+    graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, bottom: int, top: int
+) -> tuple[int, int]:
+    """Run ready tasks until the stack is empty, or its top is a task that ``crosses``.
+
+    Return the size of the stack, and how many tasks ran.
     """
     duration, lag, following, following_peer = graph.duration, graph.lag, graph.following, graph.following_peer
     edge_ptr, edge = graph.edge_ptr, graph.edge
     start, ready = tasks.start, tasks.ready
-    count_waits(graph, tasks.waiting, rendezvous)
-    top = _first_ready(graph, tasks)
     done = 0
-    while top > 0:
+    while top > bottom:
+        task = ready[top - 1]
+        if crosses[task]:
+            break
         top -= 1
-        task = ready[top]
         done += 1
         if task % LINE == 0:
             _fetch_ahead(graph, tasks, task)
@@ -90,7 +213,35 @@ def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
         if other >= 0 and reach(tasks, other, ended, task):
             ready[top] = other
             top += 1
-    return done
+    return top, done
+
+
+def _release(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, task: int, top: int) -> int:
+    """Release the successors of a task that a part has; return the size of the stack."""
+    begun = tasks.start[task]
+    ended = begun + graph.duration[task]
+    last = graph.edge_ptr[task + 1]
+    for i in range(graph.edge_ptr[task], last + 2):
+        other, when = _successor(graph, rendezvous, task, i), ended
+        if i < last:
+            when = ended + graph.lag[task] if graph.edge[i] >= 0 else begun
+        if other >= 0 and _has(part, other) and reach(tasks, other, when, task):
+            tasks.ready[top] = other
+            top += 1
+    return top
+
+
+def _successor(graph: Graph, rendezvous: int, task: int, i: int) -> int:
+    """Return the target of a task's edge ``i``; after the last one, its successors on streams, -1 for none."""
+    if i < graph.edge_ptr[task + 1]:
+        return graph.edge[i] if graph.edge[i] >= 0 else -1 - graph.edge[i]
+    if i == graph.edge_ptr[task + 1]:
+        return graph.following[task]
+    return graph.following_peer[task] if rendezvous else -1
+
+
+def _has(part: Part, task: int) -> bool:
+    return part.first <= task < part.end or part.first_other <= task < part.end_other
 
 
 def _fetch_ahead(graph: Graph, tasks: Tasks, task: int) -> None:
@@ -100,6 +251,45 @@ def _fetch_ahead(graph: Graph, tasks: Tasks, task: int) -> None:
         graph.duration, graph.lag, graph.following, graph.edge_ptr,
     )  # fmt: skip
     fetch(graph.edge_ptr[task] + 2 * AHEAD, graph.edge)
+
+
+def _count_range(
+    first: int,
+    end: int,
+    part: Part,
+    graph: Graph,
+    rendezvous: int,
+    tasks: Tasks,
+    exchange: Exchange,
+    crossing: int,
+) -> int:
+    """Count tasks of a part as predecessors of its tasks; return how many have others, ``crossing`` included."""
+    for task in range(first, end):
+        if not _count(part, graph, rendezvous, tasks, task):
+            exchange.crosses[task] = 1
+            exchange.counted[part.offset + crossing] = task
+            crossing += 1
+    return crossing
+
+
+def _count(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, task: int) -> int:
+    """Count a task as a predecessor of those successors that a part has; return whether it has all."""
+    has_all = _count_once(part, tasks.waiting, graph.following[task])
+    if rendezvous:
+        has_all &= _count_once(part, tasks.waiting, graph.following_peer[task])
+    for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1]):
+        other = graph.edge[i]
+        has_all &= _count_once(part, tasks.waiting, other if other >= 0 else -1 - other)
+    return has_all
+
+
+def _count_once(part: Part, waiting: Any, successor: int) -> int:
+    if successor < 0:
+        return 1
+    if not _has(part, successor):
+        return 0
+    waiting[successor] += 1
+    return 1
 
 
 def count_waits(graph: Graph, waiting: Any, rendezvous: int) -> None:
@@ -116,10 +306,9 @@ def count_waits(graph: Graph, waiting: Any, rendezvous: int) -> None:
         waiting[task if task >= 0 else -1 - task] += 1
 
 
-def _first_ready(graph: Graph, tasks: Tasks) -> int:
-    """Push the tasks without predecessors; return the size of the stack."""
-    top = 0
-    for task in range(len(graph.duration) - 1, -1, -1):
+def _push_ready(graph: Graph, tasks: Tasks, first: int, end: int, top: int) -> int:
+    """Push the tasks of a range that have no predecessors; return the size of the stack."""
+    for task in range(end - 1, first - 1, -1):
         if may_begin(graph, tasks, task):
             tasks.ready[top] = task
             top += 1
