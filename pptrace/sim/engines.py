@@ -341,7 +341,7 @@ def _sweep_parts(
     return done + int(progress[sweep_kernels.DONE :: sweep_kernels.SLOTS].sum())
 
 
-_ROUNDS = 4
+_ROUNDS = 3
 """How often a thread may wait long for the other one, as on a busy machine, before one thread runs all tasks."""
 
 

@@ -52,7 +52,7 @@ from pptrace.steps.kinds import (
 from pptrace.steps.message_calls import in_calls, with_messages, with_sends
 from pptrace.steps.schedule import StageGraph, graph_of
 from pptrace.timeline.timeline import LANE_COLUMNS
-from pptrace_kernel import run
+from pptrace_kernel import halves, run, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ class _Rows(NamedTuple):
     cells: CellColumns
     task: TaskColumns
     sender_row: Int32s
-    """The sender's row for the receiver's row of a message, else -1; of calls, placing fills it."""
+    """The sender's row for the receiver's row of a message of a call, else -1."""
 
     def without_times(self) -> _Rows:
         """Return the rows with no time, for which linking omits no edge that depends on times."""
@@ -263,8 +263,9 @@ class _Lowering:
     def place(self, workload: Workload) -> _Rows:
         """Assign every row its index on its lane, and its costs."""
         rows, graph = len(self.issued), self.rows.graph
-        messages = 2 * graph.edges * graph.microbatches if self.rows.rules.receive else 0
-        ends = Endpoints(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
+        messages = 2 * graph.edges * graph.microbatches
+        sides = [messages if has_side else 0 for has_side in (self.rows.rules.receive, self.rows.rules.called)]
+        ends = Endpoints(unset(2 * graph.stages * graph.microbatches), *map(unset, sides))
         (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
         duration, lag, size = empty_columns(self.tasks + 1, *[np.int64] * 3)
         # Tasks without a row take no time: batches and synchronizations.
@@ -276,12 +277,16 @@ class _Lowering:
         )  # fmt: skip
         sender_row = unset(rows) if self.rows.rules.receive else uniform(-1, rows)
         placed = _Rows(place, ends, self.issued.cells.empty(rows), task, sender_row)
-        run(
+        run_parts(
             placement_kernels.place_rows,
+            halves(graph.ranks, work=rows),
             (self.rows, cost_columns(workload, graph), self.routes.columns),
-            (self.lanes.first.copy(), *placed),
+            (self.lanes.first.copy(), place, ends, placed.cells, task),
             work=rows,
         )
+        if self.rows.rules.called:
+            parts = halves(messages, work=rows)
+            run_parts(placement_kernels.match_sides, parts, (ends,), (sender_row,), work=messages)
         return placed
 
     def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked:

@@ -24,7 +24,7 @@ from pptrace.steps.validation import validate, validate_partial, validate_struct
 from pptrace.timeline.idle import WHOLE_KEY
 from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
 from pptrace.timeline.trim import steady_step
-from pptrace_kernel import run
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Links, Network
@@ -199,7 +199,9 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
     (enter,) = empty_columns(rows, np.int64)
     sender_row = graph.sender_row if has_twins else graph.sender_row[:0]
     changed = (start, end, cause, enter)
-    in_order = run(sweep_kernels.enter_times, (graph.lane_ptr, graph.fork, sender_row), changed, work=rows) == 0
+    lanes, ranks = (graph.lane_rank, graph.lane_ptr), halves(graph.placement.ranks, work=rows)
+    disordered = run_parts(sweep_kernels.enter_times, ranks, (*lanes, graph.fork, sender_row), changed, work=rows)
+    in_order = not any(disordered)
     timeline = Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),

@@ -100,6 +100,8 @@ class Endpoints(NamedTuple):
     """Shape (2 x stages x microbatches,): row of each activation, then of each gradient; the first segment."""
     recv_at: Int32s
     """Shape (2 x edges x microbatches,): the receiver's row of each message; empty without receives."""
+    send_at: Int32s
+    """The sender's row of each message, in the same shape; empty without calls."""
 
 
 class TaskColumns(NamedTuple):

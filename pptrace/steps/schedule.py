@@ -22,7 +22,7 @@ from pptrace.steps.columns import Int32s, difference, uniform
 from pptrace.steps.kernels.tables import index_actions
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Result, present
 from pptrace.steps.placement import infer_placement
-from pptrace_kernel import run
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -259,14 +259,16 @@ def index_schedule(schedule: Schedule) -> Positions:
     """Index every microbatch's actions; stop at the first that is out of range, duplicated or on a wrong rank."""
     placement = schedule.placement
     results = _results_of(schedule.kind)
-    by_result = np.full((results, placement.stages, placement.microbatches), ABSENT, dtype=np.int32)
-    problem = np.zeros(3, dtype=np.int64)
-    run(
-        index_actions,
-        (schedule.row_ptr, schedule.cells, graph_of(placement), TABLE),
-        (by_result.ravel(), problem),
-        work=len(schedule),
-    )
+    inputs = schedule.row_ptr, schedule.cells, graph_of(placement), TABLE
+    for parts in (
+        halves(placement.ranks, work=len(schedule)),
+        [(0, placement.ranks)],
+    ):  # again for the first problem
+        by_result = np.full((results, placement.stages, placement.microbatches), ABSENT, dtype=np.int32)
+        problem = np.zeros(3, dtype=np.int64)
+        outputs = by_result.ravel(), problem
+        if not any(run_parts(index_actions, parts, inputs, outputs, work=len(schedule))):
+            break
     fault, row, other = problem.tolist()
     return Positions(by_result=by_result, problem=(fault, row, other) if fault else None)
 

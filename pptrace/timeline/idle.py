@@ -14,7 +14,7 @@ from pptrace.timeline.actions import include_group_waits
 from pptrace.timeline.kernels import TimeSpent
 from pptrace.timeline.messages import index_timeline, lanes_of, messages
 from pptrace.timeline.timeline import Waits, window
-from pptrace_kernel import run
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
@@ -104,8 +104,10 @@ def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
     spent = TimeSpent(busy, idle, collective, reduction)
-    count = run(
+    ranks = halves(timeline.ranks, work=0 if waits.rank.size else len(timeline))  # waits are in the order of ranks
+    counts = run_parts(
         kernels.attribute_idle,
+        ranks,
         (
             lanes_of(timeline, Stream.COMPUTE), lanes_of(timeline, Stream.DATA_PARALLEL), timeline.lane_ptr,
             timeline.cells,
@@ -118,7 +120,7 @@ def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent
         (spent, waits),
         work=len(timeline),
     )  # fmt: skip
-    return spent._replace(idle_ns=spent.idle_ns.reshape(timeline.ranks, len(IdleCause))), count
+    return spent._replace(idle_ns=spent.idle_ns.reshape(timeline.ranks, len(IdleCause))), sum(counts)
 
 
 def _complete_ns(timeline: Timeline) -> Int64s:

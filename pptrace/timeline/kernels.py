@@ -29,32 +29,49 @@ class Index(NamedTuple):
     """The receiver's row of each message, in the same shape."""
 
 
-def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
+def index_rows(first, end, lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
     """Index the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
 
     A receive has no source stage. Where several are possible, a second pass assigns it the message of its
-    size that was sent first.
+    size that was sent first. Return whether the ranks ``first:end`` cannot be indexed without the other ranks:
+    a receive needs the second pass, or a row is on another rank than that of its stage.
     """
     feeds, role = kinds.feeds, kinds.role
+    is_part = end - first < graph.ranks
     unsure = False
     for lane in range(len(lane_ptr) - 1):
+        rank = lane_rank[lane]
+        if rank < first or rank >= end:
+            continue
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             k = cells.kind[row]
+            is_message = role[k] == SENDS or role[k] == RECEIVES
+            if is_part and (feeds[k] >= 0 or is_message) and not _is_home(row, rank, cells, graph):
+                return 1
             if feeds[k] >= 0:
                 base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
                 for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                     index.producer[base + u] = row
-            elif role[k] == SENDS or role[k] == RECEIVES:
-                match = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
+            elif is_message:
+                match = _find_message(row, rank, lane_peer[lane], cells, graph, kinds, index)
                 unsure = unsure or match == SEVERAL
                 _index_message(row, match, cells, kinds, index)
-    if not unsure:
-        return
+    if not unsure or is_part:
+        return unsure
     for lane in range(len(lane_ptr) - 1):
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             if role[cells.kind[row]] == RECEIVES:
                 match = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
                 _index_message(row, match, cells, kinds, index)
+    return 0
+
+
+def _is_home(row, rank, cells, graph):
+    """Return whether a row is on the rank of its stage."""
+    first, home = cells.microbatch[row], True
+    for u in range(first, first + cells.span[row]):
+        home = home and graph.stage_rank[graph.microbatch_route[u] * graph.stages + cells.stage[row]] == rank
+    return first >= 0 and home
 
 
 def _index_message(row, match, cells, kinds, index):
@@ -120,15 +137,16 @@ ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT
 
 
 def follow_memory(
-    compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, held, peak, peak_time, peak_count
-):
-    """Follow each rank's activations: peak in bytes, time of the peak, and peak number of microbatches.
+    first, end, compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, held,
+    peak, peak_time, peak_count,
+):  # fmt: skip
+    """Follow the activations of ranks ``first:end``: peak in bytes, its time, and peak number of microbatches.
 
     ``class_ptr`` has the place of a microbatch's class in ``kept`` and ``kept_weight``, from microbatch -1 on.
     ``held`` has the microbatches of each rank at the start. A kind can allocate the input of a weight gradient, as
     in full recomputation; its memory change is positive.
     """
-    for rank in range(len(compute_lane)):
+    for rank in range(first, end):
         lane = compute_lane[rank]
         low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
         allocated = 0
@@ -261,14 +279,16 @@ class WaitBuffer(NamedTuple):
 
 
 def attribute_idle(
-    compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, complete, opened, closed, spent, waits
-):
-    """Split each rank's window into busy time and idle time by cause; return the number of waits.
+    first_rank, end_rank, compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, complete,
+    opened, closed, spent, waits,
+):  # fmt: skip
+    """Split the window of ranks ``first_rank:end_rank`` into busy time and idle time by cause.
 
-    ``complete`` has the time when this replica's gradients of each stage were complete, -1 where unknown.
+    Return the number of waits. ``complete`` has the time when this replica's gradients of each stage were
+    complete, -1 where unknown.
     """
     count = 0
-    for rank in range(len(compute_lane)):
+    for rank in range(first_rank, end_rank):
         lane = reduce_lane[rank]
         begin, end = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
         for r in range(begin, end):

@@ -13,7 +13,7 @@ from pptrace.timeline.actions import folded, last_segments
 from pptrace.timeline.messages import lanes_of
 from pptrace.timeline.timeline import Counter
 from pptrace.timeline.trim import update_intervals
-from pptrace_kernel import run
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,8 +112,9 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     classes = (workload, *workload.classes)
     class_ptr = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
     class_ptr[1 : workload.microbatch_class.size + 1] = workload.microbatch_class
-    run(
+    run_parts(
         kernels.follow_memory,
+        halves(ranks, work=len(timeline)),
         (
             lanes_of(actions, Stream.COMPUTE), actions.lane_ptr, actions.cells, actions.start_ns,
             class_ptr * workload.stages,

@@ -12,7 +12,7 @@ from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
-from pptrace_kernel import run
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,16 +24,14 @@ if TYPE_CHECKING:
 def index_timeline(timeline: Timeline, graph: StageGraph) -> kernels.Index:
     """Index a timeline's rows. The producer of an action with segments is its last segment."""
     messages = 2 * graph.edges * graph.microbatches
-    index = kernels.Index(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
-    run(
-        kernels.index_rows,
-        (
-            timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
-            timeline.size_bytes, graph, TABLE,
-        ),
-        (index,),
-        work=len(timeline),
+    inputs = (
+        timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
+        timeline.size_bytes, graph, TABLE,
     )  # fmt: skip
+    for parts in halves(graph.ranks, work=len(timeline)), [(0, graph.ranks)]:
+        index = kernels.Index(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
+        if not any(run_parts(kernels.index_rows, parts, inputs, (index,), work=len(timeline))):
+            break
     return index if timeline.parts is None else index._replace(producer=last_segments(timeline)[index.producer])
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from interpreted import interpreted_kernels
+from two_threads import two_threads
 
 import pptrace_kernel
 from pptrace.network.contract import Flat
@@ -76,13 +77,11 @@ def test_one_and_two_threads_give_the_same_step(
 ) -> None:
     with pptrace_kernel.always_compiled():
         expected, figures = step(policy)
-    monkeypatch.setattr("pptrace_kernel.TWO_THREADS_FROM", 0)
-    monkeypatch.setattr("pptrace_kernel.has_second_core", lambda: True)
     monkeypatch.setattr("pptrace.sim.engines._ROUNDS", rounds)  # with 1, one thread soon runs all tasks
-    with pptrace_kernel.always_compiled():
+    with pptrace_kernel.always_compiled(), two_threads():
         compiled, by_array = step(policy)
     monkeypatch.setattr("pptrace.sim.kernels.sweep.PATIENCE", 2)
-    with interpreted_kernels():
+    with interpreted_kernels(), two_threads():
         interpreted, by_list = step(policy)
 
     assert threading.active_count() == 1

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import interpreted_kernels
 from strategies import valid_schedules
+from two_threads import two_threads
 
 import pptrace_kernel
 from pptrace.steps.kernels import tables
@@ -53,9 +54,11 @@ def test_results_that_no_kind_leaves_take_no_memory_and_are_absent(row: list[str
     (["0F0", "1RESHARD"], (tables.MISPLACED, 1, 1)),
 ])  # fmt: skip
 def test_the_first_action_without_a_place_is_told(row: list[str], problem: tuple[int, int, int]) -> None:
-    positions = index_schedule(Schedule.from_rows([row, []], Placement.looped(ranks=2, microbatches=2)))
+    schedule = Schedule.from_rows([row, ["1F0", "1F3"]], Placement.looped(ranks=2, microbatches=2))
 
-    assert positions.problem == problem
+    assert index_schedule(schedule).problem == problem
+    with two_threads():
+        assert index_schedule(schedule).problem == problem
 
 
 @given(valid_schedules(copies=True, messages=True), st.booleans())

@@ -72,11 +72,10 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
     return 1 if mode == PER_RANK else 0
 
 
-def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
-    """Move each row to its lane with its bytes, duration, lag and fork, and record its index in ``place``.
+def place_rows(first, end, rows, costs, routes, cursor, place, ends, out, task):
+    """Move each row of ranks ``first:end`` to its lane with its bytes, duration, lag and fork.
 
-    ``task``'s column of collectives is initialised with 0. For calls, ``sender_row``,
-    initialised with -1, becomes the sender's side of each receiver's side.
+    Record its index in ``place``. ``task``'s column of collectives is initialised with 0.
     """
     cells, graph, kinds = rows.cells, rows.graph, rows.kinds
     parts, lanes, rules = rows.parts, rows.lanes, rows.rules
@@ -85,7 +84,7 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
     out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
     out_span, out_pair = out.span, out.pair
     role, in_parts = kinds.role, len(parts.stream) > 0
-    for rank in range(graph.ranks):
+    for rank in range(first, end):
         compute = -1
         last = -1  # the last row on the compute stream, be it a message
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
@@ -106,7 +105,7 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
             if in_parts and parts.release[row] != -1:
                 task.fork[index] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
             if role[k] == SENDS or role[k] == RECEIVES:
-                _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row)
+                _place_message(row, rank, index, rows, costs, routes, ends, task)
                 if rules.mode == ON_COMPUTE:
                     last = index
             elif in_parts and parts.stream[row] >= 0:
@@ -134,7 +133,7 @@ def _fetch_ahead(index, out, task):
     )  # fmt: skip
 
 
-def _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row):
+def _place_message(row, rank, index, rows, costs, routes, ends, task):
     """Give one end of a message its path, bytes, duration and lag."""
     cells, graph, kinds, rules = rows.cells, rows.graph, rows.kinds, rows.rules
     k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], rows.edge[row]
@@ -159,22 +158,18 @@ def _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row
     task.duration_ns[index] = transfer_ns + routes.latency_ns[path] if is_separate and not sends else transfer_ns
     if not is_separate:
         task.lag_ns[index] = routes.latency_ns[path]
-    if rules.called:
-        _match_sides(message, index, sends, ends, sender_row)
+    if sends and len(ends.send_at) > 0:
+        ends.send_at[message] = index
     elif not sends:
         for i in range(n):
             ends.recv_at[message + i] = index
 
 
-def _match_sides(message, index, sends, ends, sender_row):
-    """Match the two sides of a message: store the index of the first one, as -2 - index if it is the sender's."""
-    other = ends.recv_at[message]
-    if other == NOWHERE:
-        ends.recv_at[message] = NOWHERE - 1 - index if sends else index
-    elif sends:
-        sender_row[other] = index
-    else:
-        sender_row[index] = NOWHERE - 1 - other
+def match_sides(first, end, ends, sender_row):
+    """Record the sender's side of the receiver's side of messages ``first:end``."""
+    for message in range(first, end):
+        if ends.recv_at[message] >= 0:
+            sender_row[ends.recv_at[message]] = ends.send_at[message]
 
 
 def _place_action(row, index, cells, graph, costs, task):

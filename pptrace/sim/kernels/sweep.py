@@ -99,8 +99,8 @@ COUNTED, ENDED, IDLE, DONE = range(4)
 """1 + the number of ``counted`` tasks; the number of ``ended`` tasks; 1 + how many of the other part's it had
 taken when it last had no ready task; how many tasks it ran."""
 
-PATIENCE = 200_000
-"""How often a part without ready tasks looks for tasks of the other part before it returns, in about 1 ms."""
+PATIENCE = 1_000_000
+"""How often a part without ready tasks looks for tasks of the other part before it returns, in about 5 ms."""
 
 
 def sweep_part(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange) -> int:
@@ -315,8 +315,8 @@ def _push_ready(graph: Graph, tasks: Tasks, first: int, end: int, top: int) -> i
     return top
 
 
-def enter_times(lane_ptr, fork, sender_row, start, end, cause, enter):
-    """Fill in when each row is launched: the end of the previous row of its lane and of its fork.
+def enter_times(first, end_rank, lane_rank, lane_ptr, fork, sender_row, start, end, cause, enter):
+    """Fill in when each row of ranks ``first:end_rank`` is launched: the end of the previous row and of its fork.
 
     First copy the times of each rendezvous from the sender's row to the receiver's; ``sender_row`` is empty if
     there is none. Return whether any row starts before the previous row of its lane.
@@ -324,6 +324,8 @@ def enter_times(lane_ptr, fork, sender_row, start, end, cause, enter):
     disordered = 0
     meets = len(sender_row) > 0
     for lane in range(len(lane_ptr) - 1):
+        if lane_rank[lane] < first or lane_rank[lane] >= end_rank:
+            continue
         free = before = 0
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             if meets and sender_row[row] >= 0:

@@ -23,28 +23,32 @@ RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
 RECEIVES = int(Role.RECEIVE)
 
 
-def index_actions(row_ptr, cells, graph, kinds, flat, problem):
-    """Fill ``flat`` with positions by result, stage and microbatch; ``problem`` with code, row and other."""
+def index_actions(first, end, row_ptr, cells, graph, kinds, flat, problem):
+    """Fill ``flat`` with positions by result, stage and microbatch, of the actions of ranks ``first:end``.
+
+    Return whether an action is invalid; ``problem`` gets its fault, its row, and the other row or rank.
+    """
     size = graph.stages * graph.microbatches
     results = len(flat) // size if size > 0 else 0
     kind, stage = cells.kind, cells.stage
     result, second = kinds.result, kinds.second_result
-    for rank in range(graph.ranks):
+    for rank in range(first, end):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             s = stage[row]
             k = kind[row]
             if s < 0 or s >= graph.stages:
                 problem[0], problem[1] = OUT_OF_STAGES, row
-                return
+                return 1
             if result[k] < 0:
                 if not _holds(graph, rank, s):
                     problem[0], problem[1], problem[2] = MISPLACED, row, graph.stage_rank[s]
-                    return
+                    return 1
                 continue
             if not _index(row, rank, result[k], cells, graph, flat, problem):
-                return
+                return 1
             if 0 <= second[k] < results and not _index(row, rank, second[k], cells, graph, flat, problem):
-                return
+                return 1
+    return 0
 
 
 def _holds(graph, rank, stage):
