@@ -139,6 +139,11 @@ class GroupBounds:
             exposure = (self.plain.step_ns + self.paired.step_ns) / (2 * self.paired.step_ns)
         return (1 + self.bubble) * (1 + self.is_short) * exposure
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the training state alone fits."""
+        return self.state is not None and self.state.fits
+
     def for_recomputation(self) -> GroupBounds | None:
         """Return bounds of groups that also recompute activations, from those of a group that recomputes nothing.
 
@@ -209,7 +214,7 @@ class Pricing:
         self._members: dict[Any, tuple[Member, ...]] = {}
         self._member_counts: dict[Any, Counter[bool]] = {}
         self._bounds: dict[Any, Bound] = {}
-        self._too_large: dict[Any, GroupBounds] = {}
+        self._states: dict[Any, GroupBounds] = {}
         self._fixed: dict[Any, frozenset[str]] = {}
 
     def members(self, layout: Layout, *, overlaps: bool) -> tuple[Member, ...]:
@@ -242,11 +247,14 @@ class Pricing:
             return GroupBounds(reason=f"batch.global: {layout.sequences} is not a multiple of dp x micro = {step}")
         values = {key_text(each.path): each.value for each in group.varied}
         state = tuple((key, repr(value)) for key, value in values.items() if key not in _STATELESS)
-        if state in self._too_large:
-            return self._too_large[state]
         ranks, microbatches, edges = layout.pp, layout.microbatches, layout.edges
         encoder_ranks = sum(layout.branches)
         try:
+            if state not in self._states:
+                self._states[state] = self._state_bounds(group, state)
+            of_state = self._states[state]
+            if not of_state.has_room and not self.space.request.exhaustive:
+                return of_state
             plain, paired = (
                 [
                     self._bounding_costs_of(group, name).workload(ranks, edges=edges)
@@ -254,26 +262,36 @@ class Pricing:
                 ]
                 for has_pairs in (False, True)
             )
-            overlaps = ranks == 1 and self._overlaps(group, state)
         except PptraceError as error:
             concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZES
             return GroupBounds(
                 reason=short_reason(error), concerns_all=_concerns_all(error), concerns_sizes=concerns_sizes
             )
-        of_state = least([state_bound(workload, ranks, encoder_ranks) for workload in (*plain, *paired)])
-        if not of_state.fits and not self.space.request.exhaustive:
-            self._too_large[state] = GroupBounds(
-                plain=of_state, paired=of_state, state=of_state, overlaps=overlaps
-            )
-            return self._too_large[state]
         bound = partial(work_bound, ranks=ranks, microbatches=microbatches, encoder_ranks=encoder_ranks)
-        return GroupBounds(
+        return replace(
+            of_state,
             plain=least([bound(workload) for workload in plain]),
             paired=least([bound(workload, has_pairs=True) for workload in paired]),
-            state=of_state, overlaps=overlaps,
             bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(layout))),
             is_short=all(exceeds_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
+
+    def _state_bounds(self, group: Group, state: Hashable) -> GroupBounds:
+        """Return bounds of the training state alone, which groups with the same state share.
+
+        Raises:
+            PptraceError: the group cannot run.
+        """
+        ranks, encoder_ranks = group.layout.pp, sum(group.layout.branches)
+        names = dict.fromkeys([*self._bounding_names[False], *self._bounding_names[True]])
+        bound = least([
+            state_bound(
+                self._state_costs_of(group, name).workload(ranks, edges=group.layout.edges), ranks, encoder_ranks
+            )
+            for name in names
+        ])  # fmt: skip
+        overlaps = ranks == 1 and self._overlaps(group, state)
+        return GroupBounds(plain=bound, paired=bound, state=bound, overlaps=overlaps)
 
     def pair_bound(self, group: Group) -> Bound | None:
         """Return lower bounds of the members of a group with overlapped pairs, from costs with segments.
@@ -467,7 +485,7 @@ class Pricing:
         """
 
         def has_segments(name: str) -> bool:
-            return bool(self._bounding_costs_of(group, name).workload(1, has_pairs=True).segments)
+            return bool(self._state_costs_of(group, name).workload(1, has_pairs=True).segments)
 
         names = {self._costs_name[entry.label] for entry in self.entries if self.has_pairs(entry)}
         return bool(names) and self._segmented.of(state, lambda: any(map(has_segments, sorted(names))))
@@ -512,6 +530,18 @@ class Pricing:
             return _GroupCosts(costs, group.varied)
 
         return self._bounding.of((group.number, name), build)
+
+    def _state_costs_of(self, group: Group, name: str) -> _GroupCosts:
+        """Return costs as :meth:`_bounding_costs_of`, whose collectives have times by formula.
+
+        The training state does not depend on these times, and those on the links of a cluster take longer to
+        compute.
+        """
+        bounding = self._bounding_costs_of(group, name)
+        if bounding.costs.request.collectives is None:
+            return bounding
+        request = replace(bounding.costs.request, collectives=None)
+        return _GroupCosts(replace(bounding.costs, request=request), bounding.varied)
 
     def _build_costs(self, group: Group) -> Costs:
         """Return the costs of a group.

@@ -883,10 +883,15 @@ class Space:
 
     def _words(self, key: str) -> tuple[Any, ...]:
         """Return the values of a switch; none where the cost model has no such option."""
-        offer = self.problem.registry.cost_models[self.problem.costs_name].offer
         section, _, name = key.partition(".")
-        model = offer.options if section == "costs" else offer.model
-        return literals(model()).get(name, ()) if model is not None else ()
+        return self._literals["costs" if section == "costs" else "model"].get(name, ())
+
+    @cached_property
+    def _literals(self) -> dict[str, dict[str, tuple[Any, ...]]]:
+        """The values of the parameters of the cost model's options, and of its model, that have a closed set."""
+        offer = self.problem.registry.cost_models[self.problem.costs_name].offer
+        models = {"costs": offer.options, "model": offer.model}
+        return {key: literals(model()) if model is not None else {} for key, model in models.items()}
 
     def _empty_error(self) -> ConfigError:
         """Return the error of a space without configurations."""

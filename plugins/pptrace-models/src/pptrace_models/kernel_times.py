@@ -14,7 +14,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, erfc, sqrt
 from operator import mul
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import ConfigDict
 
-from pptrace.plugin import ConfigError
+from pptrace.plugin import ConfigError, shared
 from pptrace_models.accelerator import Accelerator, expected_maximum
 from pptrace_models.casts import Casting, ScalingRecipe
 from pptrace_models.transformer import OPERAND_BYTES, checked, kept_precision
@@ -329,8 +329,10 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     for rank, values in enumerate(descriptions):
         if tuple(values.items()) not in device_of:
             with _rank_errors(rank, is_same_device=len(descriptions) == 1):
-                device = _device(values, options).at_power_limit()
-                device_of[tuple(values.items())] = device.slowed(slowness)
+                device_of[tuple(values.items())] = shared(
+                    partial(_device, values, options, slowness),
+                    ("device", tuple(values.items()), slowness), options,
+                )  # fmt: skip
     devices = tuple(device_of[tuple(values.items())] for values in descriptions)
     ranks = devices if request.rank_devices else devices * request.ranks
     ranks_of_stages = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))
@@ -345,7 +347,12 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     return Devices(of_ranks=ranks, of_stages=tuple(ranks[stage_ranks[0]] for stage_ranks in ranks_of_stages))
 
 
-def _device(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
+def _device(values: Mapping[str, Any], options: RooflineOptions, slowness: float) -> Accelerator:
+    """Return a device at its power limit, slowed by a factor."""
+    return _at_full_power(values, options).at_power_limit().slowed(slowness)
+
+
+def _at_full_power(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
     if options.kernels != "shapes":
         if options.kernel_table:
             raise ConfigError("measured products need kernels: shapes", key="costs.kernel_table")

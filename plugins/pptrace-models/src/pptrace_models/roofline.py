@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer
 
 
+_Value = TypeVar("_Value")
 _LARGEST = 2**62
 _NS = 10**9
 _BUFFERED = 2
@@ -73,14 +74,15 @@ def build(request: CostRequest) -> Workload:
         CostError: times or sizes that exceed the integer range.
     """
     model = with_grids(checked(Transformer, request.model, "model"), request)
-    options = _with_default_segments(request, checked(RooflineOptions, request.options, "costs.options"))
+    given_options = checked(RooflineOptions, request.options, "costs.options")
+    options = _with_default_segments(request, given_options)
     _check_options(options)
     if model.offloaded_layers and options.segments:
         raise ConfigError("needs segments: false, or a schedule without pairs", key="model.offloaded_layers")
     _check_optimizer(model, options)
     _check_parallel(request, options)
     part = shard(model, request)
-    devices = devices_of(request, options)
+    devices = devices_of(request, given_options)
     loads = loads_of(model, part, request)
     by_weight = request.units and request.stages == _count_weights(model, part)
     if request.units:
@@ -92,13 +94,11 @@ def build(request: CostRequest) -> Workload:
             rows=model.layers,
         )  # fmt: skip
     job = _Job(
-        request=request, model=model, options=options, part=part,
-        stages=with_loads(stages, *loads.mean) if loads else stages, towers=towers_of(model, request),
-        layer_kept=cache(partial(memory.layer_kept, model, part)),
-        layer_held=cache(partial(memory.layer_held, model, part)),
-    )  # fmt: skip
+        request=request, model=model, options=options, part=part, towers=towers_of(model, request),
+        known=_known_values(request, part),
+    ).of_stages(with_loads(stages, *loads.mean) if loads else stages)  # fmt: skip
     peak_flops = devices.peaks(model.precision, request.rank_gpus)
-    costings = {device: job.costing(device) for device in devices.distinct}
+    costings = {device: job.once(job.costing, device) for device in devices.distinct}
     of_stages = tuple(costings[device] for device in devices.of_stages[: len(stages)])
     sent = job.sent()
     back = job.sent_back(sent)
@@ -143,6 +143,25 @@ def build(request: CostRequest) -> Workload:
     if not loads or not classes:
         return workload
     return replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
+
+
+_SPLIT = frozenset({"layers_per_stage", "layout"})
+"""Parameters of a model that its stages depend on, and none of its layers."""
+_KNOWN_ROWS = 2000
+"""Rows of a memo that take as much memory as the costs of some dozens of stages."""
+
+
+def _known_values(request: CostRequest, part: Shard) -> dict[Any, Any]:
+    """Return the values of stages that costs of the same job with other stages have in common.
+
+    The share of a device depends on the stages if several of them share the vocabulary.
+    """
+    model = {name: value for name, value in request.model.items() if name not in _SPLIT}
+    inputs = replace(
+        request, model=model, stages=request.stages if request.units else 0, edges=(), stage_ranks=(),
+        has_pairs=False, microbatches=0, global_batch=0, collectives=None,
+    )  # fmt: skip
+    return shared(dict, ("stages", part, repr(inputs)), request.collectives, rows=_KNOWN_ROWS)
 
 
 def _count_weights(model: Transformer, part: Shard) -> int:
@@ -227,12 +246,32 @@ class _Job:
     model: Transformer
     options: RooflineOptions
     part: Shard
-    stages: Sequence[Stage]
     towers: tuple[Tower, ...]
-    layer_kept: Callable[[Layer], Kept]
-    """Returns the bytes that a layer keeps, computed once for equal layers."""
-    layer_held: Callable[[Layer], memory.Held]
-    """Returns a layer's parameters, computed once for equal layers."""
+    known: dict[Any, Any]
+    """Values of stages, which jobs share that differ in their stages alone."""
+    stages: Sequence[Stage] = ()
+
+    def once(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
+        """Return a value of a method that depends on no other stage, computed once for the same inputs.
+
+        Args:
+            compute: the method.
+            inputs: its arguments, which are compared by identity.
+        """
+        key = (compute.__name__, *map(id, inputs))
+        if key not in self.known:
+            self.known[key] = inputs, compute(*inputs)
+        value: _Value = self.known[key][1]
+        return value
+
+    def of_stages(self, stages: Iterable[Stage]) -> _Job:
+        """Return the job with other stages; equal stages are the same object."""
+        return replace(self, stages=[self._same(stage) for stage in stages])
+
+    def _same(self, value: _Value) -> _Value:
+        """Return the first of equal values."""
+        first: _Value = self.known.setdefault(value, value)
+        return first
 
     def costing(self, device: Accelerator) -> Costing:
         """Return the inputs of times on a device."""
@@ -247,11 +286,11 @@ class _Job:
         if len(loads.received) == 1:
             return []
         rows = zip(loads.received, loads.sent, strict=True)
-        return [replace(self, stages=with_loads(stages, received, sent)) for received, sent in rows]
+        return [self.of_stages(with_loads(stages, received, sent)) for received, sent in rows]
 
     def microbatch_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
         """Return times in ns and kept bytes of a microbatch on each stage, on its device."""
-        columns = self._columns(costings, self._times)
+        columns = self._columns(self._times, costings)
         kept = self.kept()
         kept_bytes = [stage_kept.activation for stage_kept in kept]
         rates = [costing.device.host_bandwidth for costing in costings]
@@ -266,7 +305,7 @@ class _Job:
 
     def state_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
         """Return the training state of each stage in bytes, and the times of its reduction and update in ns."""
-        return self._columns(costings, lambda costing, stages: [self._state(costing, stage) for stage in stages])
+        return self._columns(self._state, costings)
 
     def microbatch_columns_of_weights(
         self, costings: Sequence[Costing], columns: Mapping[str, Sequence[int]]
@@ -333,59 +372,15 @@ class _Job:
         return times
 
     def _columns(
-        self,
-        costings: Sequence[Costing],
-        compute: Callable[[Costing, Sequence[Stage]], Sequence[Mapping[str, int]]],
+        self, compute: Callable[[Costing, Stage], Mapping[str, int]], costings: Sequence[Costing]
     ) -> dict[str, list[int]]:
-        """Return the values of each stage by name, computed once for equal stages on equal devices."""
-        values_by_stage: dict[tuple[int, Stage], Mapping[str, int]] = {}
-        for costing in {id(costing): costing for costing in costings}.values():
-            pairs = zip(costings, self.stages, strict=True)
-            stages = list(dict.fromkeys(stage for stage_costing, stage in pairs if stage_costing is costing))
-            for stage, values in zip(stages, compute(costing, stages), strict=True):
-                values_by_stage[id(costing), stage] = values
-        rows = [values_by_stage[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
+        """Return the values of each stage by name."""
+        rows = [self.once(compute, costing, stage) for costing, stage in zip(costings, self.stages, strict=True)]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
-    def _times(self, costing: Costing, stages: Sequence[Stage]) -> list[dict[str, int]]:
-        """Return the times of stages."""
-        model = self.model
-        items = items_of(
-            model, stages, layer=partial(costing.once, layer_cost),
-            embedding=costing.cost(costing.embedding(), self._embedding_ns(costing)),
-            prediction=costing.cost(costing.prediction()), head=costing.cost(costing.head(), head_ns(costing)),
-        )  # fmt: skip
-        without_backward = [0] * len(stages)
-        if self.towers:
-            tower_costs = [tower.costs(costing) for tower in self.towers]
-            items = in_front(items, stages, tower_costs)
-            once_ns = [
-                (
-                    0 if tower.has_backward(projector=False) else layer.f,
-                    0 if tower.has_backward(projector=True) else projector.f,
-                )
-                for tower, (layer, projector) in zip(self.towers, tower_costs, strict=True)
-            ]
-            without_backward = list(map(sum, in_front([[0] for _ in stages], stages, once_ns)))
-        costs = {
-            stage: summed(Cost(), stage_items).at_least(
-                costing.stage_host_ns(stage.layers), frozen=self.model.frozen
-            )
-            for stage, stage_items in zip(stages, items, strict=True)
-        }
-        return [
-            self._stage_times(costing, stage, costs[stage] + self._copy_waits(costing, stage, costs), once_ns)
-            for stage, once_ns in zip(stages, without_backward, strict=True)
-        ]
-
-    def _embedding_ns(self, costing: Costing) -> GroupTimes:
-        """Return the embedding's collectives, with the broadcasts of encoders' projected tokens."""
-        times = embedding_ns(costing)
-        broadcasts_ns = sum(tower.broadcasts(costing).forward_ns for tower in self.towers)
-        return times._replace(forward_ns=times.forward_ns + broadcasts_ns)
-
-    def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
-        """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
+    def _times(self, costing: Costing, stage: Stage) -> dict[str, int]:
+        """Return the times of a stage in ns."""
+        cost = self.once(self._cost, costing, stage) + self._copy_waits(costing, stage)
         added = memory.accumulation_ns(costing, self.held(stage))
         return {
             "f_ns": cost.f,
@@ -396,10 +391,52 @@ class _Job:
             "b_collective_ns": cost.i_collective,
             "i_collective_ns": cost.i_collective,
             "w_collective_ns": 0,
-            "recompute_ns": 0 if self.model.recompute == "full" else cost.f - once_ns,
+            "recompute_ns": 0 if self.model.recompute == "full" else cost.f - self._once_ns(costing, stage),
         }
 
-    def _copy_waits(self, costing: Costing, stage: Stage, costs: Mapping[Stage, Cost]) -> Cost:
+    def _cost(self, costing: Costing, stage: Stage) -> Cost:
+        """Return the cost of a stage without waits for copies."""
+        embedding, prediction, head = self.once(self._end_costs, costing)
+        items = items_of(
+            self.model, [stage], layer=partial(costing.once, layer_cost),
+            embedding=embedding, prediction=prediction, head=head,
+        )  # fmt: skip
+        if stage.encoders:
+            items = in_front(items, [stage], self.once(self._tower_costs, costing))
+        return summed(Cost(), items[0]).at_least(costing.stage_host_ns(stage.layers), frozen=self.model.frozen)
+
+    def _end_costs(self, costing: Costing) -> tuple[Cost, Cost, Cost]:
+        """Return the costs of embedding, of multi-token prediction without its layer, and of the LM head."""
+        return (
+            costing.cost(costing.embedding(), self._embedding_ns(costing)),
+            costing.cost(costing.prediction()),
+            costing.cost(costing.head(), head_ns(costing)),
+        )
+
+    def _tower_costs(self, costing: Costing) -> list[tuple[Cost, Cost]]:
+        """Return the costs of a layer and of the projector of each encoder."""
+        return [tower.costs(costing) for tower in self.towers]
+
+    def _once_ns(self, costing: Costing, stage: Stage) -> int:
+        """Return the part of a stage's forward that has no backward, in ns."""
+        if not stage.encoders:
+            return 0
+        once_ns = [
+            (
+                0 if tower.has_backward(projector=False) else layer.f,
+                0 if tower.has_backward(projector=True) else projector.f,
+            )
+            for tower, (layer, projector) in zip(self.towers, self.once(self._tower_costs, costing), strict=True)
+        ]
+        return sum(in_front([[]], [stage], once_ns)[0])
+
+    def _embedding_ns(self, costing: Costing) -> GroupTimes:
+        """Return the embedding's collectives, with the broadcasts of encoders' projected tokens."""
+        times = embedding_ns(costing)
+        broadcasts_ns = sum(tower.broadcasts(costing).forward_ns for tower in self.towers)
+        return times._replace(forward_ns=times.forward_ns + broadcasts_ns)
+
+    def _copy_waits(self, costing: Costing, stage: Stage) -> Cost:
         """Return the time that each pass of a stage waits for the copies of its offloaded layers.
 
         Copies of units overlap the computation of all units, so a unit has a share of the wait of all.
@@ -408,31 +445,38 @@ class _Job:
         size = memory.offloaded_bytes(self.model, self.part, stage.layers)
         if not (rate and size):
             return Cost()
-        cost, whole = costs[stage], size
-        if self.request.units:
-            cost = summed(Cost(), (costs[unit] for unit in self.stages))
-            whole = sum(memory.offloaded_bytes(self.model, self.part, unit.layers) for unit in self.stages)
+        stages = self.stages if self.request.units else [stage]
+        cost = summed(Cost(), (self.once(self._cost, costing, each) for each in stages))
+        whole = sum(memory.offloaded_bytes(self.model, self.part, each.layers) for each in stages)
         copied_ns = -(-whole * _NS // rate)
         waits = max(0, copied_ns - cost.f), max(0, copied_ns - cost.i - cost.w)
         return Cost(f=waits[0] * size // whole, i=waits[1] * size // whole)
 
-    def kept_items(self) -> list[list[memory.Kept]]:
-        """Return the bytes that each item of each stage keeps of a microbatch."""
-        model, part, stages = self.model, self.part, tuple(dict.fromkeys(self.stages))
-
+    def _kept_items(self, stage: Stage) -> list[Kept]:
+        """Return the bytes that each item of a stage keeps of a microbatch."""
+        model, part = self.model, self.part
         items = items_of(
-            model, stages, layer=self.layer_kept, embedding=memory.embedding_kept(model, part),
+            model, [stage], layer=lambda kind: self.once(self._layer_kept, self._same(kind)),
+            embedding=memory.embedding_kept(model, part),
             prediction=memory.prediction_kept(model, part),
             head=memory.head_kept(model, part, self.options),
         )  # fmt: skip
         if model.recompute_method == "uniform":
-            for stage, stage_items in zip(stages, items, strict=True):
-                layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
-                stage_items[layers] = memory.grouped(stage_items[layers], model.recompute_num_layers or 1)
-        if self.towers:
-            items = in_front(items, stages, [tower.kept() for tower in self.towers])
-        items_by_stage = dict(zip(stages, items, strict=True))
-        return [items_by_stage[stage] for stage in self.stages]
+            layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
+            items[0][layers] = memory.grouped(items[0][layers], model.recompute_num_layers or 1)
+        if stage.encoders:
+            items = in_front(items, [stage], [tower.kept() for tower in self.towers])
+        return items[0]
+
+    def layer_held(self, kind: Layer) -> memory.Held:
+        """Return a layer's parameters."""
+        return self.once(self._layer_held, self._same(kind))
+
+    def _layer_held(self, kind: Layer) -> memory.Held:
+        return memory.layer_held(self.model, self.part, kind)
+
+    def _layer_kept(self, kind: Layer) -> Kept:
+        return memory.layer_kept(self.model, self.part, kind)
 
     def passed(self) -> list[int]:
         """Return the bytes of a microbatch that a device of the next stage gets from each stage."""
@@ -527,22 +571,27 @@ class _Job:
 
     def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, on its device."""
-        known: dict[tuple[int, Stage], dict[Kind, tuple[Segment, ...]]] = {}
-        for costing, stage, stage_kept in zip(costings, self.stages, self.kept_items(), strict=True):
-            if (id(costing), stage) not in known:
-                known[id(costing), stage] = stage_segments(costing, self.towers, stage, stage_kept)
-        by_stage = [known[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
+        by_stage = [
+            self.once(self._segments, costing, stage) for costing, stage in zip(costings, self.stages, strict=True)
+        ]
         return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
+
+    def _segments(self, costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
+        return stage_segments(costing, self.towers, stage, self.once(self._kept_items, stage))
 
     def held(self, stage: Stage) -> memory.Held:
         """Return the parameters of a stage on one device."""
-        return summed(memory.Held(), self._held_items(stage))
+        return self.once(self._held, stage)
+
+    def _held(self, stage: Stage) -> memory.Held:
+        return summed(memory.Held(), self.once(self._held_items, stage))
 
     def kept(self) -> list[Kept]:
         """Return the bytes that each stage keeps of a microbatch."""
-        items_of_stage = dict(zip(self.stages, self.kept_items(), strict=True))
-        kept = {stage: summed(memory.Kept(), items) for stage, items in items_of_stage.items()}
-        return [kept[stage] for stage in self.stages]
+        return [self.once(self._kept, stage) for stage in self.stages]
+
+    def _kept(self, stage: Stage) -> Kept:
+        return summed(memory.Kept(), self.once(self._kept_items, stage))
 
     def beyond_bytes(self) -> int:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
@@ -550,13 +599,12 @@ class _Job:
         At its start, this is a recomputed layer. At its end, pending gradients have replaced the activations of
         the microbatch. Dummy gradients stay in memory.
         """
-        pairs = {*zip(self.stages, self.kept(), strict=True)}
-        return max(self._beyond(stage, stage_kept) for stage, stage_kept in pairs)
+        return max(self.once(self._beyond, stage) for stage in self.stages)
 
-    def _beyond(self, stage: Stage, kept: Kept) -> int:
-        held = self.held(stage)
+    def _beyond(self, stage: Stage) -> int:
+        held, kept = self.held(stage), self.once(self._kept, stage)
         if self.options.zero == memory.WEIGHTS:
-            held = max(self._held_items(stage), key=memory.Held.trained, default=held)
+            held = max(self.once(self._held_items, stage), key=memory.Held.trained, default=held)
         pending = memory.pending_bytes(self.model, self.options, held)
         has_dummies = self.options.dummy_gradients and not self.model.frozen
         dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
@@ -564,7 +612,7 @@ class _Job:
 
     def _state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and its reductions, gathers and updates in ns."""
-        items, states, others = self._held_items(stage), list[dict[str, int]](), list[memory.Held]()
+        items, states, others = self.once(self._held_items, stage), list[dict[str, int]](), list[memory.Held]()
         first = 0
         for part in stage.encoders:
             tower, end = self.towers[part.encoder], first + part.layers + part.projector
