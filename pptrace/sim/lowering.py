@@ -22,7 +22,6 @@ from pptrace.sim.streams import (
     Lanes,
     Linked,
     Pairs,
-    PartColumns,
     RouteColumns,
     RowColumns,
     Rules,
@@ -298,10 +297,16 @@ class _Lowering:
         issued, rows, rules, sender_row = self.issued, len(self.issued), self.rows.rules, placed.sender_row
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = present(issued.kind)
-        bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
-        bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
+        awaited = kinds[TABLE.awaited[kinds] == 1]
+        if not SEND_WAITS.mask(kinds).any():
+            awaited = awaited[~SENDS.mask(awaited)]
+        ranks = self.rows.graph.ranks
+        parts = [(0, ranks)] if awaited.size else halves(ranks, work=rows)  # ranks share space for awaited rows
+        most = [self._most_edges(kinds, slice(*issued.row_ptr[[*part]].tolist())) for part in parts]
+        bound = sum(most) + called.edges + sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # an upper bound; unused memory is not touched
-        edges = self._link_rows(placed, kinds, batch_next, pairs)
+        begins = [(*part, begin) for part, begin in zip(parts, (0, most[0]), strict=False)]
+        edges = self._link_rows(placed, kinds, awaited, begins, batch_next, pairs)
         if rules.batched:
             edges = run(
                 edges_kernels.join_batches,
@@ -318,20 +323,24 @@ class _Lowering:
             edges += more.source.size
         return Linked(sender_row, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
-    def _link_rows(self, placed: _Rows, kinds: NDArray[np.intp], batch_next: Int32s, pairs: Pairs) -> int:
-        """Write the edges of rows of some kinds that neither streams nor calls imply; return their number."""
+    def _link_rows(
+        self, placed: _Rows, kinds: NDArray[np.intp], awaited: NDArray[np.intp], parts: list[tuple[int, int, int]],
+        batch_next: Int32s, pairs: Pairs,
+    ) -> int:  # fmt: skip
+        """Write the edges of rows of some kinds that neither streams nor calls imply; return their number.
+
+        ``parts`` are ranges of ranks, and where the edges of each begin.
+        """
         issued, graph = self.issued, self.rows.graph
-        awaited = kinds[TABLE.awaited[kinds] == 1]
-        if not SEND_WAITS.mask(kinds).any():
-            awaited = awaited[~SENDS.mask(awaited)]
         alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
         if self.rows.rules.called and alone and not awaited.size and not graph.nearby:
             return 0
         results = _AWAITED_RESULTS if (TABLE.result[awaited] >= 0).any() else 0
         problem = np.zeros(1, dtype=np.int64)
         by_stage = np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32)
-        edges = run(
+        ends = run_parts(
             edges_kernels.link_rows,
+            parts,
             (self.rows, placed.place, placed.ends, placed.task),
             (
                 placed.sender_row, by_stage,
@@ -342,7 +351,24 @@ class _Lowering:
         )  # fmt: skip
         if problem[0]:
             raise explain_deadlock(self.schedule)
+        edges = ends[0]
+        for (_, _, begin), end in zip(parts[1:], ends[1:], strict=True):
+            for side in pairs:
+                side[edges : edges + end - begin] = side[begin:end]
+            edges += end - begin
         return edges
+
+    def _most_edges(self, kinds: NDArray[np.intp], rows: slice) -> int:
+        """Return an upper bound of the edges of rows that neither streams nor calls imply.
+
+        These are edges to forks, receivers and consumers.
+        """
+        kind, span, stream = self.issued.kind[rows], self.issued.span[rows], self.expansion.columns.stream[rows]
+        excluded = _IN_CALLS if self.rows.rules.called else COMPUTE
+        count = kind.size + int(np.count_nonzero(stream > placement_kernels.COMPUTE_STREAM))
+        count -= sum(int(np.count_nonzero(np.equal(kind, each))) for each in kinds.tolist() if each in excluded)
+        microbatches = count if span.max(initial=1) == 1 else int(span[~excluded.mask(kind)].sum())
+        return 2 * count + 2 * microbatches + (2 * count if self.rows.rules.batched else 0)
 
     def _link_calls(
         self, placed: _Rows, calls: Issue, called: CallTasks, edges: int, pairs: Pairs, tasks: int
@@ -438,18 +464,6 @@ class _CostRows:
             graph, paths=routes.paths, size_bytes=task.size_bytes[self.row], path=task.path[self.row],
             collective_ns=task.collective_ns[self.row], duration_ns=duration, lag_ns=lag,
         )  # fmt: skip
-
-
-def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, rules: Rules) -> int:
-    """Return an upper bound of the edges that neither streams nor calls imply: forks, receivers, consumers."""
-    excluded = _IN_CALLS if rules.called else COMPUTE
-    excluded_rows = sum(
-        int(np.count_nonzero(np.equal(issued.kind, kind))) for kind in kinds.tolist() if kind in excluded
-    )
-    rows = len(issued) - excluded_rows + int(np.count_nonzero(parts.stream > placement_kernels.COMPUTE_STREAM))
-    widest = int(issued.span.max(initial=1))
-    microbatches = rows if widest == 1 else int(issued.span[~excluded.mask(issued.kind)].sum())
-    return 2 * rows + 2 * microbatches + (2 * rows if rules.batched else 0)
 
 
 def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:

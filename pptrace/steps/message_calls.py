@@ -18,14 +18,14 @@ from pptrace.steps.kernels import tables
 from pptrace.steps.kernels.message_calls import NEVER, TURNS
 from pptrace.steps.kinds import COMMUNICATION, RECEIVES, TABLE, TOWARDS_NEXT
 from pptrace.steps.schedule import graph_of
-from pptrace_kernel import run
+from pptrace_kernel import halves, run, run_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.placement import Placement
-    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.schedule import Schedule, StageGraph
 
 
 class Issue(NamedTuple):
@@ -117,18 +117,28 @@ def with_sends(schedule: Schedule) -> IssueOrder:
     graph = graph_of(schedule.placement)
     most = len(schedule) * (1 + graph.widest)  # unused memory is not touched
     out, (peer,) = empty(schedule, most), empty_columns(most, np.int32)
-    sent = np.zeros(schedule.ranks**2, dtype=np.int32)
-    rows = run(
-        tables.insert_sends,
-        (schedule.row_ptr, schedule.cells, graph, TABLE),
-        (*out, peer, sent),
-        work=len(schedule),
-    )
+    inputs = schedule.row_ptr, schedule.cells, graph, TABLE
+    for ranks in halves(graph.ranks, work=len(schedule)), [(0, graph.ranks)]:  # again if actions are missing
+        sent = np.zeros(schedule.ranks**2, dtype=np.int32)
+        starts = [int(schedule.row_ptr[first]) + _count_sends(graph, first) for first, _ in ranks]
+        parts = [(first, end, start) for (first, end), start in zip(ranks, starts, strict=True)]
+        ends = run_parts(tables.insert_sends, parts, inputs, (*out, peer, sent), work=len(schedule))
+        if starts[1:] == ends[:-1]:
+            break
+    rows = out.row_ptr[-1] = ends[-1]
     cells = {name: values[:rows] for name, values in out.cells._asdict().items()}
     return IssueOrder(
         placement=schedule.placement, row_ptr=out.row_ptr, edge=out.edge[:rows], peer=peer[:rows], sent=sent,
         **cells,
     )  # fmt: skip
+
+
+def _count_sends(graph: StageGraph, end: int) -> int:
+    """Return the messages that ranks ``:end`` send if each stage runs each microbatch forward and backward."""
+    rank = graph.stage_rank.reshape(graph.routes, graph.stages)
+    source, target = rank[:, graph.edge_from], rank[:, graph.edge_to]
+    sends = ((source < end) * 1 + (target < end)) * ((source >= 0) & (target >= 0) & (source != target))
+    return int(sends.sum(axis=1) @ np.bincount(graph.microbatch_route, minlength=graph.routes))
 
 
 def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueOrder:

@@ -29,19 +29,21 @@ from pptrace.sim.kernels.placement import (
 from pptrace_kernel import fetch
 
 
-def link_rows(rows, place, ends, task, sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem):
-    """List every edge between tasks that no stream or call implies; return how many.
+def link_rows(
+    first, end, n, rows, place, ends, task, sender_row, awaited_stage, awaited_microbatch, batch_next, pairs,
+    problem,
+):  # fmt: skip
+    """Append the edges of ranks ``first:end`` that no stream or call implies to ``n`` edges; return the new count.
 
     ``problem[0]`` becomes 1 + the row that needs a result which its rank computes later. This is not checked if no
     rank holds adjacent stages, or if rows are segments.
     """
-    n = 0
     cells, graph, kinds = rows.cells, rows.graph, rows.kinds
     parts, lanes, rules = rows.parts, rows.lanes, rows.rules
     row_ptr = rows.row_ptr
     kind, role, fork, in_parts = cells.kind, kinds.role, task.fork, len(parts.stream) > 0
     looks = graph.nearby and not in_parts
-    for rank in range(graph.ranks):
+    for rank in range(first, end):
         for i in range(len(awaited_stage)):
             awaited_stage[i] = -1
         launched = -1

@@ -138,14 +138,13 @@ def end_of_pair(pair, first, last):
     return end
 
 
-def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge, out_peer, sent):
-    """Copy the rows with each SEND right after its producer; return their number.
+def insert_sends(first, end, index, row_ptr, cells, graph, kinds, out_ptr, out, out_edge, out_peer, sent):
+    """Copy the rows of ranks ``first:end`` to ``index`` with each SEND right after its producer; return the end.
 
     ``sent``, initialised with 0, counts the messages from each rank to each other rank.
     """
-    index = 0
     kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
-    for rank in range(graph.ranks):
+    for rank in range(first, end):
         out_ptr[rank] = index
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             copy_action(cells, row, out, out_edge, index)
@@ -162,7 +161,6 @@ def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge, out_peer,
                     out_peer[index] = peer
                     sent[rank * graph.ranks + peer] += 1
                     index += 1
-    out_ptr[graph.ranks] = index
     return index
 
 
