@@ -29,7 +29,6 @@ from pptrace.network.contract import NO_ROUTE as NO_ROUTE
 from pptrace.network.contract import UNLIMITED as UNLIMITED
 from pptrace.network.contract import Links as Links
 from pptrace.network.contract import Paths as Paths
-from pptrace.plugins.builtin_executors import second_process as second_process
 from pptrace.plugins.hookspecs import hookimpl as hookimpl
 from pptrace.plugins.offers import ClusterOffer as ClusterOffer
 from pptrace.plugins.offers import CostModelOffer as CostModelOffer

@@ -67,23 +67,6 @@ class Serial(Executor):
         return future
 
 
-@contextmanager
-def second_process() -> Iterator[Executor | None]:
-    """Start an executor of one forked process; None if this process has one core or cannot fork safely.
-
-    The process has the modules of this one. It ends with the block, even if calls are running.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if cores == 1 or not _may_fork():
-        yield None
-        return
-    pool = Processes(1)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
 def _may_fork() -> bool:
     """Return whether a fork is safe: on Linux, without other threads that may hold a lock."""
     return sys.platform.startswith("linux") and threading.active_count() == 1

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from pptrace.plugin import Int32s, Int64s
 
-Number: TypeAlias = "int | float | str | None"
+Number: TypeAlias = int | float | str | None
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -132,7 +132,6 @@ class EventBuilder:
         """Dropped events: without a time, or with a negative or infinite duration."""
         self.held_bytes = 0
         """Approximate bytes of names and arguments, without the columns."""
-        self._argument_bytes = 0
         self._names: dict[str, int] = {}
         self._categories: dict[str, int] = {}
         self._threads: dict[tuple[Number, Number], int] = {}
@@ -161,47 +160,53 @@ class EventBuilder:
         if rows:
             names, categories, threads, start, end, correlation, stream, arguments = zip(*rows, strict=True)
             start_ns, end_ns = np.array([start, end], dtype=np.int64)
-            self.extend(names, categories, threads, start_ns, end_ns, correlation, stream, arguments)
+            position = np.arange(len(rows), dtype=np.int32)
+            self.extend(
+                names, categories, threads, position, position, position, start_ns, end_ns,
+                integers(correlation), integers(stream),
+                {row: value for row, value in enumerate(arguments) if value is not None},
+            )  # fmt: skip
 
     def extend(
         self, names: Sequence[str], categories: Sequence[str], threads: Sequence[tuple[Number, Number]],
-        start_ns: Int64s, end_ns: Int64s, correlation: Sequence[Number], stream: Sequence[Number],
-        arguments: Sequence[Arguments | None],
+        name: Int32s, category: Int32s, thread: Int32s, start_ns: Int64s, end_ns: Int64s,
+        correlation: Int64s, stream: Int64s, arguments: Mapping[int, Arguments],
     ) -> None:  # fmt: skip
-        """Append events column by column."""
+        """Append events column by column.
+
+        Args:
+            names: names in any order, also of no event.
+            categories: categories.
+            threads: pairs of process and thread id.
+            name: position of each event's name.
+            category: position of each event's category.
+            thread: position of each event's thread.
+            start_ns: start.
+            end_ns: end.
+            correlation: correlation id; -1 for none.
+            stream: stream; -1 for none.
+            arguments: arguments by event, of events with further arguments.
+        """
         self._blocks.append((
-            self._number(self._names, names), self._number(self._categories, categories),
-            self._number(self._threads, threads), start_ns, end_ns, _ids(correlation), _ids(stream),
+            self._number(self._names, names, name), self._number(self._categories, categories, category),
+            self._number(self._threads, threads, thread), start_ns, end_ns, correlation, stream,
         ))  # fmt: skip
-        detailed = {row: args for row, args in enumerate(arguments, self._count) if args is not None}
-        self._arguments |= detailed
-        argument_bytes = sum(map(_size, detailed.values()))
-        self.held_bytes += argument_bytes
-        self._argument_bytes += argument_bytes
-        self._count += len(names)
+        self._arguments |= {self._count + row: value for row, value in arguments.items()}
+        self.held_bytes += sum(map(_size, arguments.values()))
+        self._count += len(name)
 
-    def append(self, other: EventBuilder) -> None:
-        """Append the events of another builder of the same file."""
-        self._add_rows()
-        other._add_rows()
-        names = self._number(self._names, list(other._names))
-        categories = self._number(self._categories, list(other._categories))
-        threads = self._number(self._threads, list(other._threads))
-        for name, category, thread, *columns in other._blocks:
-            self._blocks.append((names[name], categories[category], threads[thread], *columns))
-        self._arguments |= {self._count + row: arguments for row, arguments in other._arguments.items()}
-        self.held_bytes += other._argument_bytes
-        self._argument_bytes += other._argument_bytes
-        self.bad += other.bad
-        self._count += other._count
-
-    def _number(self, known: dict[Any, int], values: Sequence[Hashable]) -> Int32s:
-        """Return the number of each value; assigns the next numbers to new values."""
-        for value in [value for value in dict.fromkeys(values) if value not in known]:
-            known[value] = len(known)
-            parts = value if isinstance(value, tuple) else (value,)
-            self.held_bytes += sum(map(sys.getsizeof, parts)) + _ENTRY
-        return np.fromiter(map(known.__getitem__, values), dtype=np.int32, count=len(values))
+    def _number(self, known: dict[Any, int], values: Sequence[Hashable], position: Int32s) -> Int32s:
+        """Return the number of each event's value; assigns the next numbers to new values, in events' order."""
+        used, first = np.unique(position, return_index=True)
+        for place in position[np.sort(first)].tolist():
+            value = values[place]
+            if value not in known:
+                known[value] = len(known)
+                parts = value if isinstance(value, tuple) else (value,)
+                self.held_bytes += sum(map(sys.getsizeof, parts)) + _ENTRY
+        numbers = np.zeros(len(values), dtype=np.int32)
+        numbers[used] = [known[values[place]] for place in used.tolist()]
+        return numbers[position]
 
     def events(self, path: Path, top: dict[str, Any], *, base_ns: int = 0, cut: bool = False) -> Events:
         """Return the columns.
@@ -237,7 +242,7 @@ def _size(arguments: Arguments) -> int:
     return sys.getsizeof(arguments) + _ENTRY + raw + texts
 
 
-def _ids(values: Sequence[Number]) -> Int64s:
+def integers(values: Sequence[Number]) -> Int64s:
     """Return ids, -1 for an invalid id."""
     # Most values are integers or missing, so only others are parsed.
     plain = [-1 if v is None else v if v.__class__ is int else parse_integer(v, -1) for v in values]

@@ -13,32 +13,32 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import zlib
 from collections import deque
-from concurrent.futures import BrokenExecutor, Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, count, pairwise
-from mmap import mmap
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from pptrace.plugin import TraceError, UnpackedFile, check_events, second_process
-from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Arguments, Event, EventBuilder
+from pptrace.plugin import TraceError, UnpackedFile, check_events
+from pptrace_kernel import always_compiled, compiles, run_kernel
+from pptrace_profilers import kernels
+from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Arguments, Event, EventBuilder, Number, integers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Int64s
-    from pptrace_profilers.events import Events, Number
+    from pptrace.plugin import Int32s, Int64s
+    from pptrace_profilers.events import Events
 
 _BLOCK = 96 << 10  # larger blocks exceed the processor's cache; from 128 KiB on, malloc maps each block
 MOST_EVENT_BYTES = 16 << 20
@@ -267,17 +267,18 @@ class Keep:
     """Prefixes of names whose arguments are read."""
 
 
-_BATCH, _CHUNK_BYTES = 1024, 4 << 20
-"""Events that are converted to columns at a time, and bytes of text that a process parses at a time."""
+_CHUNK_BYTES = 2 << 20
+"""Bytes of text that are parsed at a time."""
 _ALWAYS = 2
 _EVENTS_DECODER = msgspec.json.Decoder(list[Event])
 _ARGUMENTS_DECODER = msgspec.json.Decoder(Arguments | None)
 _ARGUMENTS_LIST_DECODER = msgspec.json.Decoder(list[Arguments | None])
-_NO_ARGUMENTS = Arguments()
+_VALUES_DECODER = msgspec.json.Decoder(list[Number])
+_NO_ARGUMENTS, _INVALID = Arguments(), Arguments()
 
 
 def read_events(path: Path, keep: Keep) -> Events:
-    """Read a file's complete events; a second process parses about half of a large file.
+    """Read a file's complete events; threads scan a large file with a compiled kernel.
 
     Raises:
         TraceError: the file cannot be read or is no Chrome JSON.
@@ -285,14 +286,11 @@ def read_events(path: Path, keep: Keep) -> Events:
     blocks, builder = Blocks(path), EventBuilder()
     allocated: dict[int, int] = {}
     seen_count = 0
-    with _second_process(path) as process:
-        for piece in _pieces(_chunks(blocks), keep, blocks, process):
-            builder.append(piece.builder)
-            seen_count += piece.seen_count
-            for device, size in piece.allocated.items():
-                allocated[device] = max(allocated.get(device, 0), size)
-            blocks.expect(seen_count, builder.bad)
-            check_events(len(builder) + builder.bad, path, builder.held_bytes)
+    for selection in _selections(blocks, keep):
+        _add(builder, selection, keep.details, allocated)
+        seen_count += selection.seen_count
+        blocks.expect(seen_count, builder.bad)
+        check_events(len(builder) + builder.bad, path, builder.held_bytes)
     base = blocks.top.get("baseTimeNanoseconds")
     base_ns = base if isinstance(base, int) and abs(base) < LARGEST_NS else 0
     table = builder.events(path, blocks.top, base_ns=base_ns, cut=blocks.cut)
@@ -301,14 +299,9 @@ def read_events(path: Path, keep: Keep) -> Events:
 
 
 _LARGE_BYTES, _LARGE_PACKED_BYTES = 32 << 20, 2 << 20
-"""Sizes of files, plain and packed, whose parsing takes longer than the start of a process."""
-_AHEAD = 3
-"""Chunks that the second process has: the one that it parses, and the next ones."""
-_SLOT_BYTES = _CHUNK_BYTES + (1 << 20)
-_SWITCH_S = 0.0005
-"""Longest time for which the parsing thread keeps the thread waiting that receives results."""
-_memory: list[mmap] = []
-"""Memory that the second process shares: a slot for each chunk that it has. A pipe copies chunks more slowly."""
+"""Sizes of files, plain and packed, whose decoding takes longer than loading LLVM."""
+_AHEAD = 2
+"""Chunks that the thread scans before the events of the first are used."""
 
 
 def _is_large(path: Path) -> bool:
@@ -316,33 +309,19 @@ def _is_large(path: Path) -> bool:
     return path.is_file() and path.stat().st_size >= least
 
 
-@contextmanager
-def _second_process(path: Path) -> Iterator[Executor | None]:
-    """Start a second process for a large file, with memory for its chunks."""
-    if not _is_large(path):
-        yield None
+def _selections(blocks: Blocks, keep: Keep) -> Iterator[_Selection]:
+    """Yield the kept events of a file in its order; a thread scans the text of a large file."""
+    if not (_is_large(blocks.path) and compiles(_CHUNK_BYTES)):
+        yield from (_decode(chunk, keep, blocks) for chunk in _chunks(blocks))
         return
-    _memory[:] = [mmap(-1, _AHEAD * _SLOT_BYTES)]
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        with second_process() as process:
-            yield process
-    finally:
-        sys.setswitchinterval(interval_s)
-        _memory.clear()
-
-
-@dataclass(slots=True)
-class _Piece:
-    """The complete events of a chunk."""
-
-    builder: EventBuilder = field(default_factory=EventBuilder)
-    """The kept events."""
-    allocated: dict[int, int] = field(default_factory=dict)
-    """Peak of allocated bytes by device type."""
-    seen_count: int = 0
-    """Number of valid events, kept or not."""
+    pending: deque[tuple[list[bytes], Future[_Scan]]] = deque()
+    with ThreadPoolExecutor(1) as thread:
+        for chunk in _chunks(blocks):
+            pending.append((chunk, thread.submit(scan_blocks, chunk)))
+            if len(pending) > _AHEAD:
+                yield from _kept(*pending.popleft(), keep, blocks)
+        for submitted in pending:
+            yield from _kept(*submitted, keep, blocks)
 
 
 def _chunks(blocks: Blocks) -> Iterator[list[bytes]]:
@@ -358,78 +337,189 @@ def _chunks(blocks: Blocks) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def _pieces(
-    chunks: Iterable[list[bytes]], keep: Keep, blocks: Blocks, process: Executor | None
-) -> Iterator[_Piece]:
-    """Yield the events of chunks in the order of the file; whichever process is free parses the next chunk."""
-    pending: deque[_Piece | _Submitted] = deque()
-    free_slots = list(range(_AHEAD))
+@dataclass(slots=True, kw_only=True)
+class _Selection:
+    """Events of a text that the filter keeps; columns have one value per event."""
 
-    def parse(chunk: list[bytes]) -> _Piece:
-        return _parse(chunk, keep, blocks) or _Piece()
-
-    def finished(first: _Piece | _Submitted) -> _Piece:
-        if isinstance(first, _Piece):
-            return first
-        free_slots.append(first.slot)
-        try:
-            return first.future.result() or parse(first.chunk)
-        except BrokenExecutor:
-            return parse(first.chunk)
-
-    for chunk in chunks:
-        while pending and (isinstance(pending[0], _Piece) or pending[0].future.done()):
-            yield finished(pending.popleft())
-        sizes = [len(block) for block in chunk]
-        if process is not None and free_slots and sum(sizes) <= _SLOT_BYTES:
-            slot = free_slots[-1]
-            start = slot * _SLOT_BYTES
-            _memory[0][start : start + sum(sizes)] = b"".join(chunk)
-            with suppress(BrokenExecutor):
-                pending.append(_Submitted(process.submit(_parse_slot, start, sizes, keep), chunk, slot))
-                free_slots.pop()
-                continue
-        pending.append(parse(chunk))
-    while pending:
-        yield finished(pending.popleft())
+    names: Sequence[str]
+    """Names, in any order."""
+    categories: Sequence[str]
+    """Categories, in any order."""
+    threads: Sequence[tuple[Number, Number]]
+    """Pairs of process and thread id, in any order."""
+    name: Int32s
+    """Position of each event's name."""
+    category: Int32s
+    """Position of each event's category."""
+    thread: Int32s
+    """Position of each event's thread."""
+    is_complete: NDArray[np.bool_]
+    """Whether the phase is that of complete events."""
+    start_us: NDArray[np.float64]
+    """Start; NaN for none."""
+    duration_us: NDArray[np.float64]
+    """Duration; NaN for none."""
+    correlation: Int64s
+    """Correlation id; -1 for none."""
+    stream: Int64s
+    """Stream; -1 for none."""
+    arguments: dict[int, Arguments]
+    """Arguments by event, of events with details and of instants of memory."""
+    seen_count: int
+    """Number of valid events of the text, kept or not."""
+    bad: int
+    """Number of invalid events of the text."""
 
 
-class _Submitted(NamedTuple):
-    """A chunk in the second process."""
-
-    future: Future[_Piece | None]
-    chunk: list[bytes]
-    slot: int
-    """The slot of the chunk in the memory that both processes share."""
-
-
-def _parse_slot(start: int, sizes: list[int], keep: Keep) -> _Piece | None:
-    """Return the events of a chunk in the shared memory, as :func:`_parse`."""
-    ends = accumulate(sizes, initial=start)
-    return _parse([_memory[0][begin:end] for begin, end in pairwise(ends)], keep)
+_ROW_BYTES = 32
+"""Bytes of an event; blocks with many shorter events are decoded."""
+_ROW_TYPES = kernels.Rows(
+    phase="i4", category="i4", name="i4", pid="i4", tid="i4", start="i8", start_decimals="i1", duration="i8",
+    duration_decimals="i1", arguments="i4", arguments_end="i4", correlation="i8", stream="i8", unread="?",
+)  # fmt: skip
+_TEXT_COLUMNS = 5
+"""The first columns, which have numbers of texts."""
+_MOST_TEXTS = 1 << 15
+_TEXT_END = b'"\0'
 
 
-def _parse(chunk: Sequence[bytes], keep: Keep, blocks: Blocks | None = None) -> _Piece | None:
-    """Return the events of a chunk; without ``blocks``, None if a block cannot be decoded at once."""
-    piece, pending = _Piece(), list[Event]()
-    decisions, categories = _decisions(keep), keep.categories
+class _Scan(NamedTuple):
+    """The events of the first blocks of a chunk."""
+
+    text: bytes
+    """The blocks."""
+    block_count: int
+    """Number of blocks up to one that the kernel does not accept."""
+    rows: kernels.Rows
+    """Their events."""
+    texts: kernels.Texts
+    """Distinct values of fields."""
+
+
+def scan_blocks(chunk: Sequence[bytes]) -> _Scan:
+    """Scan blocks of events with the kernel."""
+    text = b",".join([*chunk[:-1], chunk[-1] + _TEXT_END])
+    ends = np.cumsum([len(block) + 1 for block in chunk]) - 1
+    rows = kernels.Rows(*(np.empty(len(text) // _ROW_BYTES, dtype) for dtype in _ROW_TYPES))
+    start, end = np.empty((2, _MOST_TEXTS), np.int32)
+    slot, count = np.full(2 * _MOST_TEXTS, kernels.ABSENT, np.int32), np.zeros(1, np.int32)
+    texts = kernels.Texts(start, end, slot, count)
+    row_counts = np.zeros(len(chunk) + 1, np.int64)
+    with always_compiled():
+        inputs = np.frombuffer(text, np.uint8), ends, _typed_names()
+        block_count = run_kernel(kernels.read_blocks, inputs, (texts, rows, row_counts), work=len(text))
+    return _Scan(text, block_count, kernels.Rows(*(column[: row_counts[block_count]] for column in rows)), texts)
+
+
+@cache
+def _typed_names() -> kernels.Names:
+    """Return the names of arguments whose values have a type, first those with columns."""
+    names = [field.encode_name.encode() for field in msgspec.structs.fields(Arguments) if field.type == Number]
+    return kernels.Names(np.frombuffer(b"".join(names), np.uint8), np.cumsum([0, *map(len, names)]))
+
+
+def _kept(chunk: list[bytes], future: Future[_Scan], keep: Keep, blocks: Blocks) -> Iterator[_Selection]:
+    """Yield the kept events of a chunk; decode blocks that the kernel does not accept."""
+    scan = future.result()
+    while (selection := _select(scan, keep)) is not None:
+        yield selection
+        rejected, chunk = chunk[scan.block_count :][:1], chunk[scan.block_count + 1 :]
+        if rejected:
+            yield _decode(rejected, keep, blocks)
+        if not chunk:
+            return
+        scan = scan_blocks(chunk)
+    yield _decode(chunk, keep, blocks)
+
+
+def _select(scan: _Scan, keep: Keep) -> _Selection | None:
+    """Return the kept events among scanned rows; None if a text cannot be decoded."""
+    text, _, rows, texts = scan
+    text_count = 1 + max(int(column.max(initial=kernels.ABSENT)) for column in rows[:_TEXT_COLUMNS])
+    spans = zip(texts.start[:text_count].tolist(), texts.end[:text_count].tolist(), strict=True)
+    try:
+        values = _VALUES_DECODER.decode(b"[" + b",".join([text[start:end] for start, end in spans]) + b"]")
+    except _UNDECODABLE:
+        return None
+    # The last element is the default, which has the number of absent texts.
+    names, ids = [value if isinstance(value, str) else "" for value in (*values, "")], [*values, 0]
+    decisions, marked = _decisions(keep), (*keep.details, MEMORY)
+    decision = np.array([decisions[name] for name in names])[rows.name]
+    in_category = np.array([name in keep.categories for name in names])[rows.category]
+    kept = np.flatnonzero((decision == _ALWAYS) | ((decision > 0) & in_category))
+    rows = kernels.Rows(*(column[kept] for column in rows))
+    pairs, thread = np.unique(rows.pid % len(ids) * len(ids) + rows.tid % len(ids), return_inverse=True)
+    has_details = np.array([name.startswith(marked) for name in names])[rows.name]
+    unread = np.flatnonzero(has_details | rows.unread)
+    spans = zip(rows.arguments[unread].tolist(), rows.arguments_end[unread].tolist(), strict=True)
+    arguments = _decode_arguments([text[start:end] or b"null" for start, end in spans])
+    rows.correlation[unread] = integers([decoded.correlation for decoded in arguments])
+    rows.stream[unread] = integers([decoded.stream for decoded in arguments])
+    is_valid = np.ones(kept.size, dtype=bool)
+    is_valid[unread] = [decoded is not _INVALID for decoded in arguments]
+    return _Selection(
+        names=names, categories=names, name=rows.name, category=rows.category,
+        threads=[(ids[pair // len(ids)], ids[pair % len(ids)]) for pair in pairs.tolist()],
+        thread=thread.astype(np.int32),
+        is_complete=is_valid & np.array([name == "X" for name in names])[rows.phase],
+        start_us=_microseconds(rows.start, rows.start_decimals),
+        duration_us=_microseconds(rows.duration, rows.duration_decimals),
+        correlation=rows.correlation, stream=rows.stream,
+        arguments={
+            row: decoded for row, decoded in zip(unread.tolist(), arguments, strict=True) if has_details[row]
+        },
+        seen_count=decision.size, bad=int(np.count_nonzero(~is_valid)),
+    )  # fmt: skip
+
+
+_POWERS = np.array([10**decimals for decimals in range(19)] + [1])
+
+
+def _microseconds(mantissa: Int64s, decimals: NDArray[np.int8]) -> NDArray[np.float64]:
+    """Return the nearest doubles of decimal numbers, NaN for absent ones."""
+    magnitude, scale = np.abs(mantissa), _POWERS[decimals]
+    whole, rest = np.divmod(magnitude, scale)
+    # A quotient of exact doubles is the nearest double. Larger numbers have few decimals, so doubles near their
+    # fraction round to the same sum.
+    nearest = np.where(magnitude <= kernels.EXACT, magnitude / scale, whole + rest / scale)
+    return np.where(decimals < 0, np.nan, np.copysign(nearest, mantissa))
+
+
+def _decode(chunk: Sequence[bytes], keep: Keep, blocks: Blocks) -> _Selection:
+    """Return the kept events of blocks, decoded one by one where a block has invalid ones."""
+    decisions = _decisions(keep)
+    kept: list[Event] = []
+    seen_count = bad = 0
     for block in chunk:
         try:
             events = _EVENTS_DECODER.decode(b"[" + block + b"]")
         except _UNDECODABLE:
-            if blocks is None:
-                return None
-            events, empty_count = _events_one_by_one(block, blocks, piece.builder)
-            piece.seen_count += empty_count
-        piece.seen_count += len(events)
-        pending += [
-            e for e in events if (decision := decisions[e.name]) and (decision == _ALWAYS or e.cat in categories)
+            events, empty_count, bad_count = _events_one_by_one(block, blocks)
+            seen_count += empty_count
+            bad += bad_count
+        seen_count += len(events)
+        kept += [
+            e
+            for e in events
+            if (decision := decisions[e.name]) and (decision == _ALWAYS or e.cat in keep.categories)
         ]
-        if len(pending) >= _BATCH:
-            _add(piece.builder, pending, keep.details, piece.allocated)
-            pending = []
-    _add(piece.builder, pending, keep.details, piece.allocated)
-    return piece
+    arguments = _decode_arguments([event.args for event in kept])
+    position, marked = np.arange(len(kept), dtype=np.int32), (*keep.details, MEMORY)
+    is_valid = np.array([decoded is not _INVALID for decoded in arguments], dtype=bool)
+    return _Selection(
+        names=[e.name for e in kept], categories=[e.cat for e in kept], threads=[(e.pid, e.tid) for e in kept],
+        name=position, category=position, thread=position,
+        is_complete=np.array([e.ph == "X" for e in kept], dtype=bool) & is_valid,
+        start_us=_times([e.ts for e in kept]), duration_us=_times([e.dur for e in kept]),
+        correlation=integers([decoded.correlation for decoded in arguments]),
+        stream=integers([decoded.stream for decoded in arguments]),
+        arguments={
+            row: decoded
+            for row, (event, decoded) in enumerate(zip(kept, arguments, strict=True))
+            if decoded is not _INVALID and event.name.startswith(marked)
+        },
+        seen_count=seen_count, bad=bad + int(np.count_nonzero(~is_valid)),
+    )  # fmt: skip
 
 
 class _Decisions(dict[str, int]):
@@ -451,10 +541,10 @@ def _decisions(keep: Keep) -> _Decisions:
     return _Decisions(keep)
 
 
-def _events_one_by_one(block: bytes, blocks: Blocks, builder: EventBuilder) -> tuple[list[Event], int]:
-    """Return the valid events of a block that cannot be decoded at once, and the number of empty events."""
+def _events_one_by_one(block: bytes, blocks: Blocks) -> tuple[list[Event], int, int]:
+    """Return the valid events of a block that cannot be decoded at once, and the numbers of empty and bad ones."""
     events: list[Event] = []
-    empty_count = 0
+    empty_count = bad_count = 0
     for value in blocks.values(block):
         if value == {}:
             empty_count += 1
@@ -464,8 +554,8 @@ def _events_one_by_one(block: bytes, blocks: Blocks, builder: EventBuilder) -> t
                 value["args"] = msgspec.Raw(json.dumps(value["args"]).encode())
             events.append(msgspec.convert(value, Event))
         except (msgspec.ValidationError, UnicodeError, RecursionError):
-            builder.bad += 1
-    return events, empty_count
+            bad_count += 1
+    return events, empty_count, bad_count
 
 
 _LONGEST_US = 2**40
@@ -473,52 +563,45 @@ _LONGEST_US = 2**40
 
 
 def _add(
-    builder: EventBuilder, events: Sequence[Event], details: tuple[str, ...], allocated: dict[int, int]
+    builder: EventBuilder, selection: _Selection, details: tuple[str, ...], allocated: dict[int, int]
 ) -> None:
     """Append the complete events to a builder, and update the peak of allocated bytes by device type."""
-    events, arguments = _decode_arguments(events, builder)
-    for marks in [a for e, a in zip(events, arguments, strict=True) if e.name == MEMORY]:
+    names = {row: selection.names[selection.name[row]] for row in selection.arguments}
+    for marks in [marks for row, marks in selection.arguments.items() if names[row] == MEMORY]:
         total, device = marks.allocated, marks.device_type
         if isinstance(total, int) and isinstance(device, int) and 0 < total < 2 * LARGEST_NS:
             allocated[device] = max(allocated.get(device, 0), total)
-    rows = [row for row, e in enumerate(events) if e.ph == "X"]
-    if len(rows) < len(events):
-        events, arguments = [events[row] for row in rows], [arguments[row] for row in rows]
-    start, duration = _times([e.ts for e in events]), _times([e.dur for e in events])
-    good = (np.abs(start) < LARGEST_US) & (duration >= 0) & (duration < _LONGEST_US)
-    if not good.all():
-        rows = np.flatnonzero(good).tolist()
-        builder.bad += len(events) - len(rows)
-        events, arguments = [events[row] for row in rows], [arguments[row] for row in rows]
-        start, duration = start[good], duration[good]
-    start_ns = _nanoseconds(start)
-    names = [e.name for e in events]
-    detailed = {name for name in set(names) if name.startswith(details)}
+    start, duration = selection.start_us, selection.duration_us
+    good = selection.is_complete & (np.abs(start) < LARGEST_US) & (duration >= 0) & (duration < _LONGEST_US)
+    builder.bad += selection.bad + int(np.count_nonzero(selection.is_complete & ~good))
+    new_row, start_ns = np.cumsum(good) - 1, _nanoseconds(start[good])
     builder.extend(
-        names, [e.cat for e in events], [(e.pid, e.tid) for e in events],
-        start_ns, start_ns + _nanoseconds(duration),
-        [a.correlation for a in arguments], [a.stream for a in arguments],
-        [_detach(a) if name in detailed else None for name, a in zip(names, arguments, strict=True)],
+        selection.names, selection.categories, selection.threads,
+        selection.name[good], selection.category[good], selection.thread[good],
+        start_ns, start_ns + _nanoseconds(duration[good]),
+        selection.correlation[good], selection.stream[good],
+        {
+            int(new_row[row]): _detach(arguments)
+            for row, arguments in selection.arguments.items()
+            if good[row] and names[row].startswith(details)
+        },
     )  # fmt: skip
 
 
-def _decode_arguments(events: Sequence[Event], builder: EventBuilder) -> tuple[Sequence[Event], list[Arguments]]:
-    """Return the events and their arguments; events with invalid arguments are counted and dropped."""
+def _decode_arguments(texts: Sequence[bytes]) -> list[Arguments]:
+    """Return the arguments of events, ``_INVALID`` where they are invalid."""
     try:
-        decoded = _ARGUMENTS_LIST_DECODER.decode(b"[" + b",".join([e.args for e in events]) + b"]")
-        return events, [a or _NO_ARGUMENTS for a in decoded]
+        decoded = _ARGUMENTS_LIST_DECODER.decode(b"[" + b",".join(texts) + b"]")
     except _UNDECODABLE:
-        valid: list[Event] = []
-        arguments: list[Arguments] = []
-    for event in events:
-        try:
-            value = _ARGUMENTS_DECODER.decode(bytes(event.args).decode(errors="replace"))
-        except _UNDECODABLE:
-            builder.bad += 1
-            continue
-        valid.append(event)
-        arguments.append(value or _NO_ARGUMENTS)
-    return valid, arguments
+        return [_decode_argument(text) for text in texts]
+    return [arguments or _NO_ARGUMENTS for arguments in decoded]
+
+
+def _decode_argument(text: bytes) -> Arguments:
+    for readable in (text, bytes(text).decode(errors="replace")):
+        with suppress(*_UNDECODABLE):
+            return _ARGUMENTS_DECODER.decode(readable) or _NO_ARGUMENTS
+    return _INVALID
 
 
 def _detach(arguments: Arguments) -> Arguments:
@@ -530,14 +613,17 @@ def _detach(arguments: Arguments) -> Arguments:
 
 def _times(values: Sequence[Number]) -> NDArray[np.float64]:
     """Return microseconds, NaN for a value that is not a number."""
+    times = np.array(values)
+    if times.dtype.kind in "iuf":
+        return times.astype(np.float64)
+    return np.array([_time(value) for value in values], dtype=np.float64)
+
+
+def _time(value: Any) -> float:
     try:
-        return np.array(values, dtype=np.float64)
+        return float(value)
     except (TypeError, ValueError, OverflowError):
-        return np.array([_time(value) for value in values], dtype=np.float64)
-
-
-def _time(value: Number) -> float:
-    return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST_US else math.nan
+        return math.nan
 
 
 def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
