@@ -1,40 +1,71 @@
-"""What running the configuration that is simulated as the best costs over the one that was measured as the best.
+"""Extra time of the configuration that the simulation chooses, over the one that was measured as the best.
 
-    python benchmarks/bench_choices.py steps.csv [--source 'BLOOM*']
+    python benchmarks/bench_choices.py steps.csv [--source 'BLOOM*'] [--stack-alone]
 
-A group is what was measured of one model (its heads, which rows tell in settings, among its sizes) on as many GPUs
-of a kind, in one precision and with sequences of one length, in several configurations; times are per sequence.
-``docs/plan.md`` has the figures. It takes some 10 s.
+A group has the measured configurations of one model (with its number of heads) on as many GPUs of a kind, in one
+precision and with sequences of one length. They are of one publisher, in one or several releases, each of which is
+simulated with its own stack. Times are per sequence. ``docs/plan.md`` has the figures. It takes some 20 s.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pptrace.search.plan import MARGIN, MARGIN_EQUAL_SIZES
 from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases
 
 if TYPE_CHECKING:
     from pptrace_accuracy.records import Case
 
-SAME = ("source", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "seq")
-"""Columns that all configurations of a group have in common."""
-DIVIDED = ("tp", "pp", "cp", "ep", "vp", "mbs", "recompute", "zero", "schedule")
-"""Columns of which at least one tells two configurations apart."""
+COMMON = ("series", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "seq")
+"""Columns that all configurations of a group have in common, and the publisher."""
+SIZES = ("tp", "pp", "cp", "ep", "dp")
+FIRST = 3
+"""Places that count as among the first."""
+LIMIT = 0.02
+"""Largest extra time of a good choice."""
 
-NEAR = 3
-"""Places that count as found."""
-MOST = 0.02
-"""What a choice may cost."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A measured configuration; times are in seconds per sequence."""
+
+    measured_s: float
+    simulated_s: float
+    settings: Any
+
+    def ties(self, other: Step) -> bool:
+        """Return whether a plan that chooses another step reports this one as tied."""
+        sizes = [tuple(each.settings["parallel"].get(name) or 1 for name in SIZES) for each in (self, other)]
+        margin = MARGIN_EQUAL_SIZES if sizes[0] == sizes[1] else MARGIN
+        return self.simulated_s <= other.simulated_s * (1 + float(margin))
 
 
 def group_of(case: Case) -> tuple[str, ...]:
-    """Return what a case has in common with others of its group."""
-    model: Any = case.settings.get("model", {})
-    return (*(case.row.get(name, "") for name in SAME), str(model.get("heads", "")))
+    """Return publisher, common columns and heads of a case."""
+    publisher = case.row["source"].split()[0]
+    heads = str(case.settings["model"].get("heads", ""))
+    return (publisher, *(case.row.get(name, "") for name in COMMON), heads)
+
+
+def read_groups(cases: list[Case]) -> dict[tuple[str, ...], list[Step]]:
+    """Return the simulated steps of each group with several configurations."""
+    groups: dict[tuple[str, ...], list[Step]] = defaultdict(list)
+    for case, row in zip(cases, run_cases(cases), strict=True):
+        if row["error_pct"] is not None:
+            batch = float(case.row["gbs"])
+            step = Step(
+                measured_s=row["measured_s"] / batch,
+                simulated_s=row["simulated_s"] / batch,
+                settings=case.settings,
+            )
+            groups[group_of(case)].append(step)
+    return {key: steps for key, steps in groups.items() if any(steps[0].settings != s.settings for s in steps)}
 
 
 def main() -> None:
@@ -42,33 +73,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", type=Path)
     parser.add_argument("--source", default="*", help="a pattern of sources' names")
-    asked = parser.parse_args()
+    parser.add_argument(
+        "--stack-alone", action="store_true", help="omit costs and messages other than the stack's"
+    )
+    options = parser.parse_args()
     cases = [
         case
-        for case in build_cases(read_rows(asked.steps), read_rules(None))
-        if fnmatchcase(case.row.get("source", ""), asked.source)
+        for case in build_cases(read_rows(options.steps), read_rules(None))
+        if fnmatchcase(case.row.get("source", ""), options.source)
     ]
-    groups: dict[tuple[str, ...], list[tuple[float, float, tuple[str, ...]]]] = defaultdict(list)
-    rows: Any = run_cases(cases)
-    for case, row in zip(cases, rows, strict=True):
-        if row["error_pct"] is not None:
-            batch = float(case.row["gbs"])
-            division = tuple(case.row.get(name, "") for name in DIVIDED)
-            groups[group_of(case)].append((row["measured_s"] / batch, row["simulated_s"] / batch, division))
-    print(f"{'group':72s} configurations  place  costs")
-    several = {key: ran for key, ran in groups.items() if len({one[2] for one in ran}) > 1}
-    places, costs = [], []
-    for key, ran in several.items():
-        best, chosen = min(ran), min(ran, key=lambda one: one[1])
-        places.append(sorted(ran, key=lambda one: one[1]).index(best) + 1)
-        costs.append(chosen[0] / best[0] - 1)
-        name = ", ".join(filter(None, key))
-        print(f"{name[:72]:72s} {len({one[2] for one in ran}):14d} {places[-1]:6d} {costs[-1]:6.1%}")
-    found = sum(place <= NEAR for place in places)
+    if options.stack_alone:
+        cases = [
+            replace(
+                case, settings={key: each for key, each in case.settings.items() if key not in {"costs", "p2p"}}
+            )
+            for case in cases
+        ]
+    print(f"{'group':64s} steps  place of the best  its lag  tied  choice costs")
+    places, costs, ties = [], [], []
+    groups = read_groups(cases)
+    for key, steps in groups.items():
+        best, chosen = (
+            min(steps, key=lambda s: (s.measured_s, s.simulated_s)),
+            min(steps, key=lambda s: s.simulated_s),
+        )
+        places.append(sum(step.simulated_s < best.simulated_s for step in steps) + 1)
+        costs.append(chosen.measured_s / best.measured_s - 1)
+        ties.append(best.ties(chosen))
+        name, lag = ", ".join(filter(None, key)), best.simulated_s / chosen.simulated_s - 1
+        tied = "yes" if ties[-1] else "no"
+        print(f"{name[:64]:64s} {len(steps):5d} {places[-1]:18d} {lag:8.1%} {tied:>5s} {costs[-1]:13.1%}")
+    among = sum(place <= FIRST for place in places)
     print(
-        f"{sum(map(len, several.values()))} rows in {len(several)} groups: the optimum is first in "
-        f"{places.count(1)} and among the first {NEAR} in {found}; the choice costs at most "
-        f"{max(costs, default=0):.1%}, over {MOST:.0%} in {sum(cost > MOST for cost in costs)}"
+        f"{sum(map(len, groups.values()))} steps in {len(groups)} groups: the best measured is first in "
+        f"{places.count(1)}, among the first {FIRST} in {among}, and tied in {sum(ties)}; the choice costs "
+        f"at most {max(costs, default=0):.1%}, over {LIMIT:.0%} in {sum(cost > LIMIT for cost in costs)}"
     )
 
 

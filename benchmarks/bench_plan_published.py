@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pptrace import simulate
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
-from pptrace.search.plan import differences_ns, plan
+from pptrace.search.plan import MARGIN, MARGIN_EQUAL_SIZES, differences_ns, plan
 from pptrace_accuracy.records import build_cases, read_rows, read_rules
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ NEAR = 3
 """Places that count as found."""
 FIRST = 20
 """Places that a plan is asked for at first, at most five shares of each division."""
-TOLD_APART = 0.02
-"""Share of a step below which neither simulated nor measured steps tell two configurations apart."""
 GIB = 2**30
 LEAST_COPIED = 3
 """Pipeline ranks from which Kwai's program copies activations to the host (megatron/arguments.py)."""
@@ -83,6 +82,7 @@ SOURCES = {
     ),
     "Megatron SC21*": Choices(micro=(1, 2, 4, 8)),
     "Reducing activation*": Choices(micro=(1, 2, 4, 8)),
+    "Megatron-Bridge*": Choices(cp=(1, 2), micro=(1, 2, 4), uneven=True),
     "nanotron*": Choices(
         tp=(1, 2, 4, 8, 16, 32), most_vp=1, uneven=True, micro=(1, 2, 4, 8, 16, 32), zero=(0, 1), reserved="2GiB"
     ),
@@ -103,11 +103,12 @@ def plans(case: Case, choices: Choices) -> Iterator[tuple[int, dict[str, list[An
     batch = case.settings["batch"]
     vary: dict[str, list[Any]] = {"layers": ["even"]}
     vary["micro"] = list(choices.micro or (batch["micro"],))
-    vary["zero"] = list(choices.zero or (case.settings.get("costs", {}).get("zero", 0),))
+    vary["zero"] = list(choices.zero or (case.settings["costs"]["zero"],))
     for pp in (size for size in divisors(gpus) if size <= min(choices.most_pp, layers)):
         if layers % pp and not choices.uneven:
             continue
-        chunks = [size for size in divisors(layers // pp) if 1 < size <= choices.most_vp] if pp > 1 else []
+        held = range(layers // pp + 1) if choices.uneven else divisors(layers // pp)
+        chunks = [size for size in held if 1 < size <= choices.most_vp] if pp > 1 else []
         copied = {"offload": list(choices.shares)} if choices.shares and pp >= LEAST_COPIED else {}
         sizes_by_batch: dict[tuple[int, bool], set[tuple[int, int, int]]] = {}
         for dp in divisors(gpus // pp):
@@ -219,6 +220,15 @@ class Planner:
         return sorted(best.items(), key=lambda item: -item[1].rate)
 
 
+def with_defaults(case: Case) -> Case:
+    """Return a case with the layers and heads of its preset, and the sharding of its stack."""
+    values = {key: value for key, value, _ in simulate(case.settings).prepared.resolved.explain()}
+    model = {**case.settings["model"], "heads": values["model.heads"]}
+    row = {**case.row, "layers": str(values["model.layers"])}
+    costs = {**case.settings.get("costs", {}), "zero": values["costs.zero"]}
+    return replace(case, row=row, settings={**case.settings, "model": model, "costs": costs})
+
+
 def holds(sizes: dict[str, list[Any]], theirs: Division, gpus: int) -> bool:
     """Return whether a plan holds the authors' own division."""
     pp, _, tp, cp, _ = theirs
@@ -240,7 +250,7 @@ def parts_text(first: Candidate, other: Candidate) -> str:
 
 
 def report(case: Case, registry: Registry) -> tuple[bool, bool]:
-    """Print where a case's own division is, and return whether that is among the first, and whether near them."""
+    """Print where a case's own division is, and return whether it is among the first, and whether tied."""
     choices = next((one for name, one in SOURCES.items() if fnmatchcase(case.row["source"], name)), Choices())
     start, parallel = time.process_time(), case.settings["parallel"]
     theirs = (*(parallel.get(name) or 1 for name in ("pp", "vp", "tp", "cp")), case.settings["batch"]["micro"])
@@ -255,8 +265,9 @@ def report(case: Case, registry: Registry) -> tuple[bool, bool]:
     print(f"{head}: place {len(before) + 1}, {slowdown:+.1%}, {time.process_time() - start:.0f} s", flush=True)
     for key, place in before[:NEAR]:
         print(f"    slower than {sizes_text(key, place.one)}: {parts_text(place.one, own.one)}", flush=True)
-    third = order[min(NEAR, len(order)) - 1][1].rate
-    return len(before) < NEAR, len(before) < NEAR or own.rate >= (1 - TOLD_APART) * third
+    first = order[0][1]
+    margin = MARGIN_EQUAL_SIZES if own.one.layout.sizes == first.one.layout.sizes else MARGIN
+    return len(before) < NEAR, first.rate <= own.rate * (1 + float(margin))
 
 
 def main() -> None:
@@ -268,16 +279,16 @@ def main() -> None:
     registry = Registry.load()
     rows = [(line, row) for line, row in read_rows(options.steps) if fnmatchcase(row["source"], options.source)]
     cases = build_cases([(line, {**row, "step_s": "1"}) for line, row in rows], read_rules())
+    cases = [case if case.skipped else with_defaults(case) for case in cases]
     chosen = [int(text) for text in options.rows.split(",")] if options.rows else range(1, len(cases) + 1)
-    among = near = 0
+    among = tied = 0
     for case in (cases[at - 1] for at in chosen):
         if case.skipped:
             print(f"{case.row['model']} on {case.row['n_gpus']} GPUs: {case.skipped}", flush=True)
             continue
-        is_among, is_near = report(case, registry)
-        among, near = among + is_among, near + is_near
-    apart = f"or within {TOLD_APART:.0%} of the third: {near}"
-    print(f"among the first {NEAR}: {among} of {len(chosen)}; {apart}")
+        is_among, is_tied = report(case, registry)
+        among, tied = among + is_among, tied + is_tied
+    print(f"among the first {NEAR}: {among} of {len(chosen)}; tied with the first: {tied}")
 
 
 if __name__ == "__main__":

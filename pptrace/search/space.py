@@ -98,6 +98,11 @@ class Layout:
     """Grids of encoders, if one of them is on separate GPUs; ``pp`` counts their ranks."""
 
     @property
+    def sizes(self) -> tuple[object, ...]:
+        """The parallel sizes, without the batch."""
+        return (self.gpus, self.pp, self.tp, self.cp, self.ep, self.dp, self.grids)
+
+    @property
     def branches(self) -> tuple[int, ...]:
         """Pipeline ranks of each grid on separate GPUs."""
         return tuple(grid.pp for grid in self.grids if grid.pp)

@@ -213,9 +213,26 @@ def test_the_chosen_microbatch_costs_what_it_measures_over_the_best() -> None:
     (series,) = figures.series
     assert (series.best, series.chosen) == (2, 1)
     assert series.regret == pytest.approx(40)
-    assert figures.ordered == (1, 3)
-    # 9 and 9.5 are 5.6 % apart and in the wrong order; 12 is far behind both, and measured ahead of the first.
-    assert [(item.most, item.right, item.pairs) for item in figures.near] == [(10.0, 0, 1), (None, 1, 2)]
+
+
+def test_the_typical_error_of_ratios_holds_for_two_of_three_pairs_of_alternatives() -> None:
+    other = {"parallel": {"pp": 4}}
+    cases, rows = steps(
+        ({"batch": {"micro": 1}}, 14.0, 9.0),
+        ({"batch": {"micro": 2}}, 10.0, 9.5),
+        ({"batch": {"micro": 4}}, 11.0, 12.0),
+        ({"batch": {"micro": 4}}, 11.5, 12.0),  # measured twice
+    )
+    repeated = compute_figures(cases[2:], rows[2:])
+    (equal,) = compute_figures(cases[:3], rows[:3]).pairs
+    different = compute_figures(*steps(({}, 10.0, 10.0), (other, 12.0, 11.0))).pairs
+
+    assert repeated.pairs == ()
+    # The errors are ln(1.4 * 9.5 / 9), ln(14 / 11 * 12 / 9) and ln(12 / 11 * 10 / 9.5).
+    assert (equal.sizes, equal.pairs, equal.typical) == ("equal", 3, pytest.approx(39.05, abs=0.01))
+    # No pair of simulated steps is further apart. Only 9.5 and 12 are in the order of 10 and 11.
+    assert (equal.close, equal.distant) == ((1, 3), (0, 0))
+    assert [(pair.sizes, pair.close, pair.distant) for pair in different] == [("different", (0, 0), (1, 1))]
 
 
 def test_scale_compares_the_fewest_devices_with_the_most() -> None:

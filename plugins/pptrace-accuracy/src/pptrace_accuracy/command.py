@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import Counter, defaultdict
@@ -38,15 +39,11 @@ if TYPE_CHECKING:
 
     _Row = dict[str, Any]
     _Group = list[tuple[Case, _Row]]
-    _Pair = tuple[tuple[float, float], tuple[float, float]]  # measured and simulated seconds of two steps
+    _Pair = tuple[float, float]  # measured and simulated ratio of two steps
     from collections.abc import Callable, Iterator
     from typing import Any
 
-_TIE = 0.02
-"""Measured steps whose lengths differ by less than this share have no order."""
-_NEAR_PERCENT = (2.0, 5.0, 10.0, None)
-"""Upper bounds of the difference of two simulated steps; None for the last group."""
-_COMPARABLE = ("source", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "gbs", "seq")
+_COMPARABLE = ("source", "series", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "gbs", "seq")
 """Columns with equal values in comparable configurations, which are alternatives for the same job."""
 
 
@@ -103,15 +100,21 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Near:
-    """Pairs of steps, grouped by the difference of the simulated steps."""
+class PairErrors:
+    """Errors of the ratio of two simulated steps, whose configurations are alternatives for the same job."""
 
-    most: float | None
-    """Upper bound of the difference in percent of the shorter step; None for all larger differences."""
-    right: int
-    """Pairs in the measured order."""
+    sizes: str
+    """Whether the parallel sizes of both configurations are ``equal`` or ``different``."""
     pairs: int
     """All pairs."""
+    typical: float
+    """Percentage that two of three errors do not exceed."""
+    root_mean_square: float
+    """Root mean square of the errors in percent."""
+    close: tuple[int, int]
+    """Pairs in the measured order, and all pairs, whose simulated steps differ by at most the typical error."""
+    distant: tuple[int, int]
+    """The same of pairs whose simulated steps differ by more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +131,8 @@ class Figures:
     """Slowdown by scale."""
     memory: tuple[Errors, ...]
     """Errors of the fullest rank's peak memory, by source with published memory."""
-    ordered: tuple[int, int]
-    """Pairs in the measured order, and all pairs, of comparable configurations whose measured steps differ."""
-    near: tuple[Near, ...]
-    """Pairs of comparable configurations by the difference of their simulated steps."""
+    pairs: tuple[PairErrors, ...]
+    """Errors of ratios, of pairs with equal and with different parallel sizes."""
 
 
 def compute_figures(cases: Sequence[Case], rows: Sequence[_Row]) -> Figures:
@@ -145,15 +146,13 @@ def compute_figures(cases: Sequence[Case], rows: Sequence[_Row]) -> Figures:
         (f"{kind}, {precision}", [row for row in rows if (row["kind"], row["precision"]) == (kind, precision)])
         for kind, precision in kinds
     ]
-    pairs = _comparable_pairs(simulated)
     return Figures(
         sources=tuple(_errors(name, [row for row in rows if row["source"] == name]) for name in sources),
         groups=tuple(_errors(name, group) for name, group in groups if group),
         series=_series(simulated),
         scales=_scales(simulated),
         memory=_memory(rows, sources),
-        ordered=_count_ordered_pairs(pairs),
-        near=_near(pairs),
+        pairs=_pair_errors(simulated),
     )
 
 
@@ -243,40 +242,49 @@ def _devices(case: Case) -> int:
     return int(float(case.row["n_gpus"]))
 
 
-def _comparable_pairs(simulated: Iterable[tuple[Case, _Row]]) -> list[_Pair]:
-    """Return measured and simulated steps of every two comparable configurations."""
-    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+def _pair_errors(simulated: Iterable[tuple[Case, _Row]]) -> tuple[PairErrors, ...]:
+    """Return the errors of all pairs of alternatives; steps of equal configurations are repeated measurements."""
+    groups: dict[tuple[str, ...], _Group] = defaultdict(list)
     for case, row in simulated:
-        key = tuple(case.row.get(name, "") for name in (*_COMPARABLE, "series"))
-        groups[key].append((_measured_s(case, row), float(row["simulated_s"])))
-    return [pair for group in groups.values() for pair in combinations(group, 2)]
-
-
-def _count_ordered_pairs(pairs: Iterable[_Pair]) -> tuple[int, int]:
-    different = [pair for pair in pairs if abs(pair[0][0] - pair[1][0]) > _TIE * min(pair[0][0], pair[1][0])]
-    return sum(map(_is_right, different)), len(different)
-
-
-def _near(pairs: Iterable[_Pair]) -> tuple[Near, ...]:
-    groups: dict[float | None, list[_Pair]] = {bound: [] for bound in _NEAR_PERCENT}
-    for pair in pairs:
-        simulated = pair[0][1], pair[1][1]
-        difference = 100 * (max(simulated) / min(simulated) - 1)
-        groups[next(bound for bound in _NEAR_PERCENT if bound is None or difference <= bound)].append(pair)
+        heads = str(case.settings.get("model", {}).get("heads", ""))
+        groups[*(case.row.get(name, "") for name in _COMPARABLE), heads].append((case, row))
+    pairs: dict[bool, list[_Pair]] = {True: [], False: []}
+    for group in groups.values():
+        for first, second in combinations(group, 2):
+            if first[0].settings != second[0].settings:
+                ratios = (
+                    _measured_s(*first) / _measured_s(*second),
+                    float(first[1]["simulated_s"]) / float(second[1]["simulated_s"]),
+                )
+                pairs[_sizes(first[0]) == _sizes(second[0])].append(ratios)
     return tuple(
-        Near(most=bound, right=sum(map(_is_right, group)), pairs=len(group))
-        for bound, group in groups.items() if group
+        _pair_errors_of("equal" if is_equal else "different", ratios)
+        for is_equal, ratios in pairs.items()
+        if ratios
+    )
+
+
+def _sizes(case: Case) -> list[int]:
+    return [int(case.settings["parallel"].get(name) or 1) for name in ("tp", "pp", "cp", "ep", "dp")]
+
+
+def _pair_errors_of(sizes: str, pairs: Sequence[_Pair]) -> PairErrors:
+    errors = sorted(abs(math.log(simulated / measured)) for measured, simulated in pairs)
+    typical = errors[math.ceil(2 * len(errors) / 3) - 1]
+
+    def count(group: Sequence[_Pair]) -> tuple[int, int]:
+        return sum((measured < 1) == (simulated < 1) for measured, simulated in group), len(group)
+
+    close = [pair for pair in pairs if abs(math.log(pair[1])) <= typical]
+    return PairErrors(
+        sizes=sizes, pairs=len(pairs), typical=100 * typical,
+        root_mean_square=100 * math.sqrt(sum(error**2 for error in errors) / len(errors)),
+        close=count(close), distant=count([pair for pair in pairs if pair not in close]),
     )  # fmt: skip
-
-
-def _is_right(pair: _Pair) -> bool:
-    (first_measured, first_simulated), (second_measured, second_simulated) = pair
-    return (first_measured < second_measured) == (first_simulated < second_simulated)
 
 
 def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
     """Return tables of errors, choices and slowdowns, and the reasons of skipped rows."""
-    right, pairs = figures.ordered
     reasons = Counter((str(row["source"]), str(row["skipped"])) for row in rows if row["skipped"])
     tables = {
         "error in % of the measured step; negative: simulated is shorter":
@@ -298,11 +306,13 @@ def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
                 for scale in figures.scales
             ),
         ),
-        f"{right} of {pairs} pairs that differ by more than 2 % are in the measured order": Table(
-            head=("simulated steps differ by", "pairs", "in the measured order"),
+        "error of the ratio of two simulated steps, in %": Table(
+            head=("parallel sizes", "pairs", "two of three within", "root mean square",
+                  "closer pairs in measured order", "other pairs"),
             rows=tuple(
-                ("more" if near.most is None else f"up to {near.most:g}%", str(near.pairs), str(near.right))
-                for near in figures.near if pairs
+                (errors.sizes, str(errors.pairs), f"{errors.typical:.1f}", f"{errors.root_mean_square:.1f}",
+                 "{} of {}".format(*errors.close), "{} of {}".format(*errors.distant))
+                for errors in figures.pairs
             ),
         ),
         f"skipped, {reasons.total()} rows": Table(
