@@ -59,7 +59,7 @@ class Shell:
     programs: Path
     """Folder with ``pptrace`` and ``python``."""
     command: Path
-    """Folder with a ``pptrace`` that starts in milliseconds."""
+    """Folder with a ``pptrace``, and a ``python`` for files, that start in milliseconds."""
 
     def run(self, script: str, folder: Path) -> str:
         """Run a bash script and return what it printed; a command that fails ends it."""
@@ -105,7 +105,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             (programs / name).chmod(0o755)
     command = tmp_path_factory.mktemp("command")
     with ForkedPython(*_modules(), python=str(programs / "python")) as python:
-        python.command(command / "pptrace")
+        python.write_commands(command)
         yield Shell(programs=programs, command=command)
 
 

@@ -33,9 +33,14 @@ _MOST_BYTES = 1 << 17
 _COMMAND = """\
 #!{python} -IS
 import json, os, socket, sys
+program, arguments = {program!r}, sys.argv[1:]
+if not program:
+    if not arguments or arguments[0].startswith("-"):
+        os.execv({python!r}, ["python", *arguments])
+    program, arguments = os.path.abspath(arguments[0]), arguments[1:]
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({address!r})
-request = {{"program": {program!r}, "is_file": False, "arguments": sys.argv[1:], "folder": os.getcwd(),
+request = {{"program": program, "is_file": {is_file}, "arguments": arguments, "folder": os.getcwd(),
             "environment": dict(os.environ)}}
 socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
 server.recv(32)
@@ -65,10 +70,14 @@ class ForkedPython:
         self._server.communicate()
         self._folder.cleanup()
 
-    def command(self, file: Path) -> None:
-        """Write an executable ``pptrace`` that runs here."""
-        file.write_text(_COMMAND.format(python=self._python, address=self._address, program=PPTRACE))
-        file.chmod(0o755)
+    def write_commands(self, folder: Path) -> None:
+        """Write ``pptrace``, which runs here, and ``python``, which runs files here."""
+        for name, program in (("pptrace", PPTRACE), ("python", "")):
+            file = folder / name
+            file.write_text(
+                _COMMAND.format(python=self._python, address=self._address, program=program, is_file=not program)
+            )
+            file.chmod(0o755)
 
     def start(self, folder: Path, *arguments: str, program: str | Path = PPTRACE) -> Program:
         """Start code, or the file of a path, with arguments in a folder."""

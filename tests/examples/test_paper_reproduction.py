@@ -111,11 +111,11 @@ def test_figures_3_and_5_come_out_as_recorded() -> None:
 def test_the_command_of_the_study_writes_the_recorded_tables_and_pictures(
     tmp_path: Path, shell: Any, pytestconfig: pytest.Config
 ) -> None:
-    """Of the recorded numbers of microbatches, two: each is a row of its own. Of the policies, one."""
+    """Run one of the recorded numbers of microbatches, as each is a row, and one of the policies."""
     if pytestconfig.getoption("--regenerate"):
         shell.run(f"sh {FOLDER / 'run.sh'} {RESULTS}", FOLDER)
 
-    shell.run(f"COUNTS=8,16 FITS=sender-blocking:630 sh {FOLDER / 'run.sh'} {tmp_path}", FOLDER)
+    shell.run(f"COUNTS=16 FITS=sender-blocking:630 sh {FOLDER / 'run.sh'} {tmp_path}", FOLDER)
 
     written = {path.name for path in tmp_path.iterdir()}
     others = {name.replace("-sender-blocking", "-async") for name in written if "4" in name or "table-1" in name}

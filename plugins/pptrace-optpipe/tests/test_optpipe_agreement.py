@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toy_pipelines import effort
 
 import pptrace
-from pptrace.plugin import PptraceError, Registry
+from pptrace.plugin import PptraceError, Registry, ScheduleOffer, hookimpl
 from pptrace_optpipe.search import Optimised, optimise
 from pptrace_optpipe.setting import setting_of
 from pptrace_optpipe.start_schedules import rivals
@@ -26,9 +26,20 @@ MIB = 2**20
 SCHEDULES = ["gpipe", "1f1b", "zb-h1"]
 
 
+class ComparedSchedules:
+    """A plugin of the compared schedules alone, so that searches build no others."""
+
+    @hookimpl
+    def pptrace_schedules(self) -> list[ScheduleOffer]:
+        """Offer the schedules."""
+        from pptrace_schedules import plugin
+
+        return [offer for offer in plugin.pptrace_schedules() if offer.name in SCHEDULES]
+
+
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return Registry.load()
+    return Registry.load(disable=["schedules", "stp"], plugins={"compared": ComparedSchedules()})
 
 
 def found(step: dict[str, Any], memory: int, registry: Registry, folder: Path) -> Optimised | None:
@@ -68,7 +79,8 @@ def test_what_a_comparison_fits_into_memory_is_no_shorter_than_the_bound(
 
     best = found(step, memory, registry, tmp_path_factory.mktemp("step"))
     try:
-        rows = pptrace.compare(step, schedules=SCHEDULES, memory=f"{memory} B", vary=["offload", "options"]).rows
+        vary = ["offload", "options"]
+        rows = pptrace.compare(step, schedules=SCHEDULES, memory=f"{memory} B", vary=vary, registry=registry).rows
     except PptraceError:
         rows = ()
 

@@ -79,7 +79,7 @@ def test_copies_are_never_worse_and_idle_halves_where_memory_is_short(limit: int
 def test_below_what_fits_without_copies_one_with_copies_is_found() -> None:
     problem = replace(table(4, 4, 1, copies=True), stage_rank=(0, 1, 0, 1), limit=(3, 3), tail=())
 
-    search_result = search(problem, effort(5))
+    search_result = search(problem, effort(1))
 
     assert start(replace(problem, offload=(), reload=())) is None
     assert search_result is not None
@@ -205,7 +205,7 @@ class Broken(Serial):
 def test_searches_side_by_side_share_the_best_and_give_the_same_each_time() -> None:
     problem = v_shaped(4, 12, 5)
     alone = search(problem, effort(0.3))
-    together = [search(problem, effort(1, workers=2, start_executor=Serial)) for _ in range(2)]
+    together = [search(problem, effort(0.5, workers=2, start_executor=Serial)) for _ in range(2)]
     broken = search(problem, effort(0.3, start_executor=Broken))
 
     assert alone is not None
@@ -232,7 +232,7 @@ def test_other_processes_search_as_well() -> None:
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
             self.pool.shutdown(wait, cancel_futures=cancel_futures)
 
-    result = search(problem, effort(3, workers=2, start_executor=Counted))
+    result = search(problem, effort(2, workers=2, start_executor=Counted))
 
     assert result is not None
     assert result.schedule.played.fits(problem)

@@ -78,6 +78,7 @@ def test_in_orders_made_by_hand_messages_in_batches_take_little_longer_with_room
 
 def test_such_an_order_is_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPTRACE_OPTPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("pptrace_optpipe.start_schedules._options", lambda *_: iter(()))
     monkeypatch.chdir(tmp_path)
     Path("step.yaml").write_text(SHORT, encoding="utf-8")
 
