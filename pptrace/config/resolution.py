@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from os import PathLike
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -18,10 +18,10 @@ from pptrace.config.places import Document, Place, Places, error_at, key_text, r
 from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice, grid_key, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, nearest
-from pptrace.memo import shared
+from pptrace.memo import shared, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -102,7 +102,7 @@ class Resolved:
         # Whether a quantity can be an integer depends on which keys the user wrote.
         written = tuple(name for name in self.positions if name.startswith(prefix))
         filled, origins, checked = shared(
-            fill, ("options", key, repr(section), repr(preset), written), model, rows=_SECTION_ROWS
+            fill, ("options", key, repr(preset), written), model, section, rows=_SECTION_ROWS
         )
         return self.with_section(key, filled, origins), checked
 
@@ -113,11 +113,19 @@ class Resolved:
 
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
-        return [(key, value, self.origin(key)) for key, value in leaves_by_key(self._dumped()).items()]
+        return [(key, value, self.origin(key)) for leaves in self.leaves() for key, value in leaves.items()]
+
+    def leaves(self) -> Iterator[dict[str, Any]]:
+        """Yield the values of each section by key, in the order of the experiment; equal sections share them."""
+        for name, section in self._sections():
+            yield shared(
+                lambda: leaves_by_key({name: _dumped(section)}), ("leaves", name), section,  # noqa: B023 - used at once
+                rows=_SECTION_ROWS,
+            )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON that :func:`load` reads again; absolute paths keep their last part."""
-        plain: dict[str, Any] = _portable(self._dumped())
+        plain: dict[str, Any] = _portable({name: _dumped(section) for name, section in self._sections()})
         if is_yaml_file(plain.get("stack", "")):  # its values are filled in
             del plain["stack"]
         return plain
@@ -158,13 +166,21 @@ class Resolved:
         }
         return self.with_section(name, section.model_copy(update=update), {key: origin})
 
-    def _dumped(self) -> dict[str, Any]:
-        # A file may say how rules run, and another policy be named over it.
-        experiment = self.experiment.model_copy(update={"p2p": self.experiment.p2p.taken})
-        dumped = experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
-        if self.experiment.cluster is not None:
-            del dumped["network"]
-        return dumped
+    def _sections(self) -> Iterator[tuple[str, Any]]:
+        """Yield the sections that the experiment has, by name."""
+        experiment = self.experiment
+        for name in type(experiment).model_fields:
+            section = getattr(experiment, name)
+            if section is not None and not (name == "network" and experiment.cluster is not None):
+                yield name, section
+
+
+def _dumped(section: Any) -> Any:
+    """Return a section as plain JSON."""
+    if isinstance(section, PointToPoint):  # a file may say how rules run, and another policy be named over it
+        section = section.taken
+    is_model = isinstance(section, BaseModel)
+    return section.model_dump(mode="json", by_alias=True, exclude_none=True) if is_model else section
 
 
 def load(
@@ -192,13 +208,28 @@ def load(
     has_schedule = bool(tree.get("schedule"))
     # Without one the rest is checked first, for the key may be there and misspelt.
     complete = tree if has_schedule else {**tree, "schedule": {"name": "none"}}
-    experiment = validate_options(Experiment, complete, "", positions, file=document.source)
+    experiment = _with_shared_sections(
+        validate_options(Experiment, complete, "", positions, file=document.source), tree
+    )
     if not has_schedule:
         message = "missing: write a schedule, such as --schedule 1f1b"
         raise ConfigError(message, key="schedule", file=document.source)
     written = Document(value=tree, places=positions, source=document.source)
     bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source, written=written)
     return _with_derived_values(bare)
+
+
+def _with_shared_sections(experiment: Experiment, tree: Mapping[str, Any]) -> Experiment:
+    """Return an experiment whose sections are those of earlier ones that were written alike."""
+    if not shares():
+        return experiment
+    sections = {
+        name: shared(
+            partial(getattr, experiment, name), ("section", name, repr(tree.get(name))), rows=_SECTION_ROWS
+        )
+        for name in type(experiment).model_fields
+    }
+    return experiment.model_copy(update=sections)
 
 
 def document_of(source: Config | Document | None) -> Document:

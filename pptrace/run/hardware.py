@@ -324,6 +324,9 @@ def fill_cluster_device(inputs: Inputs) -> None:
     device, label = offer.offer.device, f"cluster {offer.offer.name}"
     written = section.values if section else {}
     values = merged({"preset": device} if isinstance(device, str) else device, written)
-    filled = Device.model_validate({**values, "ranks": section.ranks if section else None})
+    filled = shared(
+        lambda: Device.model_validate({**values, "ranks": section.ranks if section else None}),
+        ("device", label), offer.offer, section,
+    )  # fmt: skip
     origins = {f"device.{key}": label for key in values if key not in written}
     inputs.resolved = resolved.with_section("device", filled, origins)

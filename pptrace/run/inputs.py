@@ -157,8 +157,9 @@ class Inputs:
         """
         section = getattr(self.experiment, key)
         if model is not None:
-            self._check_headline(key, section, model().model_fields)
-            self.resolved, checked = self.resolved.options(key, model(), preset or {})
+            parameters = model()
+            self._check_headline(key, section, parameters.model_fields)
+            self.resolved, checked = self.resolved.options(key, parameters, preset or {})
             return dict(checked.model_dump())
         options = getattr(section, "options", None)
         for name in section.values if options is None else options:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.choices import PolicyName
-from pptrace.config.limits import gibibytes, memory_key, most_memory
+from pptrace.config.limits import exceeds_memory, gibibytes, memory_key, most_memory
 from pptrace.config.schema import TableFileOptions, grid_key
 from pptrace.errors import ConfigError, ConstraintError, ScheduleError
 from pptrace.memo import shared
@@ -431,10 +431,10 @@ def check_size(resolved: Resolved) -> None:
 def too_large(ranks: int, chunks: int, microbatches: int, action_bytes: int = ACTION_BYTES) -> str:
     """Return why a step is too large for the machine; empty where it is not."""
     actions = _PASSES * ranks * chunks * microbatches
-    size, most = actions * action_bytes, most_memory()
-    if size <= most:
+    size = actions * action_bytes
+    if not exceeds_memory(size):
         return ""
     return (
         f"{actions:,} actions on {ranks:,} ranks would take about {gibibytes(size)} of memory, and "
-        f"{gibibytes(most)} are to spare: take fewer microbatches, or {memory_key()}"
+        f"{gibibytes(most_memory())} are to spare: take fewer microbatches, or {memory_key()}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from pptrace.config.resolution import leaves_by_key
 from pptrace.config.schema import DEFAULT_STACK, is_yaml_file
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError, nearest
+from pptrace.memo import shared
 from pptrace.plugins.offers import StackOffer, StackRule
 from pptrace.run.costs import look_up_cost_model
 from pptrace.run.hardware import preset_values
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 _SECTIONS = ("parallel", "p2p", "data_parallel", "contention", "model", "costs")
 """Sections whose keys a stack can set."""
+_UNREAD = frozenset({"batch", "network"})
+"""Sections that a stack does not set and that conditions of rules hardly read: only they differ in many sweeps."""
+_ROWS = 1000
+"""Rows of a memo that take as much memory as a configuration."""
 _SCHEDULE = "schedule.name"
 _RELEASE = re.compile(r"(?P<family>.+)-(?P<version>\d+(?:\.\d+)*)")
 
@@ -41,6 +47,28 @@ def fill_stack(inputs: Inputs) -> None:
     name = _stack_name(inputs)
     if name is None:
         return
+    experiment = inputs.experiment
+    read = (getattr(experiment, section) for section in type(experiment).model_fields if section not in _UNREAD)
+    filled = shared(
+        lambda: _filled(replace(inputs, plugins={}, notes=()), name), ("stack", name), inputs.registry, *read,
+        rows=_ROWS, keeps=lambda: not any(_section(key) in _UNREAD for key in condition_keys(inputs)),
+    )  # fmt: skip
+    inputs.plugins |= filled.plugins
+    inputs.notes = (*inputs.notes, *(note for note in filled.notes if note not in inputs.notes))
+    sections = {section: getattr(filled.experiment, section) for section in (*_SECTIONS, "stack")}
+    origins = {key: origin for key, origin in filled.resolved.origins.items() if _section(key) in sections}
+    inputs.resolved = replace(
+        inputs.resolved, experiment=experiment.model_copy(update=sections),
+        origins={**inputs.resolved.origins, **origins},
+    )  # fmt: skip
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _filled(inputs: Inputs, name: str) -> Inputs:
+    """Return inputs with the values of a stack, and its release."""
     with at_location(inputs.resolved, "stack"):
         offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
         rules = list(_rules(inputs, offer))
@@ -60,6 +88,7 @@ def fill_stack(inputs: Inputs) -> None:
             for key, value in values.items():
                 inputs.resolved = inputs.resolved.with_key(key, value, f"stack {stack}: {rule.source}")
             facts |= values
+    return inputs
 
 
 def _stack_name(inputs: Inputs) -> str | None:

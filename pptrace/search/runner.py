@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pptrace.config.overrides import parse_value
 from pptrace.config.resolution import document_of, load
 from pptrace.errors import ConfigError, DeadlockError, OutputError, PptraceError
-from pptrace.memo import Memo, sharing
+from pptrace.memo import Memo, shared, sharing
 from pptrace.plugins.construction import checked_options
 from pptrace.plugins.guards import call_plugin, one_line, plugin_error
 from pptrace.plugins.registry import Registry
@@ -405,7 +405,14 @@ def row_or_error(call: Callable[[], Row], reason_of: Callable[[PptraceError], st
 
 def inputs_of(resolved: Resolved) -> Row:
     """Return the resolved keys with their values: lists as JSON, absolute paths as their last part."""
-    return {key: _cell(value) for key, value, _ in resolved.explain()}
+    cells: Row = {}
+    for leaves in resolved.leaves():
+        cells |= shared(partial(_cells, leaves), "cells", leaves, rows=len(leaves))
+    return cells
+
+
+def _cells(leaves: Mapping[str, Any]) -> Row:
+    return {key: _cell(value) for key, value in leaves.items()}
 
 
 def plugins_text(plugins: Mapping[str, str]) -> str:

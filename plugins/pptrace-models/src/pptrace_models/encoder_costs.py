@@ -151,7 +151,7 @@ class Tower:
         groups = costing.groups
         if self.grid is not None:
             groups = groups_of(self.request, self.shard, costing.device, costing.options)
-        return replace(costing, model=self.model, shard=self.shard, groups=groups)
+        return replace(costing, model=self.model, shard=self.shard, groups=groups, computed={})
 
     def costs(self, costing: Costing) -> tuple[Cost, Cost]:
         """Return the times of an encoder layer and of the projector on a decoder's device."""
@@ -165,7 +165,7 @@ class Tower:
             forward_ns=reduce.forward_ns + gather.forward_ns,
             backward_ns=reduce.backward_ns + gather.backward_ns + self.broadcasts(costing).backward_ns,
         )
-        return layer, encoder_costing.cost([projection], times)
+        return layer, encoder_costing.cost([projection]).beside(times)
 
     def has_backward(self, *, projector: bool) -> bool:
         """Return whether the encoder's layers have a backward, or with ``projector``, the projector."""

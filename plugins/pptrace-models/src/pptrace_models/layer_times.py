@@ -330,6 +330,12 @@ class Cost:
             self.f_collective - other.f_collective, self.i_collective - other.i_collective,
         )  # fmt: skip
 
+    def beside(self, group: GroupTimes) -> Cost:
+        """Return the cost of computations with their collectives."""
+        return self + Cost(
+            f=group.forward_ns, i=group.backward_ns, f_collective=group.forward_ns, i_collective=group.backward_ns
+        )
+
     def share(self, part: int, whole: int) -> Cost:
         """Return a part of the forward and of the input gradient, rounded down."""
         return Cost(f=self.f * part // whole, i=self.i * part // whole)
@@ -370,14 +376,23 @@ class Costing:
     """Options of the cost model."""
     units: int = 0
     """Number of layers that are units, whose weights are gathered or gradients reduced separately; 0 for none."""
+    computed: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Values that do not depend on collectives; costings share them that differ in these alone."""
     _values: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
         """Return ``compute(self, *arguments)``, computed at the first call with these arguments."""
+        return self._from(self._values, compute, arguments)
+
+    def without_collectives(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
+        """Return a value as :meth:`once` that does not depend on collectives."""
+        return self._from(self.computed, compute, arguments)
+
+    def _from(self, values: dict[Any, Any], compute: Callable[..., _Value], arguments: tuple[Any, ...]) -> _Value:
         key = compute, arguments
-        if key not in self._values:
-            self._values[key] = compute(self, *arguments)
-        value: _Value = self._values[key]
+        if key not in values:
+            values[key] = compute(self, *arguments)
+        value: _Value = values[key]
         return value
 
     def of(self, kind: Layer) -> Costing:
@@ -386,7 +401,7 @@ class Costing:
 
     def layer(self, kind: Layer) -> tuple[Operation, ...]:
         """Return a layer's operations."""
-        return self.once(_layer_operations, kind)
+        return self.without_collectives(_layer_operations, kind)
 
     def embedding(self) -> tuple[Operation, ...]:
         """Return the embedding's operation."""
@@ -421,7 +436,7 @@ class Costing:
 
     def layer_host_ns(self, kind: Layer) -> int:
         """Return the time of the host to issue a forward of a layer, in ns; 0 with CUDA graphs."""
-        return self.once(_layer_host_ns, kind)
+        return self.without_collectives(_layer_host_ns, kind)
 
     def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
         """Return the time of the host to issue a forward of a stage with these layers, in ns."""
@@ -448,19 +463,26 @@ class Costing:
         )
         return len(work.products) + casts + (work.kernels if work.beside_bytes else 0)
 
-    def cost(self, operations: Iterable[Operation], group: GroupTimes | None = None) -> Cost:
-        """Return the time of operations with their collectives."""
-        group = group or GroupTimes()
-        f, i, w = group.forward_ns, group.backward_ns, 0
+    def cost(self, operations: Iterable[Operation]) -> Cost:
+        """Return the time of operations without collectives."""
+        f = i = w = 0
         for operation in operations:
             f += self.work_ns(operation.forward, operation.unit)
             i += self.work_ns(operation.input_gradient, operation.unit)
             w += self.work_ns(operation.weight_gradient, operation.unit)
-        return Cost(f=f, i=i, w=w, f_collective=group.forward_ns, i_collective=group.backward_ns)
+        return Cost(f=f, i=i, w=w)
+
+    def layer_work(self, kind: Layer) -> Cost:
+        """Return the time of a layer's operations without collectives and recomputation."""
+        return self.without_collectives(_layer_work, kind)
+
+    def ends_work(self) -> tuple[Cost, Cost, Cost]:
+        """Return the times of embedding, multi-token prediction without its layer, and head, as :meth:`cost`."""
+        return self.without_collectives(_ends_work)
 
 
 def _with_precision(costing: Costing, precision: Precision) -> Costing:
-    return replace(costing, model=costing.model.with_precision_of(Layer(precision=precision)))
+    return replace(costing, model=costing.model.with_precision_of(Layer(precision=precision)), computed={})
 
 
 def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
@@ -472,6 +494,17 @@ def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
         fused_router=options.fuses("router"),
         copied_shards=options.copied_shards and options.zero == _WITH_WEIGHTS and costing.units > 0,
     )  # fmt: skip
+
+
+def _layer_work(costing: Costing, kind: Layer) -> Cost:
+    return costing.cost(costing.layer(kind))
+
+
+def _ends_work(costing: Costing) -> tuple[Cost, Cost, Cost]:
+    embedding, prediction, head = (
+        costing.cost(operations) for operations in (costing.embedding(), costing.prediction(), costing.head())
+    )
+    return embedding, prediction, head
 
 
 def _copied_bytes(costing: Costing) -> tuple[float, float]:
@@ -510,13 +543,13 @@ def _exact(share: float) -> Fraction:
 def layer_cost(costing: Costing, kind: Layer) -> Cost:
     """Return a layer's time, including recomputation."""
     costing = costing.of(kind)
-    model, operations = costing.model, costing.layer(kind)
+    model = costing.model
     group = _exposed(costing, kind, layer_ns(costing, kind))
-    cost = costing.cost(operations, group)
+    cost = costing.layer_work(kind).beside(group)
     cost = cost.at_least(costing.layer_host_ns(kind), frozen=model.frozen)
     if model.recompute == "full":
         return cost + _recomputed(costing, kind, cost) if kind.again else cost
-    recomputed_ns = group.again_ns + again_ns(costing, operations, kind)
+    recomputed_ns = group.again_ns + costing.without_collectives(_layer_again_ns, kind)
     return cost + Cost(i=recomputed_ns, i_collective=group.again_ns)
 
 
@@ -538,7 +571,7 @@ def _recomputed(costing: Costing, kind: Layer, cost: Cost) -> Cost:
     first, second = group.halves
     halves = first, second._replace(reduce_ns=0)
     group = _exposed(costing, kind, group._replace(forward_ns=group.forward_ns - second.reduce_ns, halves=halves))
-    again = costing.cost(recomputed_operations(costing, kind), group)
+    again = costing.cost(recomputed_operations(costing, kind)).beside(group)
     again = again.at_least(costing.layer_host_ns(kind), frozen=costing.model.frozen)
     return Cost(i=again.f, i_collective=again.f_collective)
 
@@ -584,6 +617,10 @@ def again_ns(costing: Costing, operations: Iterable[Operation], kind: Layer) -> 
         for operation in operations
         if again_of(operation.name, kind) & costing.model.again
     )
+
+
+def _layer_again_ns(costing: Costing, kind: Layer) -> int:
+    return again_ns(costing, costing.layer(kind), kind)
 
 
 def again_share(operation: Operation, model: Transformer) -> float:

@@ -93,12 +93,13 @@ def build(request: CostRequest) -> Workload:
             lambda: stages_of(model, *sizes, together=together), ("stages", sizes, together), model,
             rows=model.layers,
         )  # fmt: skip
+    known, known_times = _known_values(request, part)
     job = _Job(
         request=request, model=model, options=options, part=part, towers=towers_of(model, request),
-        known=_known_values(request, part),
+        known=known, known_times=known_times,
     ).of_stages(with_loads(stages, *loads.mean) if loads else stages)  # fmt: skip
     peak_flops = devices.peaks(model.precision, request.rank_gpus)
-    costings = {device: job.once(job.costing, device) for device in devices.distinct}
+    costings = {device: job.timed(job.costing, device) for device in devices.distinct}
     of_stages = tuple(costings[device] for device in devices.of_stages[: len(stages)])
     sent = job.sent()
     back = job.sent_back(sent)
@@ -151,17 +152,27 @@ _KNOWN_ROWS = 2000
 """Rows of a memo that take as much memory as the costs of some dozens of stages."""
 
 
-def _known_values(request: CostRequest, part: Shard) -> dict[Any, Any]:
-    """Return the values of stages that costs of the same job with other stages have in common.
+def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return the values that costs of the same layers have in common, and those with the same collectives, too.
 
     The share of a device depends on the stages if several of them share the vocabulary.
     """
     model = {name: value for name, value in request.model.items() if name not in _SPLIT}
-    inputs = replace(
-        request, model=model, stages=request.stages if request.units else 0, edges=(), stage_ranks=(),
-        has_pairs=False, microbatches=0, global_batch=0, collectives=None,
+    of_layers = replace(
+        request, model=model, ranks=0, stages=request.stages if request.units else 0, edges=(), stage_ranks=(),
+        has_pairs=False, microbatches=0, global_batch=0, dp=request.dp if request.encoders else 0,
+        collectives=None, data_parallel={}, reshard="", reduce_each=False, reduce_groups="", shard=0,
+        expert_shard=0, subgroup=0,
     )  # fmt: skip
-    return shared(dict, ("stages", part, repr(inputs)), request.collectives, rows=_KNOWN_ROWS)
+    without_replicas = part._replace(replicas=0, expert_replicas=0, shards=0, expert_shards=0, subgroup=0)
+    layers: dict[Any, Any] = shared(
+        dict, ("layers", without_replicas, repr(of_layers)), request.rank_devices, rows=_KNOWN_ROWS
+    )
+    of_times = (
+        part, request.ranks, request.dp, *request.data_parallel.items(), request.reshard, request.reduce_each,
+        request.reduce_groups,
+    )  # fmt: skip
+    return layers, shared(dict, ("times", of_times), layers, request.collectives, rows=_KNOWN_ROWS)
 
 
 def _count_weights(model: Transformer, part: Shard) -> int:
@@ -238,6 +249,15 @@ def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
         raise ConfigError("only bf16 weights share their bits with fp32: write fp32", key="costs.main_params")
 
 
+def _once(known: dict[Any, Any], compute: Callable[..., _Value], inputs: tuple[Any, ...]) -> _Value:
+    """Return the value of a method for the same inputs, computed once."""
+    key = (compute.__name__, *map(id, inputs))
+    if key not in known:
+        known[key] = inputs, compute(*inputs)
+    value: _Value = known[key][1]
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """A model on the stages of a job, independent of the device."""
@@ -248,21 +268,23 @@ class _Job:
     part: Shard
     towers: tuple[Tower, ...]
     known: dict[Any, Any]
-    """Values of stages, which jobs share that differ in their stages alone."""
+    """Values of layers and stages that do not depend on collectives, which jobs with the same layers share."""
+    known_times: dict[Any, Any]
+    """Values that depend on collectives, which jobs share that differ in their stages alone."""
     stages: Sequence[Stage] = ()
 
     def once(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
-        """Return a value of a method that depends on no other stage, computed once for the same inputs.
+        """Return a value of a method that depends on no other stage and no collective, computed once.
 
         Args:
             compute: the method.
             inputs: its arguments, which are compared by identity.
         """
-        key = (compute.__name__, *map(id, inputs))
-        if key not in self.known:
-            self.known[key] = inputs, compute(*inputs)
-        value: _Value = self.known[key][1]
-        return value
+        return _once(self.known, compute, inputs)
+
+    def timed(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
+        """Return a value as :meth:`once` that depends on collectives."""
+        return _once(self.known_times, compute, inputs)
 
     def of_stages(self, stages: Iterable[Stage]) -> _Job:
         """Return the job with other stages; equal stages are the same object."""
@@ -279,7 +301,12 @@ class _Job:
             model=self.model, shard=self.part, device=device, options=self.options,
             groups=groups_of(self.request, self.part, device, self.options),
             units=sum(bool(stage.layers) for stage in self.stages) if self.request.units else 0,
+            computed=self.once(self._computed, device),
         )  # fmt: skip
+
+    def _computed(self, _: Accelerator) -> dict[Any, Any]:
+        """Return the times of computations on a device, to which costings add."""
+        return {}
 
     def of_classes(self, stages: Sequence[Stage], loads: Loads) -> list[_Job]:
         """Return the job for each kind of microbatch; none if all microbatches are equal."""
@@ -375,12 +402,12 @@ class _Job:
         self, compute: Callable[[Costing, Stage], Mapping[str, int]], costings: Sequence[Costing]
     ) -> dict[str, list[int]]:
         """Return the values of each stage by name."""
-        rows = [self.once(compute, costing, stage) for costing, stage in zip(costings, self.stages, strict=True)]
+        rows = [self.timed(compute, costing, stage) for costing, stage in zip(costings, self.stages, strict=True)]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _times(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns."""
-        cost = self.once(self._cost, costing, stage) + self._copy_waits(costing, stage)
+        cost = self.timed(self._cost, costing, stage) + self._copy_waits(costing, stage)
         added = memory.accumulation_ns(costing, self.held(stage))
         return {
             "f_ns": cost.f,
@@ -396,22 +423,19 @@ class _Job:
 
     def _cost(self, costing: Costing, stage: Stage) -> Cost:
         """Return the cost of a stage without waits for copies."""
-        embedding, prediction, head = self.once(self._end_costs, costing)
+        embedding, prediction, head = self.timed(self._end_costs, costing)
         items = items_of(
             self.model, [stage], layer=partial(costing.once, layer_cost),
             embedding=embedding, prediction=prediction, head=head,
         )  # fmt: skip
         if stage.encoders:
-            items = in_front(items, [stage], self.once(self._tower_costs, costing))
+            items = in_front(items, [stage], self.timed(self._tower_costs, costing))
         return summed(Cost(), items[0]).at_least(costing.stage_host_ns(stage.layers), frozen=self.model.frozen)
 
     def _end_costs(self, costing: Costing) -> tuple[Cost, Cost, Cost]:
         """Return the costs of embedding, of multi-token prediction without its layer, and of the LM head."""
-        return (
-            costing.cost(costing.embedding(), self._embedding_ns(costing)),
-            costing.cost(costing.prediction()),
-            costing.cost(costing.head(), head_ns(costing)),
-        )
+        embedding, prediction, head = costing.ends_work()
+        return embedding.beside(self._embedding_ns(costing)), prediction, head.beside(head_ns(costing))
 
     def _tower_costs(self, costing: Costing) -> list[tuple[Cost, Cost]]:
         """Return the costs of a layer and of the projector of each encoder."""
@@ -426,7 +450,7 @@ class _Job:
                 0 if tower.has_backward(projector=False) else layer.f,
                 0 if tower.has_backward(projector=True) else projector.f,
             )
-            for tower, (layer, projector) in zip(self.towers, self.once(self._tower_costs, costing), strict=True)
+            for tower, (layer, projector) in zip(self.towers, self.timed(self._tower_costs, costing), strict=True)
         ]
         return sum(in_front([[]], [stage], once_ns)[0])
 
@@ -446,7 +470,7 @@ class _Job:
         if not (rate and size):
             return Cost()
         stages = self.stages if self.request.units else [stage]
-        cost = summed(Cost(), (self.once(self._cost, costing, each) for each in stages))
+        cost = summed(Cost(), (self.timed(self._cost, costing, each) for each in stages))
         whole = sum(memory.offloaded_bytes(self.model, self.part, each.layers) for each in stages)
         copied_ns = -(-whole * _NS // rate)
         waits = max(0, copied_ns - cost.f), max(0, copied_ns - cost.i - cost.w)
@@ -572,7 +596,8 @@ class _Job:
     def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, on its device."""
         by_stage = [
-            self.once(self._segments, costing, stage) for costing, stage in zip(costings, self.stages, strict=True)
+            self.timed(self._segments, costing, stage)
+            for costing, stage in zip(costings, self.stages, strict=True)
         ]
         return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 

@@ -160,8 +160,8 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     norms = costing.cost(operation for operation in operations if operation.name == "norms and residuals")
     attention = costing.cost(operation for operation in operations if is_attention(operation.name))
     attention += norms.share(int(kind.mixer != "none"), kind.halves)
-    layer = costing.cost(operations)
-    whole = costing.cost(operations, layer_times.layer_ns(costing, kind))
+    layer = costing.layer_work(kind)
+    whole = layer.beside(layer_times.layer_ns(costing, kind))
     host_ns = costing.layer_host_ns(kind)
     waits = whole.host_waits(host_ns, frozen=model.frozen)
     if layer.f and layer.i:
@@ -325,7 +325,7 @@ def _projector(costing: Costing, tower: Tower) -> Unit:
 
 
 def _prediction(costing: Costing) -> Unit:
-    cost = costing.cost(costing.prediction())
+    _, cost, _ = costing.ends_work()
     return Unit(
         forward=(Part("prediction", cost.f),),
         backward=(Part("prediction-input", cost.i), Part("prediction-weight", cost.w, for_weights=True)),
@@ -347,7 +347,7 @@ def _projections(costing: Costing, operations: Iterable[Operation]) -> Cost:
 
 
 def _embedding(costing: Costing) -> Unit:
-    cost = costing.cost(costing.embedding())
+    cost, _, _ = costing.ends_work()
     group = layer_times.embedding_ns(costing)
     gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=costing.shard.is_split)
     return Unit(
@@ -357,7 +357,7 @@ def _embedding(costing: Costing) -> Unit:
 
 
 def _head(costing: Costing) -> Unit:
-    cost = costing.cost(costing.head())
+    _, _, cost = costing.ends_work()
     group, loss = layer_times.head_ns(costing), layer_times.loss_ns(costing)
     gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=costing.shard.is_split)
     return Unit(
