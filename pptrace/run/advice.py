@@ -165,11 +165,14 @@ class _Search:
     def _of_sizes(
         self, sizes: Sizes, switches: dict[str, Any], schedules: Sequence[str]
     ) -> Iterator[tuple[Change, Estimate]]:
-        """Yield every schedule with every number of chunks, without candidates that cannot run."""
+        """Yield every schedule with every number of chunks, without candidates that cannot run or be simulated."""
         division = change_of(self.run, sizes, self._chunks(), "", switches)
         costs: Costs | None = None
         microbatches = sizes.microbatches(self.experiment.batch.global_batch or 0)
         for chunks in chunks_of(self.experiment, self._chunks(), sizes.pp, deep=self.deep):
+            size = change_of(self.run, sizes, chunks, "", switches)
+            if self._actions_of(size.settings) > self.remaining_actions:
+                continue
             if self.built_costs >= self.effort.built_costs:
                 return
             self.built_costs += 1
