@@ -448,7 +448,7 @@ def _busiest_link(flows_by_ways: Mapping[int, Int64s], links: Links) -> tuple[Fr
         np.zeros(len(links), dtype=np.int64),
     )
     slowest, link = Fraction(0), len(links)
-    for rate in np.unique(links.rate_kbps[flows > 0]).tolist():
+    for rate in sorted({*links.rate_kbps[flows > 0].tolist()}):
         busiest = int(np.argmax(np.where(links.rate_kbps == rate, flows, 0)))
         byte_ns = Fraction(int(flows[busiest]) * _BYTE_NS, denominator * rate)
         if byte_ns > slowest or (byte_ns == slowest and busiest < link):
