@@ -35,6 +35,7 @@ import numpy as np
 from pptrace.errors import ConfigError
 from pptrace.network.cluster import Cluster, Leg, lowest_rates
 from pptrace.network.contract import NO_ROUTE
+from pptrace.steps.columns import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -448,7 +449,7 @@ def _busiest_link(flows_by_ways: Mapping[int, Int64s], links: Links) -> tuple[Fr
         np.zeros(len(links), dtype=np.int64),
     )
     slowest, link = Fraction(0), len(links)
-    for rate in sorted({*links.rate_kbps[flows > 0].tolist()}):
+    for rate in distinct(links.rate_kbps[flows > 0]).tolist():
         busiest = int(np.argmax(np.where(links.rate_kbps == rate, flows, 0)))
         byte_ns = Fraction(int(flows[busiest]) * _BYTE_NS, denominator * rate)
         if byte_ns > slowest or (byte_ns == slowest and busiest < link):

@@ -11,7 +11,7 @@ from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
 from pptrace.sim.streams import Pairs
 from pptrace.steps.action_insertion import insert_stage_actions
 from pptrace.steps.actions import group_starts
-from pptrace.steps.columns import empty_columns
+from pptrace.steps.columns import distinct, empty_columns
 from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
 from pptrace_kernel import run
 
@@ -164,7 +164,7 @@ def _wait_for_actions(cells: CellColumns, waits: Sequence[Int32s], microbatches:
         return (kind.astype(np.int64) * stages + stage) * microbatches + microbatch
 
     wait = np.concatenate(waits)
-    kinds = np.unique(wait[:, [0, 3]])
+    kinds = distinct(wait[:, [0, 3]])
     rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0)).astype(np.int32)
     action = number(cells.kind[rows], cells.stage[rows], cells.microbatch[rows])
     order = np.argsort(action, kind="stable")

@@ -33,7 +33,7 @@ from pptrace.sim.streams import (
     wait_for_sends,
 )
 from pptrace.sim.task_graph import TaskGraph
-from pptrace.steps.columns import distinct_rows, empty_columns, uniform, unset
+from pptrace.steps.columns import distinct, distinct_rows, empty_columns, uniform, unset
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import (
     COMMUNICATION,
@@ -516,7 +516,7 @@ def _rows_off_messages(schedule: Schedule, off_messages: KindSet) -> NDArray[np.
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
-    per_microbatch = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
+    per_microbatch = distinct(cells).size < cells.size
     between_groups = np.equal(kind, int(Kind.REDUCE_GROUPS))
     candidate = off_messages.mask(kind) | ((reduces | between_groups) & per_microbatch)
     if schedule.has_communication or not candidate.any():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pptrace.steps.columns import distinct
 from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, Stream, present
 from pptrace.timeline import kernels
 from pptrace.timeline.actions import folded, last_segments
@@ -276,7 +277,7 @@ def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> In
     delta = np.zeros(rows.size, dtype=np.int64)
     in_subgroup = kind == Kind.UNSHARD_SUBGROUP
     gathers = (kind == Kind.UNSHARD) | in_subgroup
-    for number in np.unique(stage[gathers]).tolist():
+    for number in distinct(stage[gathers]).tolist():
         events = np.flatnonzero((gathers | (kind == Kind.RESHARD)) & (stage == number))
         sign = np.where(gathers[events], 1, -1)
         time_ns = np.where(sign > 0, timeline.start_ns[rows[events]], timeline.end_ns[rows[events]])
@@ -297,7 +298,7 @@ def unreduced_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> I
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     delta = np.zeros(rows.size, dtype=np.int64)
     backward = WEIGHT_GRADIENTS.mask(kind)
-    for number in np.unique(stage[backward]).tolist():
+    for number in distinct(stage[backward]).tolist():
         backs = np.flatnonzero(backward & (stage == number))
         backs = backs[np.argsort(timeline.start_ns[rows[backs]], kind="stable")]
         reductions = np.flatnonzero((kind == Kind.REDUCE_GRAD) & (stage == number))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.quantities import format_duration
+from pptrace.steps.columns import distinct
 from pptrace.steps.kinds import BACKWARD, COMPUTE, GRADIENTS, PASSES, SENDS, WEIGHT_GRADIENTS, Kind, Stream
 from pptrace.timeline.actions import ComputeClock, GroupTime, folded, group_times, in_group
 from pptrace.timeline.critical_path import CriticalPath, critical_path
@@ -207,7 +208,7 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
     """
     if update_intervals(timeline):
         start_ns, end_ns = window(timeline)
-        ranks = np.unique(timeline.lane_rank).tolist()
+        ranks = distinct(timeline.lane_rank).tolist()
         return tuple(Phase(rank=rank, name="steady", start_ns=start_ns, end_ns=end_ns) for rank in ranks)
     computes = ~in_group(timeline)
     forward, backward = (timeline.kind == Kind.F) & computes, BACKWARD.mask(timeline.kind) & computes

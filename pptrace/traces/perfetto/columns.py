@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from pptrace.steps.columns import distinct
 from pptrace.timeline.actions import in_group
 from pptrace.timeline.messages import messages
 from pptrace.traces.perfetto.descriptors import CATEGORY_NUMBERS, FIELD_NUMBERS
@@ -135,7 +136,7 @@ def flow_ids(scene: Scene) -> tuple[FlowIds, FlowIds, Int32s]:
     ids = ends.transfer + np.int32(scene.first_row + 1)
     leaving = FlowIds.of([ends.producer, ends.send, ends.recv], ids, len(timeline))
     if timeline.why is not None:
-        leaving = leaving.add_flow(PATH_FLOW, np.unique(timeline.why.path.row - scene.first_row))
+        leaving = leaving.add_flow(PATH_FLOW, distinct(timeline.why.path.row - scene.first_row))
     return leaving, FlowIds.of([ends.consumer], ids, len(timeline)), _peers(timeline, ends)
 
 
