@@ -1,10 +1,9 @@
 """The keys of a configuration as pydantic models."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,9 +21,6 @@ from pptrace.config.choices import (
 )
 from pptrace.config.flags import FLAGS
 from pptrace.config.quantities import Duration, Rate, Size, parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DEFAULT_COSTS = "unit"
 """The cost model of a step without a model."""
@@ -83,7 +79,7 @@ class Device(Preset):
         examples=[{"4-7": "a100-sxm"}, {"3": {"compute_efficiency": 0.5}}],
     )
 
-    def limited(self, size_bytes: int, written: Device | None = None) -> dict[str, str]:
+    def limited(self, size_bytes: int, written: Self | None = None) -> dict[str, str]:
         """Return settings by which no device has more memory than a limit; none without ``ranks``.
 
         Args:
@@ -621,7 +617,7 @@ class PointToPoint(_Section):
         return {name: takers for name, takers in unused.items() if getattr(self, name) != getattr(standard, name)}
 
     @property
-    def taken(self) -> PointToPoint:
+    def taken(self) -> Self:
         """These settings, those that this policy does not take at their defaults."""
         return self.model_copy(update={name: getattr(PointToPoint(), name) for name in self.unused})
 

@@ -1,13 +1,11 @@
 """Options of the roofline cost model."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
-from pptrace_models.casts import ScalingRecipe  # noqa: TC001 - pydantic reads it
+from pptrace.plugin import Duration, Size
+from pptrace_models.casts import ScalingRecipe
 from pptrace_models.transformer import Parameters
 
 Moment = Literal["fp32", "fp16", "bf16", "fp8"]

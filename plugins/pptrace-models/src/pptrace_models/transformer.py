@@ -1,23 +1,18 @@
 """Checked sizes of a transformer and its encoder."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import cache
 from inspect import cleandoc
 from math import ceil, gcd, isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pptrace.plugin import ConfigError, nearest, shared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PARAMETER_ROWS = 100
@@ -246,7 +241,7 @@ class Delta(Parameters):
         products = 6 * self.key_dim * self.value_dim + 3 * chunk * self.key_dim
         return self.heads * (products + chunk * chunk)
 
-    def split(self, tp: int) -> Delta:
+    def split(self, tp: int) -> Self:
         """Return the share of one of ``tp`` devices."""
         return self.model_copy(update={"heads": self.heads // tp, "key_heads": self.key_heads // tp})
 
@@ -296,7 +291,7 @@ class Mamba(Parameters):
         scores = 2 * STATE_CHUNK * (self.groups * self.state + self.output_width)
         return scores + 4 * self.output_width * self.state
 
-    def split(self, tp: int) -> Mamba:
+    def split(self, tp: int) -> Self:
         """Return the share of one of ``tp`` devices."""
         return self.model_copy(update={"heads": self.heads // tp, "groups": self.groups // tp})
 
@@ -811,7 +806,7 @@ class Transformer(Parameters):
         is_narrow = self.first_bf16_layers <= index < self.layers - self.last_bf16_layers
         return None if is_narrow else "bf16"
 
-    def with_precision_of(self, kind: Layer) -> Transformer:
+    def with_precision_of(self, kind: Layer) -> Self:
         """Return the model with all products in the precision of a layer's products."""
         if kind.precision is None:
             return self

@@ -1,7 +1,5 @@
 """Options of the schedule and of the command; light to import."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
