@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pptrace.config.choices import Choice
 from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
@@ -24,8 +23,7 @@ _KEPT = {"schedule": ("offload", "recompute")}
 _DERIVED_FROM_EACH_OTHER = (("global", "microbatches"), ("microbatches", "global"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(NamedTuple):
     """An override of one key."""
 
     path: KeyPath

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pptrace.errors import ConfigError
 
@@ -12,8 +12,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """Path of a value in a configuration: keys of mappings and indices of lists."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """The place of a value in a file or on the command line.
 
     >>> str(Place(source="step.yaml", line=3, column=7))

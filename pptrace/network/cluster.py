@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, lcm, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -287,8 +287,7 @@ def _check_order(order: tuple[str, ...]) -> None:
             raise ConfigError(message, key="parallel.order")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
+class Leg(NamedTuple):
     """A part of the paths of some pairs of endpoints; pairs can share it."""
 
     pairs: Int64s

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from hashlib import sha256
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,8 +47,7 @@ Edge = tuple[int, int]
 """(child, parent)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
+class Members(NamedTuple):
     """Nodes and NICs of the members of a group, which are numbered from 0.
 
     >>> Members(nodes=(((0, 1), (2,)), ((3,),))).channels
@@ -130,8 +129,7 @@ _LAUNCH_BATCH = 8
 """Messages of an all-to-all that a member launches simultaneously."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """Algorithm and time of a collective over all groups of an axis.
 
     >>> Plan(algorithm="ring", channels=1, fixed_ns=6, byte_ns=Fraction(3, 2), link="nic0").ns(3)
@@ -361,8 +359,7 @@ _BYTE_NS = 1_000_000
 """Nanoseconds of a byte at one kB/s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(NamedTuple):
     """Flows of equal size that start simultaneously and proceed at the rate of the slowest."""
 
     overhead_ns: Int64s
@@ -387,7 +384,7 @@ def flows_at_once(network: Network, src: Int32s, dst: Int32s) -> Load:
     pair, flow, flow_count = np.unique(src.astype(np.int64) * 2**31 + dst, return_inverse=True, return_counts=True)
     pair_src, pair_dst = (ends.astype(np.int32) for ends in np.divmod(pair, 2**31))
     load = _flows_of_pairs(network, pair_src, pair_dst, flow_count)
-    return replace(load, overhead_ns=load.overhead_ns[flow], latency_ns=load.latency_ns[flow])
+    return load._replace(overhead_ns=load.overhead_ns[flow], latency_ns=load.latency_ns[flow])
 
 
 def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int64s) -> Load:

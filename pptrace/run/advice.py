@@ -6,10 +6,9 @@ shortest simulated step that fits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_size
@@ -58,8 +57,7 @@ _SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
 """Keys that change the number of actions, except the size of microbatches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Effort:
+class _Effort(NamedTuple):
     """Limits of a search for advice."""
 
     built_costs: int

@@ -6,9 +6,9 @@ Training (2026), which shows that rankings change between the three.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from pptrace.memo import shared
 from pptrace.plugins.construction import build_schedule
@@ -180,8 +180,7 @@ Cell: TypeAlias = "int | float | str | None"
 Row: TypeAlias = "dict[str, Cell]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class Levels(NamedTuple):
     """One schedule's bubble at each level; the simulated one is ``run.metrics.bubble``."""
 
     run: SimulatedStep

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ _SMALL = 0.005
 """Overheads below this share of the step are not named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bottleneck:
+class Bottleneck(NamedTuple):
     """The largest overhead of a step; prints as in the summary."""
 
     name: str
@@ -120,8 +118,7 @@ _NONE = Contention(links=Sharing.NONE)
 """No contention."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Savings:
+class Savings(NamedTuple):
     """Upper bounds of savings by re-simulation; these and the length of ``rest`` sum to the step."""
 
     policy_ns: int

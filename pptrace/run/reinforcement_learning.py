@@ -72,12 +72,12 @@ def simulate_step(prepared: Prepared) -> Simulated:
         pass_ns = max(int(each.timeline.end_ns.max()) for each in passes)
         for number in range(1, rl.forward_passes + 1):
             timeline = _numbered(alone.timeline, number * prepared.schedule.microbatches)
-            phases.append(replace(alone, timeline=_after(timeline, phases, start_ns)))
+            phases.append(alone._replace(timeline=_after(timeline, phases, start_ns)))
             start_ns += pass_ns
     placement = training.timeline.placement
     routes = np.tile(placement.microbatch_route, 1 + rl.forward_passes)
     timeline = replace(training.timeline, placement=replace(placement, microbatch_route=routes))
-    phases.append(replace(training, timeline=_after(timeline, phases, start_ns)))
+    phases.append(training._replace(timeline=_after(timeline, phases, start_ns)))
     return _joined(phases)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -154,8 +154,7 @@ def _buffers(workload: Workload, following: Int32s) -> Int64s:
     return buffers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherTables:
+class OtherTables(NamedTuple):
     """A configuration while its schedule is built; see :class:`~pptrace.plugins.requests.TableSimulator`."""
 
     inputs: Inputs

@@ -177,8 +177,7 @@ _CHANGES = 24
 """Initial capacity of the log, in changes of rate per flow. Memory that is not written is not allocated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rates:
+class Rates(NamedTuple):
     """Every change of a flow's rate, in order of time; a rate holds until the flow's next one, or its end."""
 
     task: Int32s

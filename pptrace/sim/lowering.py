@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,8 +66,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankRoutes:
+class RankRoutes(NamedTuple):
     """Pairs of ranks that exchange messages, and their paths; after these, the paths over single links."""
 
     source: Int32s
@@ -243,8 +242,7 @@ def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Lowering:
+class _Lowering(NamedTuple):
     """Inputs of the lowering kernels for one step."""
 
     schedule: Schedule
@@ -402,8 +400,7 @@ class _Lowering:
         return Pairs(place[awaited], np.where(launch < 0, task, launch))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _CostRows:
+class _CostRows(NamedTuple):
     """Rows with different costs, from which the costs of all rows follow."""
 
     lowering: _Lowering
@@ -431,9 +428,9 @@ class _CostRows:
         kept = replace(issued.selected(first), calls=None)
         peer = rows.lanes.peer[first]
         group = rows.lanes.group[first] if rows.lanes.group.size else rows.lanes.group
-        alone = replace(
-            lowering, issued=kept,
-            lanes=replace(lowering.lanes, first=np.searchsorted(places, lowering.lanes.first).astype(np.int32)),
+        alone = lowering._replace(
+            issued=kept,
+            lanes=lowering.lanes._replace(first=np.searchsorted(places, lowering.lanes.first).astype(np.int32)),
             rows=rows._replace(
                 row_ptr=kept.row_ptr, cells=kept.cells, edge=kept.edge,
                 lanes=rows.lanes._replace(peer=peer, group=group),
@@ -456,7 +453,7 @@ class _CostRows:
         )
         if routes.columns.ways != self.lowering.routes.columns.ways:
             return None
-        placed = replace(self.lowering, routes=routes).place(workload)
+        placed = self.lowering._replace(routes=routes).place(workload)
         task, (duration, lag) = placed.task, np.zeros((2, graph.tasks), dtype=np.int64)
         duration[: graph.rows], lag[: graph.rows] = task.duration_ns[self.row], task.lag_ns[self.row]
         check_total(ranks, duration, lag)

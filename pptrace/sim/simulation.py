@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.link_use import Traffic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class Simulated(NamedTuple):
     """A simulated step with the traffic of its messages."""
 
     timeline: Timeline
@@ -86,8 +85,7 @@ def simulate(
     return lowered.run(times).timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoweredStep:
+class LoweredStep(NamedTuple):
     """A task graph that runs with one set of times after another."""
 
     schedule: Schedule

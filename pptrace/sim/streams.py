@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -174,8 +174,7 @@ _RANK_STREAMS = (
 """Streams that occur once per rank, in the order of their lanes after the lanes of peers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lanes:
+class Lanes(NamedTuple):
     """The lanes of an issue order."""
 
     mode: int

@@ -232,8 +232,7 @@ def _parse_at(cell: str, rank: int, position: int) -> Action:
 ABSENT = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Positions:
+class Positions(NamedTuple):
     """Positions of actions in a schedule's columns."""
 
     by_result: Int32s

@@ -41,8 +41,7 @@ class Actions(Cells):
     """Communication time that does not overlap with computation of the rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupTime:
+class GroupTime(NamedTuple):
     """Communication on one kind of stream; arrays have shape (ranks,)."""
 
     stream: Stream

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Memory:
+class Memory(NamedTuple):
     """Memory of every rank; all arrays have shape (ranks,)."""
 
     weights_bytes: Int64s

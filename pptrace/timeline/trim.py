@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ _LONGEST = 1 << 24
 _KEYS = ("ranks", "microbatches")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(NamedTuple):
     """Ranks and microbatches of a trimmed export."""
 
     ranks: tuple[int, ...] | None = None
@@ -89,8 +88,7 @@ _INTERVALS_KEY = "update_intervals_ns"
 _PROPORTIONAL = ("uncontended_ns", "collective_ns", "size_bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TimelinePart:
+class TimelinePart(NamedTuple):
     """A part of a timeline."""
 
     timeline: Timeline

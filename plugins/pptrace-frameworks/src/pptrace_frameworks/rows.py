@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,7 @@ class Rows:
         return np.array_equal(self.ahead, np.maximum(steady_index, 0, out=steady_index))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class Ends(NamedTuple):
     """Both ends of each message; one value per message."""
 
     gradient: NDArray[np.bool_]

@@ -20,8 +20,7 @@ kernel transposes what a norm casts, and a factor that devices gather.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pptrace_models.transformer import NARROW, OPERAND_BYTES
 
@@ -36,8 +35,7 @@ _SOURCE_BYTES = 2
 """Inputs and gradients are cast from BF16."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
+class _Recipe(NamedTuple):
     reads: int
     """How often a cast reads its tensor."""
     normed_reads: int
@@ -61,8 +59,7 @@ _RECIPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Casting:
+class Casting(NamedTuple):
     """How products of a precision cast their factors."""
 
     precision: Precision

@@ -13,10 +13,10 @@ encoder's replicas are the larger ones, those of the decoder gather the gradient
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import ConfigError, ConstraintError, EncoderGrid
 from pptrace_models import flops, memory
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 _LAYER = Layer()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tower:
+class Tower(NamedTuple):
     """The share of an encoder on one device."""
 
     name: str

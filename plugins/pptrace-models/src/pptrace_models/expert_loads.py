@@ -13,10 +13,9 @@ import json
 import pickle
 import zipfile
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -46,8 +45,7 @@ _SAMPLES = 64
 """Random routings of a workload, from which each layer and microbatch has one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loads:
+class Loads(NamedTuple):
     """Loads of the fullest devices of a step's microbatches."""
 
     received: Floats
@@ -158,8 +156,7 @@ def _note(kept: Floats, received: Floats, kind_of: Int64s, planned: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokens:
+class _Tokens(NamedTuple):
     """Loads of experts."""
 
     experts: Floats

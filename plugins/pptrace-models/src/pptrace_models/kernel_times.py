@@ -13,12 +13,11 @@ from __future__ import annotations
 import json
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import ceil, erfc, sqrt
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pydantic import ConfigDict
 
@@ -266,8 +265,7 @@ def _memory_rate(device: Shaped) -> float:
     return device.memory_bandwidth * device.memory_efficiency
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
+class Devices(NamedTuple):
     """The devices of ranks and stages."""
 
     of_ranks: tuple[Accelerator, ...]

@@ -11,7 +11,7 @@ the gathered keys and values. Parts without duration are left out. Durations sum
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -377,8 +377,7 @@ class Part(NamedTuple):
     activation_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(NamedTuple):
     """The parts of the forward and of the backward of a layer, the embedding or the LM head."""
 
     forward: tuple[Part, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
@@ -40,8 +39,7 @@ class EncoderPart(NamedTuple):
     """Whether the stage has the encoder's last layer and the projector."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(NamedTuple):
     """The items of one stage."""
 
     layers: tuple[Layer, ...] = ()
@@ -81,7 +79,7 @@ def stages_of(
             raise ConfigError("shares of the vocabulary have no multi-token prediction: write 0", key="model.mtp")
         without_shares = stages_of(model, stages - vocabulary_shares, together=together)
         shares = [Stage(embedding=True, head=True)] * vocabulary_shares
-        return [*(replace(stage, embedding=False, head=False) for stage in without_shares), *shares]
+        return [*(stage._replace(embedding=False, head=False) for stage in without_shares), *shares]
     if not model.named_encoders:
         return _decoder(model, stages)
     encoder_stages = count_encoder_stages(model, together=together)
@@ -95,7 +93,7 @@ def stages_of(
     for index, encoder in enumerate(model.named_encoders.values()):
         if not encoder.stages:
             part = EncoderPart(index, encoder.layers, projector=True)
-            decoder[0] = replace(decoder[0], encoders=(*decoder[0].encoders, part))
+            decoder[0] = decoder[0]._replace(encoders=(*decoder[0].encoders, part))
             continue
         layers_per_stage, remainder = divmod(encoder.layers, encoder.stages)
         for stage in range(encoder.stages):
@@ -238,8 +236,8 @@ def with_loads(stages: Sequence[Stage], received: Iterable[float], sent: Iterabl
 
     for stage in stages:
         following = first_layer + len(stage.layers)
-        loaded.append(replace(
-            stage, layers=layers(stage.layers, range(first_layer, following)),
+        loaded.append(stage._replace(
+            layers=layers(stage.layers, range(first_layer, following)),
             predictions=layers(stage.predictions, [last] * len(stage.predictions)),
         ))  # fmt: skip
         first_layer = following
