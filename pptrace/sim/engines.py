@@ -16,7 +16,7 @@ from pptrace.sim.kernels.events import WHOLE, SharedLinks
 from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW, Jobs
-from pptrace.steps.columns import empty_columns, uniform
+from pptrace.steps.columns import count_set, empty_columns, uniform
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace.steps.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace_kernel import halves, run, run_parts
@@ -303,19 +303,21 @@ class Ran(NamedTuple):
 def run_graph(graph: TaskGraph) -> Ran:
     """Run the sweep."""
     tasks = new_tasks(graph.tasks)
-    inputs = graph_record(graph), int((graph.next_peer >= 0).any())
+    (end,) = empty_columns(graph.tasks, np.int64)
+    inputs = graph_record(graph), int(count_set(graph.next_peer) > 0)
     ranks = halves(graph.placement.ranks, work=graph.tasks)
     if len(ranks) == 1:
-        done = run(sweep_kernels.sweep, (*inputs, uniform(0, graph.tasks)), (tasks,), work=graph.tasks)
+        done = run(sweep_kernels.sweep, (*inputs, uniform(0, graph.tasks)), (tasks, end), work=graph.tasks)
     else:
-        done = _sweep_parts(graph, inputs, tasks, ranks[1][0])
-    (end,) = empty_columns(graph.tasks, np.int64)
-    np.add(tasks.start, graph.duration_ns, out=end)
+        done = _sweep_parts(graph, inputs, (tasks, end), ranks[1][0])
     return Ran(tasks.start, end, tasks.cause, tasks.waiting, done)
 
 
 def _sweep_parts(
-    graph: TaskGraph, inputs: tuple[sweep_kernels.Graph, int], tasks: sweep_kernels.Tasks, rank: int
+    graph: TaskGraph,
+    inputs: tuple[sweep_kernels.Graph, int],
+    outputs: tuple[sweep_kernels.Tasks, Int64s],
+    rank: int,
 ) -> int:
     """Run the sweep in two threads, of which the second has the ranks from ``rank`` on; return the tasks that ran.
 
@@ -331,17 +333,17 @@ def _sweep_parts(
     progress = np.zeros(2 * sweep_kernels.SLOTS, dtype=np.int64)
     counted, ended = empty_columns(count, np.int32, np.int32)
     exchange = sweep_kernels.Exchange(np.zeros(count, dtype=np.int8), counted, ended, progress)
-    done = 0
-    for _ in range(_ROUNDS):
-        if all(run_parts(sweep_kernels.sweep_part, [*zip(parts)], inputs, (tasks, exchange), work=count)):
-            break
-    else:
-        done = run(sweep_kernels.sweep_rest, (*parts, *inputs, none), (tasks, exchange), work=count)
+    heads, done = [(part, _PATIENCE) for part in parts], 0
+    if not all(run_parts(sweep_kernels.sweep_part, heads, inputs, (*outputs, exchange), work=count)):
+        done = run(sweep_kernels.sweep_rest, (*parts, *inputs, none), (*outputs, exchange), work=count)
     return done + int(progress[sweep_kernels.DONE :: sweep_kernels.SLOTS].sum())
 
 
-_ROUNDS = 3
-"""How often a thread may wait long for the other one, as on a busy machine, before one thread runs all tasks."""
+_PATIENCE = 8_000_000
+"""How often a thread looks for tasks of the other one, in about 10 ms, before it lets one thread run all tasks.
+
+It waits that long only on a busy machine, where the other thread has no processor.
+"""
 
 
 def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:
@@ -353,11 +355,9 @@ def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:
 
 
 def new_tasks(count: int) -> sweep_kernels.Tasks:
-    """Return tasks of which none has begun."""
+    """Return columns of tasks, which the engines initialise."""
     waiting, ready = empty_columns(count, np.int32, np.int32)
     start, cause = empty_columns(count, np.int64, np.int32)
-    waiting[:] = start[:] = 0
-    cause[:] = -1
     return sweep_kernels.Tasks(waiting=waiting, start=start, cause=cause, ready=ready)
 
 

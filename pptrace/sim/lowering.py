@@ -194,15 +194,15 @@ def _lower(
     expansion = Expansion()
     if segmented:
         issued, expansion = expand_segments(schedule, issued, workload, policy, slows=slows)
-    lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
+    kinds = present(issued.kind)
+    lanes = assign_lanes(issued, kinds, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
     routes = find_routes(graph.ranks, lanes, network, expansion.links)
     rules = _rules(issued, lanes, policy)
     rows = RowColumns(
         issued.row_ptr, issued.cells, issued.edge, graph, TABLE, expansion.columns, lanes.columns, rules
     )
-    lowering = _Lowering(schedule, issued, expansion, lanes, routes, rows)
+    lowering = _Lowering(schedule, issued, kinds, expansion, lanes, routes, rows)
     placed = lowering.place(workload)
-    check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
     costs = None
     if reusable:
         costs = _CostRows.of(lowering, placed.place, workload)
@@ -247,6 +247,8 @@ class _Lowering(NamedTuple):
 
     schedule: Schedule
     issued: IssueOrder
+    kinds: NDArray[np.intp]
+    """Kinds of the issued rows."""
     expansion: Expansion
     lanes: Lanes
     routes: RankRoutes
@@ -258,7 +260,11 @@ class _Lowering(NamedTuple):
         return len(self.issued) + (2 * self.lanes.groups if self.rows.rules.batched else 0)
 
     def place(self, workload: Workload) -> _Rows:
-        """Assign every row its index on its lane, and its costs."""
+        """Assign every row its index on its lane, and its costs.
+
+        Raises:
+            CostError: the times could exceed 2**62 ns.
+        """
         rows, graph = len(self.issued), self.rows.graph
         messages = 2 * graph.edges * graph.microbatches
         sides = [messages if has_side else 0 for has_side in (self.rows.rules.receive, self.rows.rules.called)]
@@ -267,20 +273,22 @@ class _Lowering(NamedTuple):
         duration, lag, size = empty_columns(self.tasks + 1, *[np.int64] * 3)
         # Tasks without a row take no time: batches and synchronizations.
         duration[rows:] = lag[rows:] = 0
-        collective = np.zeros(rows, dtype=np.int64)  # without collectives, none of its memory is touched
+        costs = cost_columns(workload, graph)
+        collective = np.zeros(rows, np.int64) if costs.collective_ns.any() else uniform(0, rows, np.int64)
         task = TaskColumns(
             size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective, duration_ns=duration,
             lag_ns=lag,
         )  # fmt: skip
         sender_row = unset(rows) if self.rows.rules.receive else uniform(-1, rows)
         placed = _Rows(place, ends, self.issued.cells.empty(rows), task, sender_row)
-        run_parts(
+        longest_ns = run_parts(
             placement_kernels.place_rows,
             halves(graph.ranks, work=rows),
-            (self.rows, cost_columns(workload, graph), self.routes.columns),
+            (self.rows, costs, self.routes.columns),
             (self.lanes.first.copy(), place, ends, placed.cells, task),
             work=rows,
         )
+        check_total(graph.ranks, duration, lag, longest_ns=max(longest_ns))
         if self.rows.rules.called:
             parts = halves(messages, work=rows)
             run_parts(placement_kernels.match_sides, parts, (ends,), (sender_row,), work=messages)
@@ -294,17 +302,17 @@ class _Lowering(NamedTuple):
         """
         issued, rows, rules, sender_row = self.issued, len(self.issued), self.rows.rules, placed.sender_row
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
-        kinds = present(issued.kind)
+        kinds = self.kinds
         awaited = kinds[TABLE.awaited[kinds] == 1]
         if not SEND_WAITS.mask(kinds).any():
             awaited = awaited[~SENDS.mask(awaited)]
         ranks = self.rows.graph.ranks
         parts = [(0, ranks)] if awaited.size else halves(ranks, work=rows)  # ranks share space for awaited rows
-        most = [self._most_edges(kinds, slice(*issued.row_ptr[[*part]].tolist())) for part in parts]
+        most = [self._most_edges(slice(*issued.row_ptr[[*part]].tolist())) for part in parts]
         bound = sum(most) + called.edges + sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # an upper bound; unused memory is not touched
         begins = [(*part, begin) for part, begin in zip(parts, (0, most[0]), strict=False)]
-        edges = self._link_rows(placed, kinds, awaited, begins, batch_next, pairs)
+        edges = self._link_rows(placed, awaited, begins, batch_next, pairs)
         if rules.batched:
             edges = run(
                 edges_kernels.join_batches,
@@ -322,14 +330,14 @@ class _Lowering(NamedTuple):
         return Linked(sender_row, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
     def _link_rows(
-        self, placed: _Rows, kinds: NDArray[np.intp], awaited: NDArray[np.intp], parts: list[tuple[int, int, int]],
-        batch_next: Int32s, pairs: Pairs,
+        self, placed: _Rows, awaited: NDArray[np.intp], parts: list[tuple[int, int, int]], batch_next: Int32s,
+        pairs: Pairs,
     ) -> int:  # fmt: skip
-        """Write the edges of rows of some kinds that neither streams nor calls imply; return their number.
+        """Write the edges of rows that neither streams nor calls imply; return their number.
 
         ``parts`` are ranges of ranks, and where the edges of each begin.
         """
-        issued, graph = self.issued, self.rows.graph
+        issued, kinds, graph = self.issued, self.kinds, self.rows.graph
         alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
         if self.rows.rules.called and alone and not awaited.size and not graph.nearby:
             return 0
@@ -356,7 +364,7 @@ class _Lowering(NamedTuple):
             edges += end - begin
         return edges
 
-    def _most_edges(self, kinds: NDArray[np.intp], rows: slice) -> int:
+    def _most_edges(self, rows: slice) -> int:
         """Return an upper bound of the edges of rows that neither streams nor calls imply.
 
         These are edges to forks, receivers and consumers.
@@ -364,7 +372,9 @@ class _Lowering(NamedTuple):
         kind, span, stream = self.issued.kind[rows], self.issued.span[rows], self.expansion.columns.stream[rows]
         excluded = _IN_CALLS if self.rows.rules.called else COMPUTE
         count = kind.size + int(np.count_nonzero(stream > placement_kernels.COMPUTE_STREAM))
-        count -= sum(int(np.count_nonzero(np.equal(kind, each))) for each in kinds.tolist() if each in excluded)
+        count -= sum(
+            int(np.count_nonzero(np.equal(kind, each))) for each in self.kinds.tolist() if each in excluded
+        )
         microbatches = count if span.max(initial=1) == 1 else int(span[~excluded.mask(kind)].sum())
         return 2 * count + 2 * microbatches + (2 * count if self.rows.rules.batched else 0)
 
@@ -510,13 +520,15 @@ def _rows_off_messages(schedule: Schedule, off_messages: KindSet) -> NDArray[np.
     Reductions between shard groups follow those of microbatches.
     """
     kind = schedule.kind
+    if not off_messages.union({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS}).intersection(present(kind).tolist()):
+        return np.zeros(0, dtype=np.int64)
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
     per_microbatch = distinct(cells).size < cells.size
     between_groups = np.equal(kind, int(Kind.REDUCE_GROUPS))
     candidate = off_messages.mask(kind) | ((reduces | between_groups) & per_microbatch)
-    if schedule.has_communication or not candidate.any():
+    if not candidate.any() or schedule.has_communication:
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))
     rows = np.flatnonzero(candidate)

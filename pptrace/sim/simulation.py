@@ -16,7 +16,7 @@ from pptrace.sim.engines import FINER, Contention, find_jobs, graph_record, run_
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.lowering import lower
 from pptrace.sim.streams import check_costs, check_total
-from pptrace.steps.columns import empty_columns
+from pptrace.steps.columns import count_set, empty_columns
 from pptrace.steps.dependencies import cycle_text
 from pptrace.steps.kinds import SENDS, WEIGHT_GRADIENTS
 from pptrace.steps.message_calls import Policy
@@ -120,7 +120,7 @@ class LoweredStep(NamedTuple):
             graph = graph.with_times(times)
             check_total(graph.placement.ranks, graph.duration_ns, graph.lag_ns)
         ran, rates = _run(graph, links, self.contention)
-        ghosts = int(np.count_nonzero(graph.sender_row >= 0))
+        ghosts = count_set(graph.sender_row)
         if ran.done < graph.tasks - ghosts:
             raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
         ran = ran._replace(waiting=ran.waiting[:0].copy())  # its memory becomes a column of the timeline

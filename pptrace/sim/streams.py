@@ -13,8 +13,8 @@ from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.steps.columns import empty_columns, uniform, unset
-from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Stream, present
-from pptrace_kernel import run
+from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Stream
+from pptrace_kernel import halves, run, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,11 +195,12 @@ class Lanes(NamedTuple):
 
 
 def assign_lanes(
-    issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, *, one_copy_stream: bool = False
-) -> Lanes:
+    issued: IssueOrder, kinds: NDArray[np.intp], policy: Policy, parts: PartColumns, graph: StageGraph, *,
+    one_copy_stream: bool = False,
+) -> Lanes:  # fmt: skip
     """Assign a lane to every row; every rank has a compute lane, and other lanes as needed.
 
-    With ``one_copy_stream``, copies to and from the host share a lane.
+    Rows have the given ``kinds``. With ``one_copy_stream``, copies to and from the host share a lane.
     """
     ranks, mode = graph.ranks, _mode(policy)
     lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
@@ -209,7 +210,7 @@ def assign_lanes(
     width = 2 + 3 * ranks + len(_RANK_STREAMS)
     if issued.sent.size and not parts.stream.size and mode == placement_kernels.PER_DIRECTION:
         columns = LaneColumns(issued.peer, unset(0), lane_of_stream, width)
-        groups, count, sends_to = 0, _count_rows(issued, columns), issued.sent > 0
+        groups, count, sends_to = 0, _count_rows(issued, kinds, columns), issued.sent > 0
     else:
         columns, groups, count, sends_to = _key_lanes(issued, policy, parts, graph, lane_of_stream, width)
     occupied = count > 0
@@ -244,7 +245,7 @@ def _key_lanes(
     return columns, groups, count, sends_to.astype(bool)
 
 
-def _count_rows(issued: IssueOrder, lanes: LaneColumns) -> Int32s:
+def _count_rows(issued: IssueOrder, kinds: NDArray[np.intp], lanes: LaneColumns) -> Int32s:
     """Return the number of rows per lane key, with one lane per peer and direction, without a pass over rows."""
     ranks = issued.row_ptr.size - 1
     count, between = np.zeros((ranks, lanes.width), dtype=np.int32), issued.sent.reshape(ranks, ranks)
@@ -252,7 +253,6 @@ def _count_rows(issued: IssueOrder, lanes: LaneColumns) -> Int32s:
     count[:, sends : sends + ranks] = between
     if issued.calls is not None:  # only calls have rows of receivers
         count[:, sends + ranks : sends + 2 * ranks] = between.T
-    kinds = present(issued.kind)
     lane = lanes.of_stream[TABLE.stream]
     for kind in kinds[~COMMUNICATION.mask(kinds) & (lane[kinds] != lane[Kind.F])].tolist():
         rows = np.flatnonzero(np.equal(issued.kind, kind))
@@ -298,7 +298,8 @@ def chain_streams(
     """Return each task's successor on its stream, and on the receiver's stream of a rendezvous; -1 for none."""
     if linked.chains is None:
         has_peers = rules.receive or rules.mode == placement_kernels.ON_COMPUTE
-        following, following_peer = unset(tasks), unset(tasks) if has_peers else uniform(-1, tasks)
+        (following,) = [unset(tasks)] if has_peers else empty_columns(tasks, np.int32)
+        following_peer = unset(tasks) if has_peers else uniform(-1, tasks)
     else:
         following, following_peer = linked.chains
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
@@ -311,6 +312,8 @@ def chain_streams(
         (following, following_peer),
         work=rules.rows,
     )
+    if linked.chains is None:
+        following[rules.rows :] = -1
     following[rules.rows : rules.rows + linked.batch_next.size] = linked.batch_next
     return following, following_peer
 
@@ -336,8 +339,8 @@ def sort_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
     count = edges.source.size
     ptr, edge = empty_columns(max(tasks + 1, count), np.int32, np.int32)
     ptr, edge = ptr[: tasks + 1], edge[:count]
-    ptr[:] = 0
-    run(edges_kernels.sort_edges, (*edges, count), (ptr, edge), work=tasks)
+    run_parts(edges_kernels.sort_edges, halves(tasks, work=tasks), edges, (ptr, edge), work=tasks)
+    ptr[tasks] = count
     return ptr, edge
 
 
@@ -377,15 +380,17 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         raise CostError("a rank's memory could pass 2**62 bytes (4 EiB)")
 
 
-def check_total(ranks: int, *columns: Int64s) -> None:
-    """Check that the sum of all times fits into 62 bits.
+def check_total(ranks: int, duration_ns: Int64s, lag_ns: Int64s, *, longest_ns: int | None = None) -> None:
+    """Check that the sum of all times of tasks fits into 62 bits; none is longer than ``longest_ns``.
 
     Raises:
         CostError: the sum could exceed 2**62 ns.
     """
-    if sum(int(column.max(initial=0)) * column.size for column in columns) * ranks < LARGEST:
+    if longest_ns is None:
+        longest_ns = int(duration_ns.max(initial=0)) + int(lag_ns.max(initial=0))
+    if longest_ns * duration_ns.size * ranks < LARGEST:
         return  # the usual case, without a sum
-    total = sum(float(column.sum(dtype=np.float64)) for column in columns)
+    total = float(duration_ns.sum(dtype=np.float64)) + float(lag_ns.sum(dtype=np.float64))
     if total * ranks >= LARGEST:
         raise CostError(f"the step's times on {ranks} ranks sum to more than 2**62 ns (146 years)")
 

@@ -107,18 +107,29 @@ def empty_columns(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any
     ]
 
 
-def uniform(value: int, rows: int) -> Int32s:
+def uniform(value: int, rows: int, dtype: type[np.integer[Any]] = np.int32) -> NDArray[Any]:
     """Return a read-only column of one value, which takes the memory of one element.
 
     >>> uniform(-1, 3).tolist()
     [-1, -1, -1]
     """
-    return np.ndarray((rows,), dtype=np.int32, buffer=np.int32(value).tobytes(), strides=(0,))
+    return np.ndarray((rows,), dtype=dtype, buffer=dtype(value).tobytes(), strides=(0,))
 
 
 def is_uniform(array: NDArray[Any]) -> bool:
     """Return whether all elements of a column are in one place."""
     return array.strides == (0,)
+
+
+def count_set(array: NDArray[Any]) -> int:
+    """Return how many values of a column are not negative, without a pass over a column of one value.
+
+    >>> count_set(uniform(-1, 3)), count_set(np.array([4, -1, 0]))
+    (0, 2)
+    """
+    if is_uniform(array):
+        return array.size if array[0] >= 0 else 0
+    return int(np.count_nonzero(array >= 0))
 
 
 def unset(rows: int) -> Int32s:

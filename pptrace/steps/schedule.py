@@ -18,7 +18,7 @@ from pptrace.steps.actions import (
     overlapped,
     waits_of,
 )
-from pptrace.steps.columns import Int32s, difference, uniform
+from pptrace.steps.columns import Int32s, count_set, difference, uniform
 from pptrace.steps.kernels.tables import index_actions
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Result, present
 from pptrace.steps.placement import infer_placement
@@ -158,7 +158,7 @@ class Schedule(Cells):
     @property
     def has_pairs(self) -> bool:
         """Whether the table has overlapped pairs."""
-        return bool((self.pair >= 0).any())
+        return count_set(self.pair) > 0
 
     def __getitem__(self, rank: int) -> list[Action]:
         """Return one rank's actions in order, each overlapped pair as one action."""

@@ -103,8 +103,10 @@ def _describe(schedule: Schedule, fault: int, row: int, other: int) -> ScheduleE
 
 def _check_present(schedule: Schedule, positions: Positions) -> None:
     placement = schedule.placement
-    wanted = placement.stage_rank.T[:, placement.microbatch_route] >= 0
     for result in list(_PASSES)[: positions.results]:
+        if positions.of(result).min(initial=0) >= 0:
+            continue
+        wanted = placement.stage_rank.T[:, placement.microbatch_route] >= 0
         missing = wanted & (positions.of(result) < 0)
         if not missing.any():
             continue

@@ -71,16 +71,16 @@ def test_interpreted_and_compiled_kernels_give_the_same_step(policy: Policy, *, 
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.placing.value}-{p.eager_bytes}")
-@pytest.mark.parametrize("rounds", [1, 10**6])
+@pytest.mark.parametrize("patience", [1, 10**9])
 def test_one_and_two_threads_give_the_same_step(
-    policy: Policy, rounds: int, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, patience: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pptrace_kernel.always_compiled():
         expected, figures = step(policy)
-    monkeypatch.setattr("pptrace.sim.engines._ROUNDS", rounds)  # with 1, one thread soon runs all tasks
+    monkeypatch.setattr("pptrace.sim.engines._PATIENCE", patience)  # with 1, one thread soon runs all tasks
     with pptrace_kernel.always_compiled(), two_threads():
         compiled, by_array = step(policy)
-    monkeypatch.setattr("pptrace.sim.kernels.sweep.PATIENCE", 2)
+    monkeypatch.setattr("pptrace.sim.engines._PATIENCE", 1)  # one part after the other
     with interpreted_kernels(), two_threads():
         interpreted, by_list = step(policy)
 

@@ -223,8 +223,13 @@ def join_batches(rows, place, ends, sender_row, n, pairs):
 
 
 def chain_tasks(lane_first, lane_end, sender_row, one_sided, following, following_peer):
-    """Chain each lane's tasks; a receiver's row chains its sender's row unless ``one_sided``."""
+    """Chain each lane's tasks; a receiver's row chains its sender's row unless ``one_sided``.
+
+    With receivers' rows, ``following`` is initialised with -1.
+    """
     for lane in range(len(lane_first)):
+        if lane_end[lane] > lane_first[lane]:
+            following[lane_end[lane] - 1] = -1
         for row in range(lane_first[lane], lane_end[lane] - 1):
             successor = sender_row[row + 1] if sender_row[row + 1] >= 0 else row + 1
             if sender_row[row] < 0:
@@ -243,19 +248,30 @@ def append_chain(task, successor, sends, following, following_peer):
         following_peer[task] = successor
 
 
-def sort_edges(source, target, edges, ptr, sorted_target):
-    """Group ``edges`` edges by source; ``ptr`` is initialised with 0 and has one entry more than tasks."""
-    for i in range(edges):
-        ptr[source[i] + 1] += 1
-    for t in range(len(ptr) - 1):
-        ptr[t + 1] += ptr[t]
-    for i in range(edges):
-        index = ptr[source[i]]
-        sorted_target[index] = target[i]
-        ptr[source[i]] = index + 1
-    for t in range(len(ptr) - 1, 0, -1):
-        ptr[t] = ptr[t - 1]
-    ptr[0] = 0
+def sort_edges(first, end, source, target, ptr, sorted_target):
+    """Group the edges of tasks ``first:end`` by source."""
+    for task in range(first, end):
+        ptr[task] = 0
+    index = 0
+    for i in range(len(source)):
+        if source[i] < first:
+            index += 1
+        elif source[i] < end:
+            ptr[source[i]] += 1
+    begin = index
+    for task in range(first, end):
+        count = ptr[task]
+        ptr[task] = index
+        index += count
+    for i in range(len(source)):
+        task = source[i]
+        if first <= task < end:
+            sorted_target[ptr[task]] = target[i]
+            ptr[task] += 1
+    for task in range(end - 1, first, -1):
+        ptr[task] = ptr[task - 1]
+    if first < end:
+        ptr[first] = begin
 
 
 LAUNCHED, JOINED = 1, 2

@@ -75,7 +75,8 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 def place_rows(first, end, rows, costs, routes, cursor, place, ends, out, task):
     """Move each row of ranks ``first:end`` to its lane with its bytes, duration, lag and fork.
 
-    Record its index in ``place``. ``task``'s column of collectives is initialised with 0.
+    Record its index in ``place``. ``task``'s column of collectives is initialised with 0. Return the longest time
+    of a row.
     """
     cells, graph, kinds = rows.cells, rows.graph, rows.kinds
     parts, lanes, rules = rows.parts, rows.lanes, rows.rules
@@ -84,6 +85,7 @@ def place_rows(first, end, rows, costs, routes, cursor, place, ends, out, task):
     out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
     out_span, out_pair = out.span, out.pair
     role, in_parts = kinds.role, len(parts.stream) > 0
+    longest = 0
     for rank in range(first, end):
         compute = -1
         last = -1  # the last row on the compute stream, be it a message
@@ -123,6 +125,8 @@ def place_rows(first, end, rows, costs, routes, cursor, place, ends, out, task):
                     compute = last = index
                     task.fork[index] = -1
                     _record_results(row, index, cells, graph, kinds, ends)
+            longest = max(longest, task.duration_ns[index] + task.lag_ns[index])
+    return longest
 
 
 def _fetch_ahead(index, out, task):

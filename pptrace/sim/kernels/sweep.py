@@ -53,15 +53,18 @@ def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
     return tasks.waiting[task] == 0 and (task >= graph.rows or graph.sender_row[task] < 0)
 
 
-def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks) -> int:
+def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any) -> int:
     """Run every task when its last predecessor releases it; return the number of tasks that ran.
 
     Nothing is shared, so no clock is needed, and ready tasks run in any order with the same result. No task
     ``crosses``.
     """
+    count = len(graph.duration)
+    initialise(tasks, 0, count)
     count_waits(graph, tasks.waiting, rendezvous)
-    top = _push_ready(graph, tasks, 0, len(graph.duration), 0)
+    top = _push_ready(graph, tasks, 0, count, 0)
     _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
+    _fill_ends(graph, tasks, 0, count, end)
     return done
 
 
@@ -99,29 +102,31 @@ COUNTED, ENDED, IDLE, DONE = range(4)
 """1 + the number of ``counted`` tasks; the number of ``ended`` tasks; 1 + how many of the other part's it had
 taken when it last had no ready task; how many tasks it ran."""
 
-PATIENCE = 1_000_000
-"""How often a part without ready tasks looks for tasks of the other part before it returns, in about 5 ms."""
 
-
-def sweep_part(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange) -> int:
+def sweep_part(
+    part: Part, patience: int, graph: Graph, rendezvous: int, tasks: Tasks, end: Any, exchange: Exchange
+) -> int:
     """Run the tasks of a part as :func:`sweep`, while another thread runs those of the other part.
 
     Return whether both are done: neither has a ready task, and each took all ``ended`` tasks of the other. A part
-    that waits long returns 0 and continues when it is called again.
+    without a ready task returns 0 after it has looked ``patience`` times for tasks of the other.
     """
     progress, mine, others = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
-    if progress[mine + COUNTED] == 0:
-        count = _count_range(part.first, part.end, part, graph, rendezvous, tasks, exchange, 0)
-        count = _count_range(part.first_other, part.end_other, part, graph, rendezvous, tasks, exchange, count)
-        publish(progress, mine + COUNTED, 1 + count)
+    initialise(tasks, part.first, part.end)
+    initialise(tasks, part.first_other, part.end_other)
+    count = _count_range(part.first, part.end, part, graph, rendezvous, tasks, exchange, 0)
+    count = _count_range(part.first_other, part.end_other, part, graph, rendezvous, tasks, exchange, count)
+    publish(progress, mine + COUNTED, 1 + count)
     looks = 0
-    while looks < PATIENCE:
+    while looks < patience:
         looks += 1
         if observe(progress, others + COUNTED) == 0:
             continue
         idle, ended = observe(progress, others + IDLE), observe(progress, others + ENDED)
         if progress[mine + IDLE] == 1 + ended:
             if idle == 1 + progress[mine + ENDED]:
+                _fill_ends(graph, tasks, part.first, part.end, end)
+                _fill_ends(graph, tasks, part.first_other, part.end_other, end)
                 return 1
             continue
         top = _resume(part, graph, rendezvous, tasks, exchange, ended, part.offset)
@@ -132,14 +137,32 @@ def sweep_part(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange
 
 
 def sweep_rest(
-    first: Part, second: Part, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, exchange: Exchange
-) -> int:
-    """Run the tasks that are left when both parts have returned, as :func:`sweep`."""
+    first: Part, second: Part, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any,
+    exchange: Exchange,
+) -> int:  # fmt: skip
+    """Run the tasks that two parts left, as :func:`sweep`."""
     progress = exchange.progress
     top = _resume(first, graph, rendezvous, tasks, exchange, progress[SLOTS + ENDED], 0)
     top = _resume(second, graph, rendezvous, tasks, exchange, progress[ENDED], top)
     _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
+    _fill_ends(graph, tasks, 0, len(graph.duration), end)
     return done
+
+
+def initialise(tasks: Tasks, first: int, end: int) -> None:
+    """Initialise the progress of tasks ``first:end``."""
+    for task in range(first, end):
+        tasks.waiting[task] = 0
+    for task in range(first, end):
+        tasks.start[task] = 0
+    for task in range(first, end):
+        tasks.cause[task] = -1
+
+
+def _fill_ends(graph: Graph, tasks: Tasks, first: int, last: int, end: Any) -> None:
+    """Fill in when tasks ``first:last`` end."""
+    for task in range(first, last):
+        end[task] = tasks.start[task] + graph.duration[task]
 
 
 def _resume(
@@ -394,6 +417,7 @@ class Step(NamedTuple):
 def start_all(step: Step) -> None:
     """Start every task without predecessors, and all successors that this releases."""
     graph, tasks = step.graph, step.tasks
+    initialise(tasks, 0, len(graph.duration))
     count_waits(graph, tasks.waiting, 1)
     for i in range(graph.edge_ptr[len(graph.duration)]):
         if graph.edge[i] < 0:

@@ -41,7 +41,8 @@ def one_forward_one_backward(
     back_to = microbatch if microbatch_back is None else microbatch_back
     length = 2 * steps
     kind = np.full((ranks, length), Kind.F, dtype=np.int8)
-    stage, microbatches = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
+    cells = np.empty((2, ranks, length), dtype=np.int32)
+    forwards, backwards = np.stack([microbatch, forward]), np.stack([back_to, backward])
     pair = np.full((ranks, length), -1, dtype=np.int32) if overlapped else None
     for rank, ahead in enumerate(warm_up):
         turns = steps - ahead
@@ -50,10 +51,11 @@ def one_forward_one_backward(
         kind[rank, back] = kind[rank, late] = Kind.B
         if pair is not None:
             pair[rank, forth] = pair[rank, back] = rank * steps + np.arange(turns, dtype=np.int32)
-        for column, f, b in ((microbatches[rank], microbatch, back_to), (stage[rank], forward, backward)):
-            column[early], column[forth] = f[:ahead], f[ahead:]
-            column[back], column[late] = b[:turns], b[turns:]
-        stage[rank] += rank
+        row = cells[:, rank]
+        row[:, early], row[:, forth] = forwards[:, :ahead], forwards[:, ahead:]
+        row[:, back], row[:, late] = backwards[:, :turns], backwards[:, turns:]
+    microbatches, stage = cells
+    stage += np.arange(ranks, dtype=np.int32)[:, None]
     return Schedule.from_columns(
         Placement.looped(ranks, request.microbatches, request.chunks),
         np.arange(ranks + 1) * length,
