@@ -176,5 +176,6 @@ def _located(message: str, file: str, line: int, column: int, key: str) -> str:
     if line:
         place += f":{line}" if file else f"line {line}"
         place += f":{column}" if column else ""
-    named = key if place != f"--{key}" else ""
+    is_named = place == f"--{key}" or place.startswith(f"--set {key}=")
+    named = "" if is_named else key
     return ": ".join(part for part in (place, named, message) if part)

@@ -279,25 +279,25 @@ def _table(table: Table, width: int | None) -> list[str]:
     if len({*map(len, rows)}) != 1:
         return _lines(rows, left, width)
     columns = list(zip(*rows, strict=True))
-    parts: Iterable[Sequence[Sequence[str]]] = [columns]
+    parts: Iterable[Sequence[int]] = [range(len(columns))]
     if table.splits:
         width = width or _DEFAULT_WIDTH
         parts = _parts(columns, width)
     lines = []
     for part in parts:
-        cells = zip(*map(_align_marks, part), strict=True)
-        lines += _lines(list(cells), left, width)
+        cells = zip(*(_align_marks(columns[index]) for index in part), strict=True)
+        lines += _lines(list(cells), {place for place, index in enumerate(part) if index in left}, width)
     return lines
 
 
-def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Sequence[str]]]:
-    """Yield groups of columns that fit, each with the first column."""
-    part = [columns[0]]
-    for column in columns[1:]:
-        if len(part) > 1 and sum(map(_width_of, (*part, column))) > width + GAP:
+def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[int]]:
+    """Yield the indices of groups of columns that fit, each with the first column."""
+    part = [0]
+    for index in range(1, len(columns)):
+        if len(part) > 1 and sum(_width_of(columns[each]) for each in (*part, index)) > width + GAP:
             yield part
-            part = [columns[0]]
-        part.append(column)
+            part = [0]
+        part.append(index)
     yield part
 
 

@@ -457,7 +457,8 @@ class Plan(Printed):
             block for rows in (about_places, _counts(self)) if rows
             for block in ("", Table(rows=tuple(rows), words=2, splits=True))
         ]  # fmt: skip
-        lead = (*_request_lines(self), "", _table(self), *tables, "", _commands(self))
+        shared, places = _places(self)
+        lead = (*_request_lines(self), *shared, "", places, *tables, "", _commands(self))
         return Document(title="plan", lead=lead)
 
 
@@ -603,8 +604,12 @@ def _bias(path: Path, problem: PlanProblem) -> Bias:
     return fit_bias(runs, rows)
 
 
-_OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
-"""Columns that are left out if all rows are empty or 1."""
+_SIZE_NAMES = ("pp", "vp", "tp", "cp", "ep", "dp", "mbs")
+_OPTIONAL = frozenset({"vp", "cp", "ep"})
+"""Sizes that are left out if they are 1 in all places."""
+_NONE = "none"
+_UNSEEN = frozenset({_NONE, "even", "0", "False", "-"})
+"""Words of settings without an effect."""
 _SHORT = {key: name for name, key in ALIASES.items()} | {
     key: key.removeprefix(f"{RECOMPUTE}_") for key in OPTIONS
 }  # fmt: skip
@@ -630,59 +635,79 @@ def _request_lines(plan: Plan) -> list[str]:
         network = f", cluster {usual_cluster} by default"
     stack = f", stack {experiment.stack}" if experiment.stack else ""
     up_to = "up to " if plan.request.objective == "gpus" else ""
-    machine = f"{up_to}{gpus_text(plan.request.gpus)} ({device}{memory}{network}{stack})"
-    return [f"{model} on {machine}: {OBJECTIVES[plan.request.objective]}", plan.heading]
-
-
-def _table(plan: Plan) -> Table:
-    rows = [_cells(plan, place, candidate) for place, candidate in enumerate(plan.ranked, 1)]
-    unshown = set() if plan.bias.runs else {"expected"}
-    shown = [
-        name for name in rows[0] if name not in unshown
-        if name not in _OPTIONAL or len({row[name] for row in rows} - {"", "1"}) > (name == "gbs")
+    gpus = f"{up_to}{gpus_text(plan.request.gpus)}"
+    return [
+        f"{model} on {gpus}: {OBJECTIVES[plan.request.objective]}", f"{device}{memory}{network}{stack}",
+        plan.heading,
     ]  # fmt: skip
-    left = tuple(index for index, name in enumerate(shown) if name in {"schedule", "settings"})
-    cells = tuple(tuple(row[name] for name in shown) for row in rows)
-    return Table(head=tuple(shown), rows=cells, words=0, left=left)
 
 
-def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
-    """Return the texts of a place by the heading of the column."""
-    layout, row, step = candidate.layout, candidate.row, int(candidate.row["step_ns"] or 0)
-    slowdown = float(candidate.score[-1] / plan.best.score[-1] - 1)
-    tokens_per_s, mfu = row["tokens_per_s_per_gpu"], row["mfu"]
+def _places(plan: Plan) -> tuple[list[str], Table]:
+    """Return the lines above the table of places, and the table.
+
+    A value that all places share is in a line, not in a column.
+    """
+    choices = _choices(plan)
+    shared, varied = [], list[str]()
+    for name in dict.fromkeys(name for choice in choices for name in choice):
+        values = {choice.get(name, "-") for choice in choices}
+        if len(values) > 1 or name == "schedule":
+            varied.append(name)
+        elif not values <= ({"1"} if name in _OPTIONAL else _UNSEEN):
+            shared.append(f"{name} {choices[0][name]}")
+    figures = [_figures(plan, place, candidate) for place, candidate in enumerate(plan.ranked, 1)]
+    head = ("#", *varied, *figures[0])
+    rows = tuple(
+        (str(place), *(choice.get(name, "-") for name in varied), *cells.values())
+        for place, (choice, cells) in enumerate(zip(choices, figures, strict=True), 1)
+    )
+    left = tuple(
+        index
+        for index, name in enumerate(head)
+        if name in varied and not all(row[index].isdigit() for row in rows)
+    )
+    lines = [f"all places: {', '.join(shared)}"] if shared else []
+    return lines, Table(head=head, rows=rows, words=0, left=left, splits=True)
+
+
+def _choices(plan: Plan) -> list[dict[str, str]]:
+    """Return the words of the schedule, sizes and settings of each place by name."""
+    derived = {key_text(each.path) for each in plan.problem.derived}
+    has_several_batches = len({candidate.layout.sequences for candidate in plan.ranked}) > 1
+    choices = []
+    for candidate in plan.ranked:
+        layout = candidate.layout
+        sizes = (layout.pp, candidate.chunks, layout.tp, layout.cp, layout.ep, layout.dp, layout.micro)
+        choice = {"schedule": candidate.schedule, **dict(zip(_SIZE_NAMES, map(str, sizes), strict=True))}
+        if has_several_batches:
+            choice["gbs"] = str(layout.sequences)
+        for key, value in candidate.settings.items():
+            if not (key in _SIZES or key in derived or key.startswith(SCHEDULE_OPTION)):
+                choice[_SHORT.get(key, key)] = _word(key, value)
+        choices.append(choice)
+    return choices
+
+
+def _figures(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
+    """Return the texts of a place's figures by the heading of the column."""
+    row, step = candidate.row, int(candidate.row["step_ns"] or 0)
     expected = plan.bias.expected_ns(row, candidate.arguments)
     share = step / (expected or 1)  # figures of the expected step
+    tokens_per_s, mfu = row["tokens_per_s_per_gpu"], row["mfu"]
     exposed = (float(row["mean_collectives_ns"] or 0) + float(row["mean_messages_ns"] or 0)
                + float(row["mean_reduction_ns"] or 0))  # fmt: skip
+    has_several_jobs = len({(each.layout.gpus, each.layout.sequences) for each in plan.ranked}) > 1
+    slowdown = float(candidate.score[-1] / plan.best.score[-1] - 1)
     return {
-        "#": str(place), "schedule": candidate.schedule, "pp": str(layout.pp), "vp": str(candidate.chunks),
-        "tp": str(layout.tp), "cp": str(layout.cp), "ep": str(layout.ep), "dp": str(layout.dp),
-        "mbs": str(layout.micro), "gbs": str(layout.sequences), "settings": _settings(plan, candidate),
         "step": DURATION.rounded(step),
-        "expected": DURATION.rounded(expected),
-        "tok/s/GPU": f"{float(tokens_per_s) * share:,.0f}" if tokens_per_s else "-",
-        "MFU": f"{float(mfu) * share:.1%}" if mfu else "-",
-        "memory": format_size(int(row["peak_memory_bytes"] or 0)), "exposed": f"{exposed / step:.1%}",
-        "waiting": f"{float(row['mean_waiting_ns'] or 0) / step:.1%}",
+        **({"expected": DURATION.rounded(expected)} if plan.bias.runs else {}),
         "slower": "-" if place == 1 else f"{slowdown:+.1%}",
-    }  # fmt: skip
-
-
-def _settings(plan: Plan, candidate: Candidate) -> str:
-    """Return the settings of a configuration that no other column or heading has, and that have an effect."""
-    derived = {key_text(each.path) for each in plan.problem.derived}
-    texts = []
-    for key, value in candidate.settings.items():
-        if (
-            key in _SIZES
-            or key in derived
-            or key.startswith("schedule.options.")
-            or value in (None, "none", 0, [])
-        ):
-            continue
-        texts.append(_setting_text(key, value))
-    return ", ".join(texts)
+        **({"tok/s/GPU": f"{float(tokens_per_s or 0) * share:,.0f}"} if has_several_jobs else {}),
+        "MFU": f"{float(mfu) * share:.1%}" if mfu else "-",
+        "GiB": f"{float(row['peak_memory_bytes'] or 0) / _GIB:.1f}",
+        "comm": f"{exposed / step:.1%}",
+        "wait": f"{float(row['mean_waiting_ns'] or 0) / step:.1%}",
+    }
 
 
 def _gaps(plan: Plan) -> list[tuple[str, str]]:
@@ -744,12 +769,15 @@ def _difference(candidate: Candidate, equivalent: Candidate) -> str:
 
 def _setting_text(key: str, value: Any) -> str:
     """Return a setting as short name and value."""
-    word = str(value)
+    return f"{_SHORT.get(key, key)} {_word(key, value)}"
+
+
+def _word(key: str, value: Any) -> str:
     if value is None:
-        word = "even" if key == LAYERS else "none"
-    elif isinstance(value, list):
-        word = "balanced" if key == LAYERS else " ".join(map(str, value)) or "none"
-    return f"{_SHORT.get(key, key)} {word}"
+        return "even" if key == LAYERS else _NONE
+    if isinstance(value, list):
+        return "balanced" if key == LAYERS else " ".join(map(str, value)) or _NONE
+    return str(value)
 
 
 def _robustness(plan: Plan) -> list[tuple[str, str]]:

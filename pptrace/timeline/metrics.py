@@ -279,7 +279,7 @@ def send_rates(timeline: Timeline) -> tuple[Counter, ...]:
     rate = _per_second(timeline.size_bytes[rows], duration_ns[rows])
     rank = timeline.rank_of_row()[rows]
     return _sum_counters(
-        "link use",
+        "send rate",
         "bytes/s",
         np.concatenate([rank, rank]),
         np.concatenate([timeline.start_ns[rows], timeline.end_ns[rows]]),

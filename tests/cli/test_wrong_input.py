@@ -124,14 +124,14 @@ def test_what_plugins_refuse_has_its_place_in_the_file(
         ),
         (
             ["--set", "costs.forward=-1"],
-            "--set costs.forward=-1: costs.forward: must be at least 0, not -1 (of unit costs; for others write",
+            "--set costs.forward=-1: must be at least 0, not -1 (of unit costs; for others write",
         ),
         (
             ["--set", "costs.sync=1 s"],
             "--set costs.sync=1 s: costs.sync: unit costs do not take it: remove it, or write costs.name: table",
         ),
-        (["--costs", "unit", "--set", "costs.forward=-1"], "--set costs.forward=-1: costs.forward: must be at"),
-        (["--set", "costs.nope=1"], "--set costs.nope=1: costs.nope: unknown key (known: activation, "),
+        (["--costs", "unit", "--set", "costs.forward=-1"], "--set costs.forward=-1: must be at"),
+        (["--set", "costs.nope=1"], "--set costs.nope=1: unknown key (known: activation, "),
         (
             ["--costs", "unit", "--set", "costs.boundary=4 EiB"],
             "--costs: boundary_bytes of boundary 0 is too large (4611686018427387904): check the units",

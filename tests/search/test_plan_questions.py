@@ -356,7 +356,7 @@ def test_a_plan_without_a_network_is_on_the_usual_cluster_of_its_device(
     vary = {**FEW, "schedule": ["1f1b"], "tp": [1]}
     plan_result = planned(registry, config=config, gpus=2, vary=vary, top=1, **changed)
 
-    assert network in str(plan_result).splitlines()[0]
+    assert network in str(plan_result).splitlines()[1]
     assert ("dgx-a100" in plan_result.command) == ("cluster" in network or "cluster" in changed)
 
 
@@ -368,10 +368,12 @@ def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
     two = planned(registry, gpus=2, config={**STEP, "network": network})
 
     assert str(plan_result).startswith(
-        "a custom model on 1 GPU (a100-sxm, 80 GiB per rank, 2 GiB of it reserved, a free network, stack"
+        "a custom model on 1 GPU: most tokens per second\n"
+        "a100-sxm, 80 GiB per rank, 2 GiB of it reserved, a free network, stack"
     )
     assert str(two).startswith(
-        "a custom model on 2 GPUs (a100-sxm, 80 GiB per rank, 2 GiB of it reserved, stack megatron-core-0."
+        "a custom model on 2 GPUs: most tokens per second\n"
+        "a100-sxm, 80 GiB per rank, 2 GiB of it reserved, stack megatron-core-0."
     )
     with (tmp_path / "points.csv").open(encoding="utf-8", newline="") as file:
         commands = [row["command"] for row in csv.DictReader(file)]

@@ -93,7 +93,7 @@ def test_link_use_is_bytes_over_time_of_the_messages_under_way() -> None:
             _slice(Kind.SEND_B, 0, 0, 1000, size_bytes=2**40, peer=0, rank=3),
         )
     )
-    assert [(c.rank, c.name, c.unit) for c in result] == [(0, "link use", "bytes/s"), (3, "link use", "bytes/s")]
+    assert [(c.rank, c.name, c.unit) for c in result] == [(0, "send rate", "bytes/s"), (3, "send rate", "bytes/s")]
     assert _steps(result[0]) == [(0, 500_000_000), (50, 510_000_000), (100, 10_000_000), (150, 0)]
     assert _steps(result[1]) == [(0, 2**40 * 10**6), (1000, 0)]
 

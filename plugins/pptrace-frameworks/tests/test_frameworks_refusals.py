@@ -27,19 +27,19 @@ SINCE_2_15 = "--p2p torch --set p2p.options.version=2.15"
 CASES = {
     "overlap-of-one-chunk": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p megatron --set p2p.options.overlap_p2p_comm=true",
-        f"{OVERLAP}=true: p2p.options.overlap_p2p_comm: needs several chunks per rank: parallel.vp of 2 or more",
+        f"{OVERLAP}=true: needs several chunks per rank: parallel.vp of 2 or more",
     ),
     "batches-that-overlap": (
         f"--pp 4 {LOOPED} --p2p megatron {OVERLAP}=true --set p2p.options.batch_p2p_comm=true",
-        "--set p2p.options.batch_p2p_comm=true: p2p.options.batch_p2p_comm: cannot be true with overlap_p2p_comm",
+        "--set p2p.options.batch_p2p_comm=true: cannot be true with overlap_p2p_comm",
     ),
     "flush-without-overlap": (
         f"--pp 4 {LOOPED} --p2p megatron {OVERLAP}=false {OVERLAP}_warmup_flush=true",
-        "p2p.options.overlap_p2p_comm_warmup_flush: needs overlap_p2p_comm",
+        "--set p2p.options.overlap_p2p_comm_warmup_flush=true: needs overlap_p2p_comm",
     ),
     "two-ranks-without-overlap": (
         f"--pp 2 {LOOPED} --p2p megatron --set p2p.options.overlap_p2p_comm=false",
-        "p2p.options.overlap_p2p_comm: cannot be false on 2 ranks with several chunks, as in Megatron",
+        "--set p2p.options.overlap_p2p_comm=false: cannot be false on 2 ranks with several chunks, as in Megatron",
     ),
     "waves-under-megatron": (
         "--pp 4 --schedule hanayo --microbatches 8 --p2p megatron",
@@ -71,19 +71,19 @@ CASES = {
     ),
     "unknown-option": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p megatron --set p2p.options.overlap=true",
-        "p2p.options.overlap: unknown key (did you mean 'overlap_p2p_comm'?",
+        "--set p2p.options.overlap=true: unknown key (did you mean 'overlap_p2p_comm'?",
     ),
     "option-of-another-type": (
         f"--pp 4 {LOOPED} --p2p megatron --set p2p.options.overlap_p2p_comm=maybe",
-        "p2p.options.overlap_p2p_comm: must be true or false, not 'maybe'",
+        "--set p2p.options.overlap_p2p_comm=maybe: must be true or false, not 'maybe'",
     ),
     "options-of-deepspeed": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p deepspeed --set p2p.options.receive=asap",
-        "p2p.options.receive: it is not an option: write p2p.receive",
+        "--set p2p.options.receive=asap: it is not an option: write p2p.receive",
     ),
     "unknown-receive-of-torch": (
         f"--pp 4 {LOOPED} --p2p torch --set p2p.options.receive=later",
-        "p2p.options.receive: unknown value 'later' (known: asap, deferred)",
+        "--set p2p.options.receive=later: unknown value 'later' (known: asap, deferred)",
     ),
     "fewer-microbatches-than-stages-under-torch": (
         "--pp 3 --schedule 1f1b --microbatches 2 --p2p torch",
@@ -103,19 +103,19 @@ CASES = {
     ),
     "a-limit-of-sends-under-torch-2.13": (
         f"--pp 4 {LOOPED} --p2p torch --set p2p.options.max_outstanding_sends=2",
-        "p2p.options.max_outstanding_sends: needs version 2.15: PyTorch 2.13 has no such option",
+        "--set p2p.options.max_outstanding_sends=2: needs version 2.15: PyTorch 2.13 has no such option",
     ),
     "a-lookahead-for-other-ranks": (
         f"--pp 4 {LOOPED} {SINCE_2_15} --set p2p.options.unshard_lookahead=[1,2]",
-        "p2p.options.unshard_lookahead: 2 numbers for 4 ranks: give one per rank",
+        "--set p2p.options.unshard_lookahead=[1,2]: 2 numbers for 4 ranks: give one per rank",
     ),
     "a-lookahead-in-a-table-with-messages": (
         f"--schedule waits.csv {SINCE_2_15} --set p2p.options.unshard_lookahead=auto",
-        "p2p.options.unshard_lookahead: PyTorch gathers ahead in tables without messages only: remove one of both",
+        "unshard_lookahead=auto: PyTorch gathers ahead in tables without messages only: remove one of both",
     ),
     "an-edge-per-communicator-under-torch-2.13": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p torch --set p2p.options.p2p_per_edge=true",
-        "p2p.options.p2p_per_edge: needs version 2.15",
+        "--set p2p.options.p2p_per_edge=true: needs version 2.15",
     ),
     "a-limit-of-sends-that-deadlocks": (
         f"--schedule turns.csv {SINCE_2_15} --set p2p.options.max_outstanding_sends=1",

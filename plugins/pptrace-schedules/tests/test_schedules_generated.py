@@ -413,7 +413,7 @@ def test_the_command_line_says_so_in_one_line(
 
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "pptrace: --set schedule.options.memory=512MiB: schedule.options.memory: rank 0 has 512 MiB for "
+        "pptrace: --set schedule.options.memory=512MiB: rank 0 has 512 MiB for "
         "activations and one microbatch takes 1 GiB, 512 MiB more; nearest that work: 1 GiB\n"
     )
 

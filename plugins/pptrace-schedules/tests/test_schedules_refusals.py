@@ -120,7 +120,7 @@ def test_whoever_follows_chimeras_advice_key_by_key_arrives_and_nothing_nearer_w
         (
             "--pp 12 --microbatches 24 --set schedule.options.pipelines=8",
             (
-                "--set schedule.options.pipelines=8: schedule.options.pipelines: 8 pipelines do not spread evenly "
+                "--set schedule.options.pipelines=8: 8 pipelines do not spread evenly "
                 "over 12 ranks in both directions; nearest that work: 6 or 12 pipelines"
             ),
         ),
@@ -134,7 +134,7 @@ def test_whoever_follows_chimeras_advice_key_by_key_arrives_and_nothing_nearer_w
         (
             "--pp 4 --microbatches 8 --set schedule.options.pipelines=1",
             (
-                "--set schedule.options.pipelines=1: schedule.options.pipelines: must be at least 2, not 1"
+                "--set schedule.options.pipelines=1: must be at least 2, not 1"
             ),
         ),
     ],
@@ -181,7 +181,7 @@ HANAYO = "simulate --schedule hanayo --pp 4 --microbatches 4"
         ("--vp 1", "--vp: parallel.vp: hanayo has 4 per rank, not 1: write 4"),
         (
             "--set schedule.options.waves=0",
-            "--set schedule.options.waves=0: schedule.options.waves: must be at least 1, not 0",
+            "--set schedule.options.waves=0: must be at least 1, not 0",
         ),
     ],
 )
