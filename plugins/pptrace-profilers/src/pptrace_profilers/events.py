@@ -218,13 +218,17 @@ class EventBuilder:
             cut: whether the file ends in the middle.
         """
         self._add_rows()
-        empty: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)] * 7
+        columns = list(zip(*self._blocks, strict=True)) or [(np.zeros(0, dtype=np.int64),)] * 7
+        self._blocks.clear()
+        # Each column is freed before the next is copied, so that the events do not take twice their memory.
         name, category, thread, start, end, correlation, stream = [
-            np.concatenate(parts) for parts in zip(*self._blocks, strict=True)
-        ] or empty
+            np.concatenate(columns.pop(0)) for _ in range(len(columns))
+        ]
+        start += base_ns
+        end += base_ns
         return Events(
             path=path, top=top, names=list(self._names), categories=list(self._categories),
-            name=name, category=category, thread=thread, start_ns=start + base_ns, end_ns=end + base_ns,
+            name=name, category=category, thread=thread, start_ns=start, end_ns=end,
             correlation=correlation, stream=stream, arguments=self._arguments,
             threads=list(self._threads), cut=cut, bad=self.bad,
         )  # fmt: skip

@@ -77,7 +77,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     executions, annotations = _annotated_actions(events, rules)
     operators_start_ns, operators_end_ns = _operator_spans(events, annotations)
     executions = replace(executions, operators_start_ns=operators_start_ns, operators_end_ns=operators_end_ns)
-    recording = add_gpu_spans(Recording(
+    recording = Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
         host=str(events.top.get("host_name") or ""), windows=_windows(events),
         executions=executions, ends=posted_ends(events, executions, members),
@@ -85,9 +85,12 @@ def recording_of(events: Events, rules: Rules) -> Recording:
         notes=tuple(_notes(events, executions)),
         origin_ns=positive(events.top.get("baseTimeNanoseconds")),
         allocated_bytes=max((size for device, size in events.allocated.items() if device != _HOST), default=0),
-    ))  # fmt: skip
+    )  # fmt: skip
+    del events  # their memory is needed for the spans
+    recording = add_gpu_spans(recording)
     hidden = hidden_phases(recording.executions)
-    return replace(recording, notes=(*recording.notes, f"{events.path.name}: {hidden}")) if hidden else recording
+    notes = (f"{recording.path.name}: {hidden}",) if hidden else ()
+    return replace(recording, notes=(*recording.notes, *notes))
 
 
 def _notes(events: Events, executions: Executions) -> Iterable[str]:
