@@ -191,7 +191,7 @@ def decimal(text, position):
 
 
 def word_end(text, position, word):
-    """Return the end of a word with four letters."""
+    """Return the end of a word of four letters."""
     for offset in range(WORD_LENGTH):
         if text[position + offset] != word[offset]:
             return INVALID
@@ -245,21 +245,35 @@ def value_end(text, position):
                 return INVALID
 
 
+def word_at(text, position):
+    """Return four bytes, which LLVM loads at once."""
+    return text[position] | text[position + 1] << 8 | text[position + 2] << 16 | text[position + 3] << 24
+
+
 def is_equal(text, first, last, other, other_first, other_last):
     """Return whether two parts of texts are equal."""
     if last - first != other_last - other_first:
         return 0
-    for offset in range(last - first):
-        if text[first + offset] != other[other_first + offset]:
+    shift = other_first - first
+    while first + WORD_LENGTH <= last:
+        if word_at(text, first) != word_at(other, first + shift):
+            return 0
+        first += WORD_LENGTH
+    for position in range(first, last):
+        if text[position] != other[position + shift]:
             return 0
     return 1
 
 
 def number_of(text, first, last, texts):
     """Return the number of a text; INVALID if it is new and there is no place for it."""
-    digest = last - first
-    for position in range(first, last):
+    digest, position = last - first, first
+    while position + WORD_LENGTH <= last:
+        digest = (digest * 31 + word_at(text, position)) & 0xFFFFFFFF
+        position += WORD_LENGTH
+    while position < last:
         digest = (digest * 31 + text[position]) & 0xFFFFFFFF
+        position += 1
     mask = len(texts.slot) - 1
     slot = (digest ^ digest >> 15) & mask
     number = texts.slot[slot]
