@@ -211,7 +211,7 @@ def searches(folder: Path) -> Path:
     os.environ["PPTRACE_OPTPIPE_CACHE"] = str(folder / "searches")
     of_text("step.yaml", STEP)(folder)
     for forward in (2, 3, 4):
-        complete(f"optimize step.yaml --memory 8GiB --work 1 --set costs.forward[1]={forward}ms", folder)
+        complete(f"optimize step.yaml --memory 8GiB --work 0.2 --set costs.forward[1]={forward}ms", folder)
     return folder / "searches"
 
 

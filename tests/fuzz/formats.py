@@ -145,7 +145,7 @@ FORMATS = {
     ),
     "searches": Format(
         write=files.searches, change="searches", result=optimum,
-        commands=("optimize step.yaml --memory 8GiB --work 1 --json",),
+        commands=("optimize step.yaml --memory 8GiB --work 0.2 --json",),
         environment={"PPTRACE_OPTPIPE_CACHE": "searches"},
     ),
 }  # fmt: skip

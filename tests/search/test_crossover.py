@@ -115,7 +115,7 @@ def test_sizes_that_one_cannot_take_are_skipped_and_named() -> None:
 
 
 @pytest.mark.needs_plugins
-@pytest.mark.parametrize("over", ["bandwidth=1 MB/s..10 GB/s", "microbatches=1..40", "vp=1..2"])
+@pytest.mark.parametrize("over", ["bandwidth=1 MB/s..10 GB/s", "microbatches=1..40"])
 def test_a_search_on_processes_finds_what_one_in_this_process_does(over: str) -> None:
     def found(**where: Any) -> dict[str, Any]:
         own = crossover(

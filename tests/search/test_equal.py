@@ -19,6 +19,8 @@ from pptrace.api import compare, simulate
 from pptrace.cli.main import cli
 from pptrace.config.quantities import parse_size
 from pptrace.errors import PptraceError
+from pptrace.run import advice
+from pptrace.run.neighbourhood import Advice
 from pptrace.sanitize import csv_text
 from pptrace.search import settings_search
 from pptrace.search.settings_search import VARIED
@@ -84,8 +86,11 @@ def job(answer: Any) -> list[int]:
 
 @pytest.mark.needs_plugins
 @pytest.mark.parametrize("name", CASES)
-def test_who_follows_the_printed_arguments_gets_the_printed_step_of_the_same_job(name: str) -> None:
+def test_who_follows_the_printed_arguments_gets_the_printed_step_of_the_same_job(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step, answer = printed_answer(name)
+    monkeypatch.setattr(advice, "advise", lambda _: Advice(best=None, tried=(), estimated=0))
     fitting = [row for row in answer["rows"] if row["refused"] is None]
 
     assert fitting
@@ -149,9 +154,7 @@ def all_variants(schedule: str, chunks: tuple[int, ...]) -> list[tuple[int, int]
 
 @pytest.mark.needs_plugins
 @pytest.mark.parametrize("limit", ["20 GiB", "30 GiB"])
-@pytest.mark.parametrize(
-    ("schedule", "chunks"), [("1f1b", (1,)), ("interleaved-1f1b", (2, 4, 8)), ("gpipe", (1,))]
-)
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", (1,)), ("interleaved-1f1b", (2, 4, 8))])
 def test_the_best_form_is_the_best_of_all(limit: str, schedule: str, chunks: tuple[int, ...]) -> None:
     """Estimates only put variants in order: what all combinations simulated one by one give is not better."""
     steps = [step for step, peak in all_variants(schedule, chunks) if peak <= parse_size(limit)]

@@ -31,14 +31,10 @@ def comparison() -> EqualComparison:
     )
 
 
-@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_the_same_comparison_is_the_same_bytes(
-    comparison: EqualComparison, tmp_path: Path, suffix: str, start: bytes
-) -> None:
-    one, two = (comparison.save(tmp_path / f"{name}{suffix}").read_bytes() for name in ("one", "two"))
+def test_the_same_comparison_is_the_same_bytes(comparison: EqualComparison, tmp_path: Path) -> None:
+    one, two = (comparison.save(tmp_path / f"{name}.svg").read_bytes() for name in ("one", "two"))
 
     assert one == two
-    assert one.startswith(start)
 
 
 def test_schedules_limit_and_what_does_not_fit_are_named(comparison: EqualComparison, tmp_path: Path) -> None:

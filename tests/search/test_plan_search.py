@@ -392,8 +392,7 @@ def test_groups_that_recompute_have_no_lower_bounds_than_they_inherit(registry: 
 PLACES = {"vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1], "micro": [1, 2]}, "top": 8}
 
 
-@pytest.mark.parametrize("ended", ["time", "interrupt"])
-@pytest.mark.parametrize("has_all_bounds", [False, True])
+@pytest.mark.parametrize(("ended", "has_all_bounds"), [("time", True), ("interrupt", False)])
 def test_a_search_that_ends_early_has_the_best_so_far_and_what_it_did_not_exclude(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, ended: str, *, has_all_bounds: bool
 ) -> None:

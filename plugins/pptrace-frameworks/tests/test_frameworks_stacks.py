@@ -60,10 +60,9 @@ def test_a_schedule_that_no_framework_runs_has_messages_in_order(stack: str) -> 
     assert run.prepared.resolved.experiment.p2p.policy == "ordered"
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "llama3-70b"])
-@pytest.mark.parametrize("device", ["h100-sxm", "gb200"])
+@pytest.mark.parametrize(("model", "device"), [("mixtral-8x7b", "h100-sxm"), ("llama3-70b", "gb200")])
 @pytest.mark.parametrize("stack", [stack.name for stack in STACKS])
-def test_costs_in_segments_override_what_they_exclude(stack: str, device: str, model: str) -> None:
+def test_costs_in_segments_override_what_they_exclude(stack: str, model: str, device: str) -> None:
     costs = {"segments": True}
 
     run = simulate({**STEP, "model": model, "device": device, "schedule": "1f1b", "stack": stack, "costs": costs})

@@ -54,7 +54,7 @@ def found(step: dict[str, Any], memory: int, registry: Registry, folder: Path) -
         return None
 
 
-@settings(settings.get_profile("few"))
+@settings(settings.get_profile("few"), max_examples=4)
 @given(st.randoms(use_true_random=False), st.sampled_from(["copies", ""]))
 def test_what_a_comparison_fits_into_memory_is_no_shorter_than_the_bound(
     registry: Registry, tmp_path_factory: pytest.TempPathFactory, random: Random, has_copies: str

@@ -96,7 +96,7 @@ def test_a_run_of_slices_comes_back_as_microbatches_in_slices(tmp_path: Path, to
     fitted = json.loads(pptrace("calibrate", "run", "--json", "-o", "costs.yaml").stdout)
     assert (fitted["microbatches"], fitted["slices"], fitted["schedules"]) == (4, 2, ["seq-1f1b"])
     assert "seq-1f1b (slices 2), 4 microbatches in 2 slices each" in pptrace("simulate", "costs.yaml").stdout
-    improved = pptrace("optimize", "run", "--work", "0.3", "--no-cache", "-o", "better.csv")
+    improved = pptrace("optimize", "run", "--work", "0.05", "--no-cache", "-o", "better.csv")
     assert "(seq-1f1b)" in improved.stdout
     assert "4 microbatches ran in 2 slices each" in pptrace("replay", "run").stderr
 
