@@ -337,22 +337,24 @@ class SegmentTimes(NamedTuple):
         """Return the times of an action; ``overlapped`` as in :class:`Workload`."""
         segments = [replace(part, duration_ns=0, link="") if part.link else part for part in segments]
         ends_ns, results_ns, streams = list[int](), list[int](), Counter[Stream]()
-        computed_ns = in_pairs = free_ns = 0
+        computed_ns = in_pairs = free_ns = alone_ns = 0
         for index, part in enumerate(segments):
             needs = part.needs_of(index)
-            begin_ns = max((ends_ns[need] for need in needs), default=0)
-            result_ns = max((results_ns[need] for need in needs), default=0)
+            begin_ns = max(map(ends_ns.__getitem__, needs), default=0)
+            result_ns = max(map(results_ns.__getitem__, needs), default=0)
+            own_ns = 0 if part.paired else part.duration_ns
             if part.is_computation:
                 begin_ns, result_ns = max(begin_ns, computed_ns), max(result_ns, free_ns)
                 computed_ns = begin_ns + part.duration_ns
-                free_ns = result_ns + (0 if part.paired else part.duration_ns)
+                free_ns = result_ns + own_ns
                 in_pairs += part.duration_ns
             else:
                 streams[part.stream] += part.duration_ns
             ends_ns.append(begin_ns + part.duration_ns)
-            results_ns.append(result_ns + (0 if part.paired else part.duration_ns))
-        alone = single(segments)
-        alone_ns = overlapped_ns(alone) if overlapped else sum(part.duration_ns for part in alone)
+            results_ns.append(result_ns + own_ns)
+            alone_ns += own_ns
+        if overlapped:
+            alone_ns = overlapped_ns(single(segments))
         result_ns = max((results_ns[index] for index in results_of(segments)), default=0)
         return cls(
             alone=alone_ns, in_pairs=in_pairs, chain=computed_ns, result=min(result_ns, alone_ns),

@@ -150,5 +150,7 @@ def results_of(segments: Sequence[Segment]) -> tuple[int, ...]:
     (1, 2)
     """
     marked = tuple(index for index, segment in enumerate(segments) if segment.result)
+    if marked:
+        return marked
     needed = {need for index, segment in enumerate(segments) for need in segment.needs_of(index)}
-    return marked or tuple(index for index in range(len(segments)) if index not in needed)
+    return tuple(index for index in range(len(segments)) if index not in needed)

@@ -11,8 +11,7 @@ the gathered keys and values. Parts without duration are left out. Durations sum
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream, shared
@@ -121,36 +120,41 @@ def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment,
 
     Without ``delay_wgrad``, exchanges and the action's result wait for the weight gradients before them.
     """
-    segments: list[Segment] = []
+    chain: list[tuple[Part, tuple[int, ...]]] = []
     last_indexes: list[int] = []
     weight_indexes: list[int] = []
     last_computation = 0
     for part in parts:
         if not (part.ns or part.activation_bytes):
             continue
-        needs = (last_computation,) if part.for_weights and segments else tuple(last_indexes)
+        needs = (last_computation,) if part.for_weights and chain else tuple(last_indexes)
         if part.for_weights and not delay_wgrad:
-            weight_indexes.append(len(segments))
+            weight_indexes.append(len(chain))
         elif part.stream is Stream.EXPERT_PARALLEL:
             needs, weight_indexes = (*needs, *weight_indexes), []
         if not part.for_weights:
-            last_indexes = [len(segments)]
-            last_computation = len(segments) if part.stream is Stream.COMPUTE else last_computation
-        segments.append(
-            Segment(
-                name=part.name,
-                duration_ns=part.ns,
-                stream=part.stream,
-                needs=needs or None,
-                paired=part.paired,
-                activation_bytes=part.activation_bytes or None,
-            )
-        )
-    for index in (*last_indexes, *weight_indexes):
-        segments[index] = replace(segments[index], result=True)
+            last_indexes = [len(chain)]
+            last_computation = len(chain) if part.stream is Stream.COMPUTE else last_computation
+        chain.append((part, needs))
+    results = {*last_indexes, *weight_indexes}
+    segments = tuple(_segment(part, needs, index in results) for index, (part, needs) in enumerate(chain))
     if not any(segment.is_computation for segment in segments):
         return (*segments, Segment(name="nothing"))
-    return tuple(segments)
+    return segments
+
+
+@lru_cache(maxsize=2**16)
+def _segment(part: Part, needs: tuple[int, ...], result: bool) -> Segment:  # noqa: FBT001 - a part of the key
+    """Return a part as a segment; stages of several lengths have many in common."""
+    return Segment(
+        name=part.name,
+        duration_ns=part.ns,
+        stream=part.stream,
+        needs=needs or None,
+        paired=part.paired,
+        activation_bytes=part.activation_bytes or None,
+        result=result,
+    )
 
 
 def _layer(costing: Costing, kind: Layer) -> Unit:
