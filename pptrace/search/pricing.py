@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, partial
+from heapq import heapify, heapreplace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -674,8 +675,7 @@ class _GroupCosts:
         if split == "even":
             return None
         if stages not in self._splits:
-            by_layer = self._by_split.setdefault((1,) * layers, _with_split(self.costs, [1] * layers))
-            self._splits[stages] = balanced_split(self.costs, stages, layers, by_layer)
+            self._splits[stages] = balanced_split(self.workload, stages, layers)
         return self._splits[stages]
 
 
@@ -876,26 +876,27 @@ _SPLIT_COLUMNS = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
 """Columns that identify a split."""
 
 
-def balanced_split(costs: Costs, stages: int, layers: int, by_layer: Costs | None = None) -> list[int] | None:
+def balanced_split(
+    workload: Callable[[int, list[int] | None], Workload], stages: int, layers: int
+) -> list[int] | None:
     """Return the layers per stage with the shortest slowest stage; None if that is the even split.
 
     The first and the last stage have further costs. Equal layers go one by one to the fastest stage so far, which
     is optimal. Unequal layers are partitioned in their order.
 
     Args:
-        costs: costs of the configuration.
+        workload: returns the costs of a number of stages, with layers per stage or the default split.
         stages: number of stages.
         layers: layers of the model.
-        by_layer: the costs with one layer per stage, if they are known.
     """
     if stages < _MIN_STAGES or layers < stages:
         return None
     try:
-        layer_times = _stage_times((by_layer or _with_split(costs, [1] * layers)).workload(layers))
+        layer_times = _stage_times(workload(layers, [1] * layers))
         if len({*layer_times[1:-1]}) > 1:
             split = balanced_partition(layer_times, stages)
-            longest = max(_stage_times(_with_split(costs, split).workload(stages)))
-            return None if longest >= max(_stage_times(costs.workload(stages))) else split
+            longest = max(_stage_times(workload(stages, split)))
+            return None if longest >= max(_stage_times(workload(stages, None))) else split
     except PptraceError:
         return None
     base, remainder = divmod(layers, stages)
@@ -905,18 +906,19 @@ def balanced_split(costs: Costs, stages: int, layers: int, by_layer: Costs | Non
         even[1:-1] = [base + 1] * (stages - 2)
     even[1] += layers - sum(even)
     try:
-        workload = _with_split(costs, even).workload(stages)
+        stage_ns = _stage_times(workload(stages, even))
     except PptraceError:
         return None
-    stage_ns = _stage_times(workload)
     layer_ns = stage_ns[1] / even[1]
-    totals = [max(time_ns - layer_ns * count, 0.0) for time_ns, count in zip(stage_ns, even, strict=True)]
+    beside_ns = (max(time_ns - layer_ns * count, 0.0) for time_ns, count in zip(stage_ns, even, strict=True))
+    fastest = [(time_ns, -stage) for stage, time_ns in enumerate(beside_ns)]
+    heapify(fastest)
     split = [0] * stages
     for _ in range(layers):
-        fastest = min(range(stages), key=lambda stage: (totals[stage], -stage))
-        totals[fastest] += layer_ns
-        split[fastest] += 1
-    return None if max(totals) >= max(stage_ns) else split
+        time_ns, stage = fastest[0]
+        heapreplace(fastest, (time_ns + layer_ns, stage))
+        split[-stage] += 1
+    return None if max(fastest)[0] >= max(stage_ns) else split
 
 
 def _stage_times(workload: Workload) -> list[int]:

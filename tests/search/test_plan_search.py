@@ -23,7 +23,7 @@ from pptrace.search import plan_search
 from pptrace.search.bounds import Outline, bound_of, work_bound
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.pricing import Pricing, _digest, balanced_partition, balanced_split
+from pptrace.search.pricing import Pricing, _digest, _GroupCosts, balanced_partition, balanced_split
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
@@ -674,7 +674,7 @@ def test_a_balanced_split_weighs_unequal_layers() -> None:
         "parallel": {"pp": 4}, "batch": {"microbatches": 4, "sequence": 1024}, "schedule": "1f1b",
         "stack": "ideal",
     })  # fmt: skip
-    split = balanced_split(build_costs(resolved, registry), 4, 12)
+    split = balanced_split(_GroupCosts(build_costs(resolved, registry), ()).workload, 4, 12)
 
     assert split is not None
     assert split[0] > 4  # the first stage has the layers without experts
