@@ -3,7 +3,8 @@
     python benchmarks/bench_simulation.py [--ranks 128] [--microbatches 2048] [--policy async]
 
 An action is counted as PyTorch counts it: computes, SENDs and RECVs. Warm is the best of three runs
-after a first one in the same process; memory is (peak RSS - RSS after import) / actions.
+after a first one in the same process; memory is (peak RSS - RSS after import) / actions. Each step runs in a
+worker process and so on one core; ``performance.py`` also measures two.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import allocate_lock, start_new_thread
 from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -176,23 +177,37 @@ def run_parts(
     """
     results: list[int | None] = [None] * len(parts)
     if len(parts) > 1 and kernel in _loaded and compiles(work, loaded=True):
-        from threading import Thread
-
         from pptrace_kernel import compiled
 
         def call_part(number: int) -> None:
             results[number] = compiled.call_loaded(kernel, (*parts[number], *inputs, *outputs))
 
-        thread = Thread(target=call_part, args=(1,))
-        thread.start()
-        try:
-            call_part(0)
-        finally:
-            thread.join()
+        _in_two_threads(call_part)
     return [
         run(kernel, (*part, *inputs), outputs, work=work) if result is None else result
         for part, result in zip(parts, results, strict=True)
     ]
+
+
+def _in_two_threads(call: Callable[[int], None]) -> None:
+    """Call a function with 0, and in another thread with 1; return when both calls have ended.
+
+    A thread of :mod:`threading` takes 0.1 ms longer, because it waits until the other thread has started.
+    """
+    running = allocate_lock()
+    running.acquire()
+
+    def call_second() -> None:
+        try:
+            call(1)
+        finally:
+            running.release()
+
+    start_new_thread(call_second, ())
+    try:
+        call(0)
+    finally:
+        running.acquire()
 
 
 def halves(count: int, *, work: int) -> list[tuple[int, int]]:

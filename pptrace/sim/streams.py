@@ -14,7 +14,7 @@ from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.steps.columns import empty_columns, uniform, unset
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Stream
-from pptrace_kernel import halves, run, run_parts
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -339,8 +339,8 @@ def sort_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
     count = edges.source.size
     ptr, edge = empty_columns(max(tasks + 1, count), np.int32, np.int32)
     ptr, edge = ptr[: tasks + 1], edge[:count]
-    run_parts(edges_kernels.sort_edges, halves(tasks, work=tasks), edges, (ptr, edge), work=tasks)
-    ptr[tasks] = count
+    ptr[:] = 0
+    run(edges_kernels.sort_edges, (*edges, count), (ptr, edge), work=tasks)
     return ptr, edge
 
 

@@ -248,30 +248,19 @@ def append_chain(task, successor, sends, following, following_peer):
         following_peer[task] = successor
 
 
-def sort_edges(first, end, source, target, ptr, sorted_target):
-    """Group the edges of tasks ``first:end`` by source."""
-    for task in range(first, end):
-        ptr[task] = 0
-    index = 0
-    for i in range(len(source)):
-        if source[i] < first:
-            index += 1
-        elif source[i] < end:
-            ptr[source[i]] += 1
-    begin = index
-    for task in range(first, end):
-        count = ptr[task]
-        ptr[task] = index
-        index += count
-    for i in range(len(source)):
-        task = source[i]
-        if first <= task < end:
-            sorted_target[ptr[task]] = target[i]
-            ptr[task] += 1
-    for task in range(end - 1, first, -1):
-        ptr[task] = ptr[task - 1]
-    if first < end:
-        ptr[first] = begin
+def sort_edges(source, target, edges, ptr, sorted_target):
+    """Group ``edges`` edges by source; ``ptr`` is initialised with 0 and has one entry more than tasks."""
+    for i in range(edges):
+        ptr[source[i] + 1] += 1
+    for t in range(len(ptr) - 1):
+        ptr[t + 1] += ptr[t]
+    for i in range(edges):
+        index = ptr[source[i]]
+        sorted_target[index] = target[i]
+        ptr[source[i]] = index + 1
+    for t in range(len(ptr) - 1, 0, -1):
+        ptr[t] = ptr[t - 1]
+    ptr[0] = 0
 
 
 LAUNCHED, JOINED = 1, 2
