@@ -333,16 +333,16 @@ def _sweep_parts(
     progress = np.zeros(2 * sweep_kernels.SLOTS, dtype=np.int64)
     counted, ended = empty_columns(count, np.int32, np.int32)
     exchange = sweep_kernels.Exchange(np.zeros(count, dtype=np.int8), counted, ended, progress)
-    heads, done = [(part, _PATIENCE) for part in parts], 0
+    heads, done = [(part, _PATIENCE * count) for part in parts], 0
     if not all(run_parts(sweep_kernels.sweep_part, heads, inputs, (*outputs, exchange), work=count)):
         done = run(sweep_kernels.sweep_rest, (*parts, *inputs, none), (*outputs, exchange), work=count)
     return done + int(progress[sweep_kernels.DONE :: sweep_kernels.SLOTS].sum())
 
 
-_PATIENCE = 8_000_000
-"""How often a thread looks for tasks of the other one, in about 10 ms, before it lets one thread run all tasks.
+_PATIENCE = 8
+"""How often per task a thread looks for tasks of the other one before it lets one thread run all tasks.
 
-It waits that long only on a busy machine, where the other thread has no processor.
+This takes a third of the sweep, so threads wait that long only on a busy machine, where one has no processor.
 """
 
 
