@@ -90,6 +90,11 @@ class Cell:
         return ("<u2", "<u8") if self.fixed else _PIECES[self.size]
 
     @property
+    def word(self) -> type[np.unsignedinteger[Any]]:
+        """Type of its words in computations."""
+        return np.uint32 if self.size <= _SMALL else np.uint64
+
+    @property
     def dtype(self) -> type[np.signedinteger[Any]]:
         """Smallest type of its values."""
         return np.int32 if self.size <= _SMALL else np.int64
@@ -101,8 +106,8 @@ class Cell:
         return self._words(b"".join(varint(_EVENT_TYPE << 3) + varint(self.event, part - 1) for part in parts))
 
     @cached_property
-    def constant(self) -> tuple[tuple[int, int], ...]:
-        """Per word, a mask of the bits that do not depend on the value, and their values."""
+    def constant(self) -> tuple[bytes, bytes]:
+        """A mask of the bits that do not depend on the value, and their values."""
         width = self.size - len(self.tag)
         if self.fixed:
             mask, bits = bytes(width), bytes(width)
@@ -110,8 +115,7 @@ class Cell:
             mask, bits = b"\x80" * width, b"\x80" * (width - 1) + b"\0"
         if width > _FULL + 1 and not self.fixed:  # only the lowest bit of the tenth byte: the sign
             mask = mask[:-1] + (b"\xff" if self.optional else b"\xfe")
-        masks = self._words(b"\xff" * len(self.tag) + mask)
-        return tuple(zip(masks, self._words(self.tag + bits), strict=True))
+        return b"\xff" * len(self.tag) + mask, self.tag + bits
 
     def _words(self, raw: bytes) -> tuple[int, ...]:
         ends = [*accumulate(np.dtype(piece).itemsize for piece in self.pieces)]
@@ -137,15 +141,17 @@ class Cell:
             words = [np.where(absent, np.uint64(f), w) for f, w in zip(self.filler, words, strict=True)]
         return words
 
-    def decode(self, words: list[NDArray[np.uint64]]) -> NDArray[np.signedinteger] | None:
-        """Return the values, -1 for an absent value; None where the words have another encoding."""
-        values = (words[1] if self.fixed else self._values(words)).astype(self.dtype)
+    def decode(self, words: list[NDArray[Any]]) -> NDArray[np.signedinteger] | None:
+        """Return the values, -1 for an absent value; None where an optional cell has another encoding."""
+        values = (words[1] if self.fixed else self._values(words)).view(self.dtype)
+        if not self.optional:
+            return values
         differing = np.zeros(values.size, dtype=np.uint64)
-        for word, (mask, bits) in zip(words, self.constant, strict=True):
-            differing |= (word & np.uint64(mask)) ^ np.uint64(bits)
+        for word, mask, bits in zip(words, *map(self._words, self.constant), strict=True):
+            differing |= (word & word.dtype.type(mask)) ^ word.dtype.type(bits)
         if differing.any():
             absent = np.logical_and.reduce([w == np.uint64(f) for f, w in zip(self.filler, words, strict=True)])
-            if not self.optional or not absent[differing != 0].all():
+            if not absent[differing != 0].all():
                 return None
             values[absent] = -1
         return values
@@ -175,8 +181,8 @@ class Cell:
             return ninth
         return (ninth & np.uint64(0x7F)) | np.uint64(0x80) | ((raw >> np.uint64(63)) << np.uint64(8))
 
-    def _values(self, words: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-        shift = np.uint64(8 * len(self.tag))
+    def _values(self, words: list[NDArray[Any]]) -> NDArray[Any]:
+        shift = words[0].dtype.type(8 * len(self.tag))
         word = words[0] >> shift
         if len(words) == 1:
             return _gather(word, 7 * (self.size - len(self.tag)))
@@ -206,14 +212,15 @@ def _spread(word: NDArray[np.uint64], bits: int) -> None:
             word |= upper
 
 
-def _gather(word: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+def _gather(word: NDArray[Any], bits: int) -> NDArray[Any]:
     """Undo :func:`_spread` and drop the continuation bits."""
-    word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    number, mask = word.dtype.type, int(np.iinfo(word.dtype).max)
+    word = word & number(0x7F7F7F7F7F7F7F7F & mask)
     for reach, high, low, shift in reversed(_STEPS):
         if bits > reach:
-            upper = word >> np.uint64(shift)
-            upper &= np.uint64(high)
-            word &= np.uint64(low)
+            upper = word >> number(shift)
+            upper &= number(high & mask)
+            word &= number(low & mask)
             word |= upper
     return word
 
@@ -258,12 +265,11 @@ class Layout:
 
     @cached_property
     def template(self) -> NDArray[np.uint8]:
-        """A record with empty cells."""
-        raw = b"".join(part if isinstance(part, bytes) else bytes(part.size) for part in self.parts)
-        return np.frombuffer(raw, dtype=np.uint8)
+        """A record without values."""
+        return np.frombuffer(b"".join(_constant(part)[1] for part in self.parts), dtype=np.uint8)
 
     def blank(self, rows: int) -> NDArray[np.uint8]:
-        """Return records with empty cells, shape (rows, size)."""
+        """Return records without values, shape (rows, size)."""
         return np.tile(self.template, (rows, 1))
 
     def encode(self, columns: Mapping[str, NDArray[np.integer[Any]]], records: NDArray[np.uint8]) -> None:
@@ -274,9 +280,8 @@ class Layout:
 
     @cached_property
     def constant(self) -> NDArray[np.uint8]:
-        """A record in which bits of constant bytes are set, and those of cells are not."""
-        raw = b"".join(b"\xff" * len(part) if isinstance(part, bytes) else bytes(part.size) for part in self.parts)
-        return np.frombuffer(raw, dtype=np.uint8)
+        """A record in which only the bits are set that all records share."""
+        return np.frombuffer(b"".join(_constant(part)[0] for part in self.parts), dtype=np.uint8)
 
     @cached_property
     def chunk(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -292,7 +297,7 @@ class Layout:
             return None
         columns: dict[str, NDArray[np.signedinteger]] = {}
         for offset, cell in self.cells:
-            values = cell.decode([view.astype(np.uint64) for view in _views(records, offset, cell)])
+            values = cell.decode([view.astype(cell.word) for view in _views(records, offset, cell)])
             if values is None:
                 return None
             columns[cell.name] = values
@@ -340,6 +345,13 @@ def _views(records: NDArray[np.uint8], offset: int, cell: Cell) -> list[NDArray[
         )
         offset += width
     return views
+
+
+def _constant(part: Part) -> tuple[bytes, bytes]:
+    """Return a mask of the bits that all records share, and their values."""
+    if isinstance(part, bytes):
+        return b"\xff" * len(part), part
+    return (bytes(part.size), bytes(part.size)) if part.optional else part.constant
 
 
 def _size(part: Part) -> int:
