@@ -40,7 +40,7 @@ from pptrace.config.choices import Validation
 from pptrace.memo import shared
 from pptrace.run.costs import in_parts, part_times
 from pptrace.steps.actions import group_starts
-from pptrace.steps.kinds import COMPUTE, PASSES, TABLE, Kind, Stream
+from pptrace.steps.kinds import COMPUTE, KINDS, PASSES, TABLE, Kind, KindSet, Stream
 from pptrace.steps.segments import overlapped_ns, results_of, single
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
+
+
+_COLLECTIVES = KindSet(kind for kind in Kind if KINDS[kind].stream is Stream.DATA_PARALLEL)
+_GATHERS = frozenset({Kind.UNSHARD, Kind.UNSHARD_SUBGROUP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,43 @@ def bound_of(
     return Bound(
         step_ns=_step_ns(table, workload, experiment), peak_bytes=int(peaks.max(initial=0)), fits=fits,
     )  # fmt: skip
+
+
+def sharded_step_ns(table: Schedule, workload: Workload) -> int:
+    """Return a lower bound of the step of one rank with sharded weights, without its optimizer.
+
+    Computations keep the order of the row, and so do gathers and reductions, which share a stream. The next
+    computation of a gathered stage, and all later ones, follow its gather. A reduction follows the computations
+    before it.
+
+    Args:
+        table: a row with gathers, as :func:`~pptrace.run.preparation.prepare` returns it.
+        workload: its costs, per stage of the table.
+    """
+    if table.has_pairs:
+        return 0
+    times = Times.of(workload, has_pairs=False)
+    computes, collectives = COMPUTE.mask(table.kind), _COLLECTIVES.mask(table.kind)
+    collective_ns = np.stack([workload.duration_ns(kind) for kind in Kind])
+    work_ns = np.where(computes, times.alone[table.kind, table.stage] * table.span, 0)
+    busy_ns = np.where(collectives, collective_ns[table.kind, table.stage], 0)
+    done_ns, sent_ns = work_ns.cumsum(), busy_ns.cumsum()
+    if not done_ns.size:
+        return 0
+    step_ns, worked_ns, total_sent_ns = max(done_ns[-1], sent_ns[-1]), done_ns[-1], sent_ns[-1]
+    following_ns = [0] * table.stages  # computation from the next action of each stage on
+    rows = zip(
+        table.kind.tolist(), table.stage.tolist(), done_ns.tolist(), work_ns.tolist(), sent_ns.tolist(),
+        busy_ns.tolist(), strict=True,
+    )  # fmt: skip
+    for kind, stage, row_done_ns, row_work_ns, row_sent_ns, row_busy_ns in reversed([*rows]):
+        if row_work_ns:
+            following_ns[stage] = worked_ns - row_done_ns + row_work_ns
+        elif kind in _GATHERS:
+            step_ns = max(step_ns, row_sent_ns + following_ns[stage])
+        elif row_busy_ns:
+            step_ns = max(step_ns, row_done_ns + total_sent_ns - row_sent_ns + row_busy_ns)
+    return int(step_ns)
 
 
 def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int:

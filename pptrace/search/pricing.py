@@ -23,12 +23,22 @@ from pptrace.run.inputs import Inputs
 from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
 from pptrace.run.stacks import condition_keys, schedule_conditions
+from pptrace.run.table_changes import count_units, with_sharding
 from pptrace.search.basis import short_reason
-from pptrace.search.bounds import Bound, Outline, bound_of, exceeds_memory, least, state_bound, work_bound
+from pptrace.search.bounds import (
+    Bound,
+    Outline,
+    bound_of,
+    exceeds_memory,
+    least,
+    sharded_step_ns,
+    state_bound,
+    work_bound,
+)
 from pptrace.search.launch_arguments import FRAMEWORKS
 from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
 from pptrace.search.space import LAYERS, OPTIONS, PLAIN, RECOMPUTE, setting
-from pptrace.steps.action_insertion import with_branches
+from pptrace.steps.action_insertion import with_branches, with_units
 from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
@@ -449,9 +459,11 @@ class Pricing:
         price.step_key = _step_key(costs, entry, cached, workload)
         if price.step_key not in self._bounds and cached.table is not None:
             provided = self.problem.registry.schedules[entry.name]
-            self._bounds[price.step_key] = bound_of(
-                cached.table, cached.request, workload, resolved.experiment, provided
-            )
+            bound = bound_of(cached.table, cached.request, workload, resolved.experiment, provided)
+            if layout.pp == 1 and workload.gathered_bytes.any():
+                step_ns = _sharded_step_ns(costs.costs, cached.table)
+                bound = replace(bound, step_ns=max(bound.step_ns, step_ns))
+            self._bounds[price.step_key] = bound
         price.bound = self._bounds[price.step_key]
 
     def _of_entry(self, layout: Layout, index: int, entry: Entry, *, overlaps: bool) -> Iterator[Member]:
@@ -677,6 +689,15 @@ class _GroupCosts:
         if stages not in self._splits:
             self._splits[stages] = balanced_split(self.workload, stages, layers)
         return self._splits[stages]
+
+
+def _sharded_step_ns(costs: Costs, table: Schedule) -> int:
+    """Return a lower bound of the step of one rank with gathers and reductions of each unit of its model."""
+    units = count_units(costs.resolved, table, costs)
+    if units > 1:
+        table = with_units(table, units)
+    workload = costs.workload_of(table, units=units > 1)
+    return sharded_step_ns(with_sharding(costs.resolved, table, workload), workload)
 
 
 def _step_key(costs: _GroupCosts, entry: Entry, cached: CachedTable, workload: Workload) -> Any:

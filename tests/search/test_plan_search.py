@@ -20,7 +20,7 @@ from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.preparation import build_costs
 from pptrace.search import plan_search
-from pptrace.search.bounds import Outline, bound_of, work_bound
+from pptrace.search.bounds import Outline, bound_of, sharded_step_ns, work_bound
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
 from pptrace.search.pricing import Pricing, _digest, _GroupCosts, balanced_partition, balanced_split
@@ -106,7 +106,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "objective": draw(st.sampled_from(["tokens", "step", "mfu", "gpus"])),
         "vary": {
             "micro": [1], "recompute": [model["recompute"]],
-            "tp": [1, 2], "vp": [1, 2], "zero": [draw(st.integers(0, 1))],
+            "tp": [1, 2], "vp": [1, 2], "zero": [draw(st.sampled_from([0, 1, 3]))],
             "schedule": draw(st.lists(
                 st.sampled_from(SCHEDULES[:5] if grids else SCHEDULES), min_size=2, max_size=2, unique=True
             )),
@@ -120,6 +120,45 @@ def find_plan(registry: Registry, problem: dict[str, Any], **changed: Any) -> An
         return planned(registry, **problem, **changed)
     except pptrace.PptraceError:
         return None
+
+
+@given(
+    changed=st.fixed_dictionaries(
+        {"bandwidth": st.sampled_from(["1 GB/s", "20 GB/s", "100 GB/s"])},
+        optional={
+            "reshard": st.sampled_from(["always", "never", "forward", 2]), "prefetch": st.integers(0, 2),
+            "overlap": st.booleans(), "shard": st.just(2),
+        },
+    ),
+    recompute=st.sampled_from(["none", "full"]),
+)  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_the_bound_of_sharded_weights_on_one_rank_holds(changed: dict[str, Any], recompute: str) -> None:
+    config = {
+        "model": MODEL | {"recompute": recompute}, "device": "a100-sxm", "parallel": {"pp": 1, "dp": 4},
+        "batch": {"global": 16, "micro": 1, "sequence": 1024}, "stack": "ideal", "costs": {"zero": 3},
+        "data_parallel": changed, "schedule": "1f1b",
+    }  # fmt: skip
+    run = pptrace.simulate(config)
+    table, workload = run.prepared.schedule, run.prepared.workload
+
+    gathers = (table.kind == Kind.UNSHARD) | (table.kind == Kind.UNSHARD_SUBGROUP)
+    bound_ns = sharded_step_ns(table, workload)
+    assert gathers.any()
+    assert workload.unshard_ns.sum() <= bound_ns <= run.metrics.step_ns
+
+
+def test_bounds_of_plans_have_the_gathers_of_one_rank(registry: Registry) -> None:
+    config = {
+        "model": MODEL, "device": "a100-sxm", "stack": "ideal", "data_parallel": {"bandwidth": "1 GB/s"},
+        "network": {"name": "hockney", "bandwidth": "25 GB/s"},
+    }  # fmt: skip
+    vary = {"schedule": ["1f1b"], "zero": [3], "micro": [1, 2], "recompute": ["none"], "pp": [1], "tp": [1, 2]}
+    plan = planned(registry, config=config, vary=vary, top=4, exhaustive=True)
+
+    shares = [candidate.bound.step_ns / candidate.row["step_ns"] for candidate in plan.ranked if candidate.bound]
+    assert len(shares) > 1
+    assert all(0.6 < share <= 1 for share in shares)  # at most 0.07 without gathers
 
 
 @pytest.mark.parametrize("words", [1_000, 128_000])
