@@ -153,7 +153,40 @@ def test_pytorch_has_a_buffer_per_microbatch_and_returns_logits(
     returned = costs(options={"message_buffers": "microbatches", "returned_outputs": True})
     assert (2 * buffered.buffer_bytes == 8 * plain.buffer_bytes).all()  # of 8 microbatches
     logits = 2048 * classic["vocabulary"] * 2
-    assert (2 * (returned.buffer_bytes - buffered.buffer_bytes)).tolist() == [[0, 0, 0], [0, 0, 7 * logits]]
+    assert (2 * (returned.buffer_bytes - buffered.buffer_bytes)).tolist() == [[0, 0, 0], [0, 0, 8 * logits]]
+    kept = costs(options={"message_buffers": "all"})  # also a gradient per input
+    assert (kept.buffer_bytes == buffered.buffer_bytes * [[1], [2]]).all()
+
+
+def test_buckets_hold_gradients_once_more_for_several_replicas(costs: Callable[..., Workload]) -> None:
+    buckets = {"gradient_buckets": True}
+    assert (costs(options=buckets).gradients_bytes == costs().gradients_bytes).all()
+    plain, reduced = costs(dp=2), costs(dp=2, options=buckets)
+    assert (reduced.gradients_bytes - plain.gradients_bytes == plain.weights_bytes).all()
+    assert (reduced.reduce_ns == plain.reduce_ns).all()
+
+
+def test_copied_keys_and_values_are_kept_twice(costs: Callable[..., Workload], classic: dict[str, Any]) -> None:
+    twice = costs({"copied_kv": True}).activation_bytes - costs().activation_bytes
+    assert (twice == 2 * (2 * 2048 * 1024 * 2)).all()  # of two layers on each stage
+    grouped = {"kv_heads": classic["heads"] // 2}
+    assert (costs(grouped | {"copied_kv": True}).activation_bytes == costs(grouped).activation_bytes).all()
+
+
+def test_sequence_parallelism_holds_tensors_of_the_whole_sequence(costs: Callable[..., Workload]) -> None:
+    buffers = {"sequence_buffers": 3}
+    split, whole = ({"tp": 2, "sequence_parallel": is_split} for is_split in (True, False))
+    assert costs(**whole, options=buffers).reserved_bytes == costs(**whole).reserved_bytes
+    assert costs(**split, options=buffers).reserved_bytes - costs(**split).reserved_bytes == 3 * 2048 * 1024 * 2
+
+
+def test_copied_shards_have_gather_buffers_and_reduced_gradients_besides(costs: Callable[..., Workload]) -> None:
+    sharded, copied = (costs(dp=4, options={"zero": 3, "copied_shards": copies}) for copies in (False, True))
+    assert copied.reserved_bytes - sharded.reserved_bytes == 2 * 2 * 32001 * 1024  # two of the LM head's size
+    assert (copied.gradients_bytes == sharded.gradients_bytes).all()
+    assert (copied.unreduced_bytes == sharded.unreduced_bytes + sharded.gradients_bytes).all()
+    alone = costs(options={"zero": 3, "copied_shards": True})
+    assert alone.reserved_bytes == costs(options={"zero": 3}).reserved_bytes
 
 
 def test_each_shape_of_a_matrix_has_a_tensor_in_place_of_its_gradient(costs: Callable[..., Workload]) -> None:

@@ -322,6 +322,10 @@ _AUTOGRAD = (
 _TORCHTITAN = (
     *_PIPELINING,
     _rule(
+        "PT v2.9 torch/distributed/pipelining/_backward.py stage_backward: inputs keep their gradients",
+        {"costs.message_buffers": "all"}, when={"schedule.name": list(_OF_TORCH)},
+    ),
+    _rule(
         "TT torchtitan/models/llama3, models/common/feed_forward.py: F.silu(w1(x)) * w3(x), compile.enable off",
         {"model.fused_activation": False},
     ),
@@ -364,6 +368,11 @@ _TORCHTITAN = (
     ),
     _rule("TT enable_async_tensor_parallel: False", {"costs.overlap_tp": False}),
     _rule(
+        "PT torch/distributed/_functional_collectives.py: a gathered input, and an output before reduce-scatter; "
+        "async tensor parallelism has them in torch/distributed/_symmetric_memory",
+        {"costs.sequence_buffers": 2}, unless={"costs.overlap_tp": True},
+    ),
+    _rule(
         "TT v0.2.2 expert_tensor_parallel_degree: 1, expert_parallel_comm_backend: standard",
         {"parallel.etp": 1, "costs.dispatcher": "all-to-all"}, when=_EXPERTS,
     ),
@@ -379,10 +388,26 @@ _NANOTRON = (
     _rule("NT src/nanotron/models/llama.py: SwiGLU is not fused", {"model.fused_activation": False}),
     _rule("NT src/nanotron/models/base.py: stages by the sizes of their products", {"model.balance": "products"},
           unless=_EXPERTS),
-    _rule("NT DDP reduces during the last microbatch's backward", {"data_parallel.overlap": True}),
+    _rule(
+        "NT v0.5 src/nanotron/trainer.py: DistributedDataParallel without gradient_as_bucket_view, "
+        "whose buckets PT torch/csrc/distributed/c10d/reducer.cpp allocates; reduced during the last backward",
+        {"data_parallel.overlap": True, "costs.gradient_buckets": True},
+    ),
+    _rule(
+        "NT v0.5 src/nanotron/models/llama.py: torch.cat of keys and values; flash-attention "
+        "flash_attn/layers/rotary.py rotates queries in place",
+        {"model.copied_kv": True},
+    ),
     _rule("NT tensor_parallel_mode REDUCE_SCATTER", {"parallel.sequence_parallel": True},
           when={"parallel.tp": {"min": 2}}),
-    _rule("fitted to nanotron's printed memory", {"costs.fragmentation": 0.09}),
+    _rule(
+        "NT v0.5 src/nanotron/parallel/tensor_parallel/functional.py: buffers allgather and allgather2, an output "
+        "and an input gradient before reduce-scatter",
+        {"costs.sequence_buffers": 4},
+    ),
+    _rule(
+        "fitted to the memory of 1,082 steps in nanotron's Ultra-Scale Playbook", {"costs.fragmentation": 0.06}
+    ),
 )  # fmt: skip
 
 
@@ -462,6 +487,10 @@ def _stacks() -> tuple[StackOffer, ...]:
                 _rule(
                     "PT v2.9 aten/src/ATen/native/native_functions.yaml _fused_rms_norm",
                     {"model.fused_norms": True},
+                ),
+                _rule(
+                    "PT pull request 164329 (October 2025): stage_backward releases the gradients of inputs",
+                    {"costs.message_buffers": "microbatches"}, when={"schedule.name": list(_OF_TORCH)},
                 ),
                 _rule(
                     "TT v0.2.0 torchtitan/config/job_config.py: early_stop is off, compile.enable off",

@@ -202,10 +202,12 @@ def _attention(model: Transformer, shard: Shard) -> int:
     """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms.
 
     Flash attention keeps its output, which the next matrix shares unless it casts its input. A gate keeps its
-    input and attention's output.
+    input and attention's output. Copied keys and values are kept twice.
     """
     compressed = (model.query_rank + model.kv_rank) * shard.split_tokens
     kept = shard.tokens * _mixed_width(model, shard) + compressed
+    if model.copied_kv and model.kv_heads == model.heads:
+        kept += shard.tokens * (shard.kv + shard.value)
     output = shard.tokens * shard.output
     kept += output * model.gated_attention
     is_shared = not (model.frozen or model.precision in NARROW or model.gated_attention)
@@ -453,7 +455,8 @@ def state(
         unshard_ns = _replicas_ns(costing.groups, gathered_each_step, gather, _sharing(shard))
         if shard.subgroup:
             unshard_subgroup_ns = _replicas_ns(costing.groups, gathered_each_step, gather, "subgroup")
-        unreduced_count = count - owned
+        # With copied shards, a device has its share of the reduced gradients besides the unreduced ones.
+        unreduced_count = count if options.copied_shards and count > owned else count - owned
         if reduced:
             unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
     reduce_ns, reduce_groups_ns = _reduce_ns(costing, held), _reduce_groups_ns(costing, held)
@@ -461,7 +464,7 @@ def state(
         reduce_ns, reduce_groups_ns = reduce_ns + reduce_groups_ns, 0
     return {
         "weights_bytes": ((owned if shards_weights else count) + frozen) * model.element_bytes,
-        "gradients_bytes": (owned if shards_gradients else count) * gradient,
+        "gradients_bytes": (owned if shards_gradients else count) * gradient + _bucket_bytes(costing, count),
         "optimizer_bytes": updated * kept - saved,
         "reduce_ns": reduce_ns,
         "reduce_groups_ns": reduce_groups_ns,
@@ -474,6 +477,12 @@ def state(
         "subgroup_bytes": -(-gathered_bytes // shard.subgroup) if shard.subgroup else 0,
         "unreduced_bytes": unreduced_count * gradient,
     }
+
+
+def _bucket_bytes(costing: Costing, count: int) -> int:
+    """Return the bytes of buckets in which gradients are reduced over several replicas."""
+    has_buckets = costing.options.gradient_buckets and costing.shard.replicas > 1
+    return count * costing.model.element_bytes * has_buckets
 
 
 def _cast_bytes(costing: Costing, count: int) -> int:
@@ -536,6 +545,21 @@ def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> i
     if options.accumulation == "fused" or gradient_bytes(options) == model.element_bytes:
         return 0
     return held.trained() * model.element_bytes
+
+
+def sequence_buffer_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
+    """Return the bytes of tensors of the whole sequence that collectives of sequence parallelism hold."""
+    is_split = shard.split_tokens < shard.tokens
+    return options.sequence_buffers * shard.tokens * model.hidden * model.element_bytes * is_split
+
+
+def gather_buffer_bytes(model: Transformer, shard: Shard, items: Iterable[Held]) -> int:
+    """Return the bytes of gather buffers of two layers, from which copies fill the weights.
+
+    PyTorch's allocator keeps them on a separate stream, so no other tensors use them.
+    """
+    largest = max(map(Held.total, items), default=0)
+    return _BUFFERED * largest * model.element_bytes if shard.shards > 1 else 0
 
 
 def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:

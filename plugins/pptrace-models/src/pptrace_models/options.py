@@ -48,8 +48,13 @@ class RooflineOptions(Parameters):
     ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none by default."""
     copied_shards: bool = False
     """Whether kernels copy gathered weights and unreduced gradients between tensors and the buffers of
-    collectives, as in PyTorch's FSDP2. They do so for each microbatch. Only without a pipeline, with ``zero: 3``
-    and ``kernels: shapes``."""
+    collectives, as in PyTorch's FSDP2, with ``zero: 3``. Memory then also holds the gather buffers of two layers,
+    and the reduced gradients in addition to the unreduced ones. The copies take time for each microbatch without a
+    pipeline (``kernels: shapes``)."""
+    gradient_buckets: bool = False
+    """Whether memory holds the gradients of all weights once more, in the model's precision, for their reduction
+    over several replicas. PyTorch's ``DistributedDataParallel`` copies gradients into such buckets, unless they
+    are views of them (``gradient_as_bucket_view``)."""
     kernels: Literal["groups", "shapes"] = "groups"
     """Times of kernels: groups of kernels at constant shares of the peaks, or each kernel by its shape."""
     kernel_table: str | None = None
@@ -97,13 +102,17 @@ class RooflineOptions(Parameters):
     early_stop: bool = False
     """Whether the recomputation of a layer without experts ends before the MLP's last product and its collective,
     because no backward needs them (``torch.utils.checkpoint``). Only with ``model.recompute: full``."""
-    message_buffers: Literal["pair", "microbatches"] = "pair"
-    """Buffers for messages from and to each neighbour: two, or one receive buffer per microbatch, as in PyTorch's
-    ``PipelineStage``. It receives into the input that a stage keeps, and keeps its output, which has as many
-    bytes."""
+    message_buffers: Literal["pair", "microbatches", "all"] = "pair"
+    """Buffers for messages from and to each neighbour. ``pair``: two. ``microbatches``: one receive buffer per
+    microbatch, as in PyTorch's ``PipelineStage``. It receives into the input that a stage keeps, and keeps its
+    output, which has as many bytes. ``all``: also the gradient of each microbatch's input, which PyTorch kept
+    until the end of the step before October 2025."""
     returned_outputs: bool = False
     """Whether the last stage keeps the logits of all microbatches until the end of the step, which returns them
     (``return_outputs`` of PyTorch's ``step``)."""
+    sequence_buffers: Annotated[int, Field(ge=0, le=100)] = 0
+    """Number of tensors of the whole sequence that sequence parallelism holds at once: gathered inputs, and
+    outputs or input gradients before their reduction."""
     eager_loss: bool = False
     """Whether the loss is PyTorch's ``cross_entropy`` in fp32 without ``torch.compile``, whose separate kernels
     keep several fp32 tensors of the size of the logits."""

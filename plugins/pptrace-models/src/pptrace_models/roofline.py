@@ -526,12 +526,14 @@ class _Job:
             return np.zeros(0, dtype=np.int64)
         sent = self._of_encoders(received, lambda tower: tower.boundary_bytes(last=True))
         ends = np.stack([_boundaries(self.request, sizes) for sizes in (sent, received)])
-        if options.message_buffers == "microbatches":
+        if options.message_buffers != "pair":
             ends = ends * self.request.microbatches // 2
+        if options.message_buffers == "all":
+            ends[1] *= 2
         if options.returned_outputs:
             into_last = [high == len(received) - 1 for _, high in _edges(self.request, len(received))]
-            earlier = self.request.microbatches - 1
-            ends[1, into_last] += memory.logits_bytes(self.model, self.part) * earlier // 2
+            logits = memory.logits_bytes(self.model, self.part)
+            ends[1, into_last] += logits * self.request.microbatches // 2
         return ends.reshape(-1)
 
     def sent_back(self, sent: Sequence[int]) -> list[int]:
@@ -622,18 +624,21 @@ class _Job:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
 
         At its start, this is a recomputed layer. At its end, pending gradients have replaced the activations of
-        the microbatch. Dummy gradients stay in memory.
+        the microbatch. Dummy gradients and buffers of gathers stay in memory.
         """
-        return max(self.once(self._beyond, stage) for stage in self.stages)
+        sequence = memory.sequence_buffer_bytes(self.model, self.part, self.options)
+        return sequence + max(self.once(self._beyond, stage) for stage in self.stages)
 
     def _beyond(self, stage: Stage) -> int:
-        held, kept = self.held(stage), self.once(self._kept, stage)
+        held, kept, buffers = self.held(stage), self.once(self._kept, stage), 0
         if self.options.zero == memory.WEIGHTS:
-            held = max(self.once(self._held_items, stage), key=memory.Held.trained, default=held)
+            items = self.once(self._held_items, stage)
+            held = max(items, key=memory.Held.trained, default=held)
+            buffers = memory.gather_buffer_bytes(self.model, self.part, items) * self.options.copied_shards
         pending = memory.pending_bytes(self.model, self.options, held)
         has_dummies = self.options.dummy_gradients and not self.model.frozen
         dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
-        return kept.transient + max(0, pending - kept.activation) + dummies
+        return kept.transient + max(0, pending - kept.activation) + dummies + buffers
 
     def _state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and its reductions, gathers and updates in ns."""

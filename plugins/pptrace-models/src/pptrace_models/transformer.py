@@ -436,6 +436,10 @@ class Transformer(Parameters):
     """Whether one kernel rotates queries, and another one keys. Otherwise separate kernels cast them to fp32,
     multiply complex numbers and cast them back, as in torchtitan: ``torch.compile`` does not fuse complex numbers
     (``kernels: shapes``)."""
+    copied_kv: bool = False
+    """Whether keys and values are copied from the output of the product that also computes the queries, which
+    remain a part of it. With as many KV heads as query heads, memory then keeps keys and values twice
+    (nanotron)."""
     vocabulary: Width
     """Tokens in the vocabulary; each rank's share is rounded up."""
     tied_embeddings: bool = False
