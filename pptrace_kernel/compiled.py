@@ -269,6 +269,8 @@ def _describe_source(kernel: Callable[..., Any]) -> str:
 def _describe_layout(layout: Any) -> str:
     if isinstance(layout, tuple):
         return f"({' '.join(_describe_layout(value) for value in layout)})"
+    if isinstance(layout, np.dtype):
+        return layout.char  # str() takes ten times as long
     return f"{layout.__name__} {getattr(layout, '_fields', '')}" if isinstance(layout, type) else str(layout)
 
 
