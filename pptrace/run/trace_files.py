@@ -20,6 +20,7 @@ from pptrace.errors import ConfigError, OutputError, PptraceError, TraceError
 from pptrace.files import check_distinct, compress, make_folders, replace_file
 from pptrace.plugins.registry import installation
 from pptrace.run.preparation import build_costs, prepare
+from pptrace.steps.actions import FORMS
 from pptrace.steps.kinds import COMMUNICATION, TABLE
 from pptrace.timeline.trim import step_microbatches
 
@@ -460,9 +461,10 @@ def table_exporters(schedule: Schedule) -> dict[str, ExporterOffer]:
     of a simulation and PyTorch's runtime insert their own.
     """
     from pptrace.plugins.offers import ExporterOffer
-    from pptrace.steps.text_forms import FORMS, Dialect, in_dialect, table_text
 
     def write(form: Form, _timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
+        from pptrace.steps.text_forms import Dialect, in_dialect, table_text
+
         table = in_dialect(schedule, Dialect.COMPUTE)
         path.write_text(table_text(table, form), encoding="utf-8", newline="\n")
 

@@ -271,6 +271,10 @@ class Form(Enum):
     """Blanks; ``-`` is idle."""
 
 
+FORMS = {".csv": Form.CSV, ".txt": Form.TEXT}
+"""Forms of table files by suffix."""
+
+
 _MICROBATCH_KINDS = "|".join(sorted((k.name for k in Kind if k not in PER_STAGE), key=len, reverse=True))
 _STAGE_KINDS = "|".join(sorted((k.name for k in PER_STAGE), key=len, reverse=True))
 _KIND_CODES = {kind.name: int(kind) for kind in Kind}

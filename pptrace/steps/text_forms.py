@@ -29,7 +29,7 @@ from pptrace.config.choices import Receive
 from pptrace.config.limits import is_named_pipe
 from pptrace.errors import OutputError, ScheduleError, TableError
 from pptrace.files import replace_file
-from pptrace.steps.actions import CellColumns, Form, cells_of, parse_row
+from pptrace.steps.actions import FORMS, CellColumns, Form, cells_of, parse_row
 from pptrace.steps.kinds import PASSES, PER_STAGE, WAITS, Kind
 from pptrace.steps.placement import Placement, infer_placement
 from pptrace.steps.pytorch_tables import Lowering, compute_only, insert_messages
@@ -44,8 +44,6 @@ _LARGEST = 1 << 30
 """Limit of a table file in bytes, about 100 million actions."""
 
 _ENDS = re.compile(r"\r\n|\n|\r")
-FORMS = {".csv": Form.CSV, ".txt": Form.TEXT}
-"""Forms of table files by suffix."""
 
 
 def read_table(path: Path | str) -> Schedule:
