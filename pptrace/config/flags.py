@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from pptrace.config.choices import PolicyName, Sharing
 from pptrace.errors import PptraceError
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from pptrace.config.choices import Choice
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """A flag and its configuration key; imports nothing heavy, so that help and completion are fast."""
 
     key: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
 from pptrace.network.contract import Links, Paths, check_links, check_paths
@@ -64,8 +64,7 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
     return table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardedNetwork:
+class GuardedNetwork(NamedTuple):
     """A plugin's network with checked links and paths; its exceptions become errors of the plugin."""
 
     provider: Provider

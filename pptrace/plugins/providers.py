@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,8 +62,7 @@ class CommandOffer(AnyOffer):
 Offer_co = TypeVar("Offer_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provider:
+class Provider(NamedTuple):
     """A plugin with the name of its entry point, and the distribution that installed it.
 
     >>> print(Provider(name="mine", distribution="pptrace-mine", version="1.0"))
@@ -83,8 +82,7 @@ class Provider:
         return f"plugin '{self.name}' ({f'{self.distribution} {self.version}'.strip()})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(NamedTuple):
     """A plugin that failed to load, and the reason."""
 
     provider: Provider

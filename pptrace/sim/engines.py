@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -146,8 +145,7 @@ def _tightest(
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contention:
+class Contention(NamedTuple):
     """How links are shared, and how much computation and communication on one rank slow each other.
 
     828 and 896 reproduce the benchmark of Qi et al., Synergistic Tensor and Pipeline Parallelism (2025),

@@ -6,7 +6,6 @@ names that kind; ``docs/architecture.md`` lists the places that a new kind chang
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, unique
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -154,8 +153,7 @@ class Kind(IntEnum):
         return self.traits.meaning.removeprefix(f"{self.name} ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
+class Traits(NamedTuple):
     """One kind's row."""
 
     role: Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -184,8 +184,7 @@ def _received(timeline: Timeline) -> tuple[Int32s, Int64s, Int64s]:
 _NEVER = int(np.iinfo(np.int64).max)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(NamedTuple):
     """A part of one rank's step."""
 
     rank: int
