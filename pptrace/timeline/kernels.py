@@ -40,14 +40,16 @@ def index_rows(first, end, lane_ptr, lane_rank, lane_peer, cells, start, size, g
     is_part = end - first < graph.ranks
     unsure = False
     for lane in range(len(lane_ptr) - 1):
-        rank = lane_rank[lane]
+        rank, home = lane_rank[lane], -1
         if rank < first or rank >= end:
             continue
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             k = cells.kind[row]
             is_message = role[k] == SENDS or role[k] == RECEIVES
-            if is_part and (feeds[k] >= 0 or is_message) and not _is_home(row, rank, cells, graph):
-                return 1
+            if is_part and (graph.routes > 1 or cells.stage[row] != home) and (feeds[k] >= 0 or is_message):
+                if not _is_home(row, rank, cells, graph):
+                    return 1
+                home = cells.stage[row]
             if feeds[k] >= 0:
                 base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
                 for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
