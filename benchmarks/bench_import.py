@@ -2,8 +2,7 @@
 
 A recorded GPU trace is repeated with shifted times, every argument as it was, until it has the size that is asked
 for; each repetition is given eight annotated actions, so that its kernels are attributed. A separate
-process imports the file on one core, or on two with ``--cores 2``. It prints its time, that of its children, and
-its largest memory.
+process imports the file on one core, or on two with ``--cores 2``. It prints its time and its largest memory.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ def imported(path: Path) -> dict[str, float]:
     return {
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
-        "child_seconds": sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
         "started_mb": before / 1000,
         "slices": sum(len(step.timeline) for step in measured.steps),
@@ -100,10 +98,9 @@ def main() -> None:
         size = plain.stat().st_size / 1e6
         for path in (plain, packed_path):
             runs = [_run(path, options.cores) for _ in range(options.repeat)]
-            best = min(runs, key=lambda run: max(run["cpu_seconds"], run["child_seconds"]))
-            busiest = max(best["cpu_seconds"], best["child_seconds"])
+            best = min(runs, key=lambda run: run["cpu_seconds"])
             print(
-                f"{path.suffix:6} {size:6.0f} MB of JSON  {size / busiest:4.0f} MB/s of the busier core, "
+                f"{path.suffix:6} {size:6.0f} MB of JSON {size / best['cpu_seconds']:4.0f} MB/s of CPU, "
                 f"{size / min(run['seconds'] for run in runs):4.0f} MB/s by the clock, "
                 f"peak {best['peak_mb']:.0f} MB of which {best['started_mb']:.0f} MB before, "
                 f"{best['slices']:.0f} slices, {best['left']:.0f} operations in no action"

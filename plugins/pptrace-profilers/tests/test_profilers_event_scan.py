@@ -93,7 +93,7 @@ def test_scanned_events_equal_decoded_ones(
     decoded = columns(read_events(path, KEEP))
     scan_all(monkeypatch)
     monkeypatch.setattr(json_events, "_BLOCK", 1 << 12)
-    monkeypatch.setattr(json_events, "_CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(json_events, "_SCANNED_BYTES", 1 << 14)
 
     assert columns(read_events(path, KEEP)) == decoded
     assert decoded["bad"] > 0

@@ -158,11 +158,11 @@ class EventBuilder:
     def _add_rows(self) -> None:
         rows, self._rows = self._rows, []
         if rows:
-            names, categories, threads, start, end, correlation, stream, arguments = zip(*rows, strict=True)
+            *identities, start, end, correlation, stream, arguments = zip(*rows, strict=True)
+            (names, name), (categories, category), (threads, thread) = map(numbered, identities)
             start_ns, end_ns = np.array([start, end], dtype=np.int64)
-            position = np.arange(len(rows), dtype=np.int32)
             self.extend(
-                names, categories, threads, position, position, position, start_ns, end_ns,
+                names, categories, threads, name, category, thread, start_ns, end_ns,
                 integers(correlation), integers(stream),
                 {row: value for row, value in enumerate(arguments) if value is not None},
             )  # fmt: skip
@@ -232,6 +232,16 @@ class EventBuilder:
             correlation=correlation, stream=stream, arguments=self._arguments,
             threads=list(self._threads), cut=cut, bad=self.bad,
         )  # fmt: skip
+
+
+def numbered(values: Sequence[Any]) -> tuple[list[Any], Int32s]:
+    """Return the distinct values, and the position of each value among them.
+
+    >>> numbered("abca")
+    (['a', 'b', 'c'], array([0, 1, 2, 0], dtype=int32))
+    """
+    position = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return list(position), np.fromiter(map(position.__getitem__, values), dtype=np.int32, count=len(values))
 
 
 def _is_time(value: object) -> bool:

@@ -28,7 +28,16 @@ import numpy as np
 from pptrace.plugin import TraceError, UnpackedFile, check_events
 from pptrace_kernel import always_compiled, compiles, run_kernel
 from pptrace_profilers import kernels
-from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Arguments, Event, EventBuilder, Number, integers
+from pptrace_profilers.events import (
+    LARGEST_NS,
+    LARGEST_US,
+    Arguments,
+    Event,
+    EventBuilder,
+    Number,
+    integers,
+    numbered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -267,8 +276,8 @@ class Keep:
     """Prefixes of names whose arguments are read."""
 
 
-_CHUNK_BYTES = 2 << 20
-"""Bytes of text that are parsed at a time."""
+_SCANNED_BYTES, _DECODED_BYTES = 2 << 20, 512 << 10
+"""Bytes of text that are scanned, or decoded, at a time."""
 _ALWAYS = 2
 _EVENTS_DECODER = msgspec.json.Decoder(list[Event])
 _ARGUMENTS_DECODER = msgspec.json.Decoder(Arguments | None)
@@ -311,12 +320,12 @@ def _is_large(path: Path) -> bool:
 
 def _selections(blocks: Blocks, keep: Keep) -> Iterator[_Selection]:
     """Yield the kept events of a file in its order; a thread scans the text of a large file."""
-    if not (_is_large(blocks.path) and compiles(_CHUNK_BYTES)):
-        yield from (_decode(chunk, keep, blocks) for chunk in _chunks(blocks))
+    if not (_is_large(blocks.path) and compiles(_SCANNED_BYTES)):
+        yield from (_decode(chunk, keep, blocks) for chunk in _chunks(blocks, _DECODED_BYTES))
         return
     pending: deque[tuple[list[bytes], Future[_Scan]]] = deque()
     with ThreadPoolExecutor(1) as thread:
-        for chunk in _chunks(blocks):
+        for chunk in _chunks(blocks, _SCANNED_BYTES):
             pending.append((chunk, thread.submit(scan_blocks, chunk)))
             if len(pending) > _AHEAD:
                 yield from _kept(*pending.popleft(), keep, blocks)
@@ -324,13 +333,13 @@ def _selections(blocks: Blocks, keep: Keep) -> Iterator[_Selection]:
             yield from _kept(*submitted, keep, blocks)
 
 
-def _chunks(blocks: Blocks) -> Iterator[list[bytes]]:
+def _chunks(blocks: Blocks, chunk_bytes: int) -> Iterator[list[bytes]]:
     """Yield the blocks of a file, some at a time."""
     chunk, size = [], 0
     for block in blocks:
         chunk.append(block)
         size += len(block)
-        if size >= _CHUNK_BYTES:
+        if size >= chunk_bytes:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -503,21 +512,19 @@ def _decode(chunk: Sequence[bytes], keep: Keep, blocks: Blocks) -> _Selection:
             for e in events
             if (decision := decisions[e.name]) and (decision == _ALWAYS or e.cat in keep.categories)
         ]
-    arguments = _decode_arguments([event.args for event in kept])
-    position, marked = np.arange(len(kept), dtype=np.int32), (*keep.details, MEMORY)
+    names, name = numbered([e.name for e in kept])
+    categories, category = numbered([e.cat for e in kept])
+    threads, thread = numbered([(e.pid, e.tid) for e in kept])
+    arguments = _decode_arguments([e.args for e in kept])
     is_valid = np.array([decoded is not _INVALID for decoded in arguments], dtype=bool)
+    has_details = np.array([name.startswith((*keep.details, MEMORY)) for name in names], dtype=bool)[name]
     return _Selection(
-        names=[e.name for e in kept], categories=[e.cat for e in kept], threads=[(e.pid, e.tid) for e in kept],
-        name=position, category=position, thread=position,
-        is_complete=np.array([e.ph == "X" for e in kept], dtype=bool) & is_valid,
+        names=names, categories=categories, threads=threads, name=name, category=category, thread=thread,
+        is_complete=is_valid & np.array([e.ph == "X" for e in kept], dtype=bool),
         start_us=_times([e.ts for e in kept]), duration_us=_times([e.dur for e in kept]),
         correlation=integers([decoded.correlation for decoded in arguments]),
         stream=integers([decoded.stream for decoded in arguments]),
-        arguments={
-            row: decoded
-            for row, (event, decoded) in enumerate(zip(kept, arguments, strict=True))
-            if decoded is not _INVALID and event.name.startswith(marked)
-        },
+        arguments={row: arguments[row] for row in np.flatnonzero(has_details & is_valid).tolist()},
         seen_count=seen_count, bad=bad + int(np.count_nonzero(~is_valid)),
     )  # fmt: skip
 
