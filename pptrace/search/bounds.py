@@ -1,10 +1,11 @@
 """Lower bounds of the step and memory of configurations.
 
 A rank runs its row in order. An action starts after its predecessors in the model: a forward after all forwards of
-its microbatch on earlier stages, a backward after all forwards and the backwards of later stages. The step ends
-after all successors of an action, down to the backward of the first stage. No step of the table is shorter, even
-with messages of zero duration. With these, the bound of a table is exact for 1F1B and its interleaved forms on a
-chain of stages. The activation memory follows from the order of the row alone.
+its microbatch on earlier stages, a backward after all forwards and the backwards of later stages. On a graph of
+stages, earlier and later stages are those of the longest path. The step ends after all successors of an action,
+down to the backward of the first stage. No step of the table is shorter, even with messages of zero duration. With
+these, the bound of a table is exact for 1F1B and its interleaved forms on a chain of stages. The activation memory
+follows from the order of the row alone.
 
 An action outside overlapped pairs takes its whole duration: its segments are sequential, and the next action of
 the row waits for its result. Overlapped pairs have two bounds. Let ``c`` be the end of the last computation of a
@@ -209,9 +210,8 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
     times = Times.of(workload, has_pairs=table.has_pairs)
     computes = COMPUTE.mask(table.kind)
     place, has_inputs = _places(table), bool((table.kind == Kind.I).any())
-    before_ns, until_end_ns = (
-        values[place] for values in times.dependencies(has_inputs=has_inputs, is_chain=table.placement.is_chain)
-    )
+    edges = None if table.placement.is_chain else table.placement.edges.tolist()
+    before_ns, until_end_ns = (values[place] for values in times.dependencies(has_inputs=has_inputs, edges=edges))
 
     def of_actions(values: Int64s) -> Int64s:
         return np.where(computes, values[table.kind, table.stage] * table.span, 0)
@@ -462,23 +462,43 @@ class Times:
                     streams[stream][cell] = busy_ns
         return cls(alone=alone, in_pairs=in_pairs, chains=chains, results=results, streams=tuple(streams.values()))
 
-    def dependencies(self, *, has_inputs: bool, is_chain: bool) -> tuple[Int64s, Int64s]:
+    def dependencies(self, *, has_inputs: bool, edges: Sequence[tuple[int, int]] | None) -> tuple[Int64s, Int64s]:
         """Return lower bounds on the time before the start and after the result of an action, by :func:`_places`.
 
         Args:
             has_inputs: whether the table has backwards for the input gradient alone.
-            is_chain: whether each stage feeds the next one and nothing else.
+            edges: the stages' graph as (from, to), each to a later stage; None for a chain.
         """
-        if not is_chain:
-            none = np.zeros(1 + 2 * self.alone.shape[1], dtype=np.int64)
-            return none, none
         forward, backward = self.results[Kind.F], self.results[Kind.B]
         if has_inputs:
             backward = np.minimum(backward, self.results[Kind.I])
+        if edges is not None:
+            before_forwards, after_backwards = _longest(forward, 0, edges), _longest(backward, 0, edges)
+            reverse = [(high, low) for low, high in edges]
+            before_backwards = _longest(backward, before_forwards + forward, reverse)
+            after_forwards = _longest(forward, after_backwards + backward, reverse)
+            before = np.concatenate([[0], before_forwards, before_backwards])
+            after = np.concatenate([[0], after_forwards, after_backwards])
+            return before, after
         first, up = np.append(0, forward.cumsum()), np.append(0, backward.cumsum())
         before = np.concatenate([[0], first[:-1], first[-1] + up[-1] - up[1:]])
         after = np.concatenate([[0], first[-1] - first[1:] + up[-1], up[:-1]])
         return before, after
+
+
+def _longest(durations: Int64s, least: Int64s | int, edges: Sequence[tuple[int, int]]) -> Int64s:
+    """Return the longest time on the paths to each stage, without the stage.
+
+    Args:
+        durations: of the stages, shape (stages,).
+        least: the times of paths of one stage.
+        edges: the graph as (from, to), all upwards or all downwards.
+    """
+    longest = (np.zeros_like(durations) + least).tolist()
+    is_upwards = all(low < high for low, high in edges)
+    for start, end in sorted(edges, reverse=not is_upwards):
+        longest[end] = max(longest[end], longest[start] + int(durations[start]))
+    return np.array(longest, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,7 +597,7 @@ class Outline:
     def bound(self, workload: Workload, experiment: Experiment) -> Bound:
         """Return lower bounds of the table with these costs; none is above that of :func:`bound_of`."""
         times = Times.of(workload, has_pairs=self.has_pairs)
-        before, after = times.dependencies(has_inputs=Kind.I in self.kinds, is_chain=not self.edges)
+        before, after = times.dependencies(has_inputs=Kind.I in self.kinds, edges=self.edges or None)
         optimizer_ns = np.zeros(len(self.stages), dtype=np.int64)
         if experiment.data_parallel.validation is Validation.BEFORE:
             optimizer_ns = _padded(workload.optimizer_ns)[self.stages].sum(axis=1)

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
 
-_COST_SETTINGS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
+_COST_KEYS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
 """Settings that affect a step only through its costs: with equal costs, steps are duplicates."""
-_REQUESTED = ("batch.micro", RECOMPUTE, *OPTIONS, "costs.zero")
+_COST_REQUEST_KEYS = ("batch.micro", RECOMPUTE, *OPTIONS, "costs.zero")
 """Settings whose groups share a request to the cost model, unless a rule of the stack reads them."""
 _STATELESS = frozenset({"batch.micro", "batch.global", "parallel.order", RECOMPUTE, *OPTIONS})
 """Settings that change neither the training state of a stage nor whether its actions have segments."""
@@ -563,8 +563,8 @@ class Pricing:
         known to be valid and the values change the request alone.
         """
         values = {key_text(each.path): each.value for each in group.varied}
-        texts = {name: repr(values[name]) for name in _REQUESTED if name in values}
-        others = tuple((name, repr(value)) for name, value in values.items() if name not in _REQUESTED)
+        texts = {name: repr(values[name]) for name in _COST_REQUEST_KEYS if name in values}
+        others = tuple((name, repr(value)) for name, value in values.items() if name not in _COST_REQUEST_KEYS)
         first = None
         if others not in self._fixed:
             first = self._resolved_costs(group)
@@ -582,35 +582,37 @@ class Pricing:
         return costs
 
     def _fixed_keys(self, costs: Costs) -> frozenset[str]:
-        """Return the keys of :data:`_REQUESTED` that change more than the request to the cost model."""
+        """Return the keys of :data:`_COST_REQUEST_KEYS` that change more than the request to the cost model."""
         if costs.sequences is not None:
-            return frozenset(_REQUESTED)
+            return frozenset(_COST_REQUEST_KEYS)
         read_by_stack = condition_keys(Inputs(resolved=costs.resolved, registry=self.problem.registry))
-        return frozenset({*_REQUESTED} - _request_values(costs.request).keys() | ({*_REQUESTED} & read_by_stack))
+        return frozenset(
+            {*_COST_REQUEST_KEYS} - _request_values(costs.request).keys() | ({*_COST_REQUEST_KEYS} & read_by_stack)
+        )
 
     def _resolved_costs(self, group: Group) -> Costs:
         return build_costs(self.problem.resolved(group.varied), self.problem.registry)
 
 
 class _Family(NamedTuple):
-    """Groups whose settings differ only in those of :data:`_REQUESTED` that change the request alone."""
+    """Groups whose settings differ only in those of :data:`_COST_REQUEST_KEYS` that change the request alone."""
 
     costs: Costs
     """The costs of its first group."""
     texts: Mapping[str, str]
-    """The values of :data:`_REQUESTED` of its first group."""
+    """The values of :data:`_COST_REQUEST_KEYS` of its first group."""
 
 
 def _request_values(request: CostRequest) -> dict[str, Any]:
-    """Return the checked values of :data:`_REQUESTED` in a request to a cost model."""
+    """Return the checked values of :data:`_COST_REQUEST_KEYS` in a request to a cost model."""
     values = {f"model.{name}": value for name, value in request.model.items()}
     values |= {f"costs.{name}": value for name, value in request.options.items()}
     values["batch.micro"] = request.micro
-    return {key: values[key] for key in _REQUESTED if key in values}
+    return {key: values[key] for key in _COST_REQUEST_KEYS if key in values}
 
 
 def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: Layout) -> Costs:
-    """Return costs with other values of :data:`_REQUESTED`."""
+    """Return costs with other values of :data:`_COST_REQUEST_KEYS`."""
     model, options = (
         {**section, **{key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}}
         for section, prefix in ((costs.request.model, "model."), (costs.request.options, "costs."))
@@ -709,7 +711,7 @@ def _step_key(costs: _GroupCosts, entry: Entry, cached: CachedTable, workload: W
         for key, value in entry_settings
         if key != "schedule.name" and not key.startswith("schedule.options.")
     )
-    group_settings = sorted((key, value) for key, value in settings if key not in _COST_SETTINGS)
+    group_settings = sorted((key, value) for key, value in settings if key not in _COST_KEYS)
     return cached.digest, _digest(workload), str(group_settings), str(other_settings)
 
 

@@ -148,6 +148,34 @@ def test_the_bound_of_sharded_weights_on_one_rank_holds(changed: dict[str, Any],
     assert workload.unshard_ns.sum() <= bound_ns <= run.metrics.step_ns
 
 
+@given(
+    depths=st.lists(st.integers(1, 2), min_size=2, max_size=3), decoder=st.integers(1, 3),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb-h1"]), sequences=st.sampled_from([1, 2, 8]),
+    frozen=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=6, deadline=None)
+def test_bounds_with_encoders_side_by_side_have_fill_and_drain(
+    depths: list[int], decoder: int, schedule: str, sequences: int, *, frozen: bool
+) -> None:
+    encoders = {f"e{index}": ENCODER | {"tokens": 1024 * (index + 1)} for index in range(len(depths))}
+    encoders["e0"]["frozen"] = frozen
+    grids = {f"e{index}": {"pp": depth, "tp": 1, "dp": 1} for index, depth in enumerate(depths)}
+    config = {
+        "model": MODEL | {"encoders": encoders}, "device": "a100-sxm", "stack": "ideal", "schedule": schedule,
+        "parallel": {"pp": decoder + sum(depths), "dp": 1, "encoders": grids},
+        "batch": {"global": sequences, "micro": 1, "sequence": 1024},
+    }  # fmt: skip
+    run = pptrace.simulate(config)
+    prepared, provided = run.prepared, Registry.load().schedules[schedule]
+    table, workload, experiment = prepared.stage_table, prepared.workload, prepared.resolved.experiment
+
+    bound_ns = bound_of(table, prepared.request, workload, experiment, provided).step_ns
+    outline_ns = Outline.of(table).bound(workload, experiment).step_ns
+    assert outline_ns <= bound_ns <= run.metrics.step_ns
+    if sequences == 1 and schedule != "zb-h1":
+        assert bound_ns == run.metrics.step_ns  # the longest path through encoders and decoder, and back
+
+
 def test_bounds_of_plans_have_the_gathers_of_one_rank(registry: Registry) -> None:
     config = {
         "model": MODEL, "device": "a100-sxm", "stack": "ideal", "data_parallel": {"bandwidth": "1 GB/s"},
