@@ -92,6 +92,8 @@ def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
             MICROBATCHES,
             "--over",
             "pp=2,4",
+            "--executor",
+            "serial",
             *(word for name in outputs for word in ("-o", name)),
         ]
         code = "import sys; from pptrace.cli.main import main; main()"

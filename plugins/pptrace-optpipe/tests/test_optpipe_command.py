@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +22,9 @@ from pptrace_optpipe.cache import Cache
 from pptrace_optpipe.command import command
 from pptrace_optpipe.plugin import pptrace_schedules
 from pptrace_optpipe.setting import setting_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 GIB = 2**30
 COSTS = {
@@ -252,19 +255,29 @@ def test_too_short_a_time_in_a_configuration_is_one_line() -> None:
         simulate({**STEP, "schedule": {"name": "optpipe", "options": {"time": "1 ms"}}})
 
 
-def searching(*more: str) -> subprocess.Popen[str]:
-    """Start a search that takes long, and wait for what it finds first."""
-    memory = ["--memory", "14GiB", "--work", "1000", "-o", "best.csv", *more]
-    run = subprocess.Popen(
-        [sys.executable, "-c", "from pptrace.cli.main import main; main()", "optimize", "step.yaml", *memory],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert run.stderr is not None
-    assert "bound" in run.stderr.readline()
-    return run
+@pytest.fixture
+def searching() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A function that starts a long search and waits for its first result; no search outlives the test."""
+    runs: list[subprocess.Popen[str]] = []
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        memory = ["--memory", "14GiB", "--work", "1000", "-o", "best.csv", *more]
+        run = subprocess.Popen(
+            [sys.executable, "-c", "from pptrace.cli.main import main; main()", "optimize", "step.yaml", *memory],
+            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        runs.append(run)
+        assert run.stderr is not None
+        assert "bound" in run.stderr.readline()
+        return run
+
+    yield start
+    for run in runs:
+        run.kill()
+        run.communicate()
 
 
-def test_a_search_that_is_killed_leaves_what_was_there() -> None:
+def test_a_search_that_is_killed_leaves_what_was_there(searching: Any) -> None:
     Path("best.csv").write_text("an earlier table", encoding="utf-8")
     before = sorted(Path().iterdir())
     run = searching("--no-cache")
@@ -276,7 +289,7 @@ def test_a_search_that_is_killed_leaves_what_was_there() -> None:
     assert sorted(Path().iterdir()) == before
 
 
-def test_an_interrupt_keeps_the_best_so_far() -> None:
+def test_an_interrupt_keeps_the_best_so_far(searching: Any) -> None:
     run = searching("--no-cache")
 
     run.send_signal(signal.SIGINT)
@@ -289,7 +302,9 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_ends_a_search_and_the_next_one_starts_from_what_was_found(cache: Path, workers: str) -> None:
+def test_sigterm_ends_a_search_and_the_next_one_starts_from_what_was_found(
+    cache: Path, searching: Any, workers: str
+) -> None:
     Path("best.csv").write_text("an earlier table", encoding="utf-8")
     before = sorted(Path().iterdir())
     run = searching("--workers", workers)

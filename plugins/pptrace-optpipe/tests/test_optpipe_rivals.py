@@ -87,6 +87,7 @@ def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written
     assert ours <= plain
 
 
+@pytest.mark.usefixtures("_default_options")
 def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pptrace_optpipe.search.cached_search", lambda *_, **__: None)
 
