@@ -328,17 +328,18 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None)
 def _partners(timeline: Timeline, rank: int) -> set[int]:
     """Return the ranks with which a rank exchanges messages."""
     edges = timeline.placement.edges.tolist()
-    hosts = timeline.placement.stage_rank
-    partners = {int(hosts[route, stage]) for route in range(len(hosts)) for edge in edges for stage in edge
-             if rank in (hosts[route, edge[0]], hosts[route, edge[1]])}  # fmt: skip
+    hosts = [row for ranks in timeline.placement.pass_ranks for row in ranks.tolist()]
+    partners = {
+        row[stage] for row in hosts for edge in edges for stage in edge if rank in (row[edge[0]], row[edge[1]])
+    }
     return partners & set(timeline.lane_rank.tolist())
 
 
 def _rank_descriptions(timeline: Timeline) -> Mapping[int, str]:
-    layout, hosts = _layout(timeline), timeline.placement.stage_rank
+    layout = _layout(timeline)
     descriptions = {}
     for rank in sorted(set(timeline.lane_rank.tolist())):
-        stages = sorted({stage for row in hosts.tolist() for stage, host in enumerate(row) if host == rank})
+        stages = timeline.placement.stages_of(rank)
         descriptions[rank] = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
         if layout is not None:
             members, module = sorted(layout.rank_grid(rank).ravel().tolist()), ""

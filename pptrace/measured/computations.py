@@ -181,8 +181,7 @@ class Computations(Cells):
     def renumbered(self, numbers: Sequence[int], ranks: int) -> Self:
         """Return a copy with other, ascending rank numbers, in a pipeline of ``ranks`` ranks."""
         new = np.array(numbers, dtype=np.int32)
-        table = self.placement.stage_rank
-        placement = replace(self.placement, ranks=ranks, stage_rank=np.where(table >= 0, new[table], -1))
+        placement = self.placement.with_ranks(np.append(new, np.int32(-1)), ranks)
         transfers = replace(self.transfers, source=new[self.transfers.source], target=new[self.transfers.target])
         return replace(self, placement=placement, rank=new[self.rank], transfers=transfers)
 

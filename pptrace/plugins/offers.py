@@ -55,8 +55,9 @@ class ScheduleOffer(AnyOffer):
     ``compare --memory`` read it before they build a table."""
     weight_versions: int = 1
     """Versions of the weights that a rank holds."""
-    is_asynchronous: bool = False
-    """Whether gradients are those of older weights. Advice and plans then take the schedule only by its name."""
+    only_by_name: bool = False
+    """Whether advice and plans take it only by its name, since it changes more than the order: gradients are those
+    of older weights, or the state of stages is in host memory."""
     searches: bool = False
     """Whether its table is the result of a search, which may be slow; comparisons with all schedules skip it."""
     constraints: str = ""

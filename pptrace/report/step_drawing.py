@@ -13,7 +13,7 @@ import numpy as np
 from pptrace.config.quantities import format_duration
 from pptrace.report.svg import darker, document, drawing, element, number, write_drawing
 from pptrace.sanitize import printable
-from pptrace.steps.kinds import BACKWARD, COMPUTE, COPIES, KINDS, Kind, Stream
+from pptrace.steps.kinds import BACKWARD, COMPUTE, KINDS, Kind, Stream
 from pptrace.timeline.actions import in_group
 from pptrace.timeline.critical_path import why
 from pptrace.timeline.idle import IdleCause
@@ -135,13 +135,17 @@ class Chart:
         return tuple((self.start_ns + time_ns, format_duration(time_ns) if time_ns else "0") for time_ns in times)
 
 
+_BESIDE = (Stream.DATA_PARALLEL, Stream.COPY_OUT, Stream.COPY_IN)
+"""Streams that are drawn beside computations."""
+
+
 def chart_of(timeline: Timeline) -> Chart:
     """Lay out a step: computations, waits, communication within groups, and the critical path."""
     reasons = timeline.why or why(timeline)
     rank, span = timeline.rank_of_row(), _visible_window(timeline, reasons.waits)
     stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
     work = np.flatnonzero((stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind))
-    concurrent = np.flatnonzero(in_group(timeline) | (stream == Stream.DATA_PARALLEL) | COPIES.mask(timeline.kind))
+    concurrent = np.flatnonzero(in_group(timeline) | np.isin(stream, _BESIDE))
     labels = _Labels(timeline)
     drawn = reasons.path.part == 0
     layers = [

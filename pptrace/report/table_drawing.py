@@ -177,7 +177,8 @@ def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) ->
         rank = int(timeline.lane_rank[lane])
         for row in range(*timeline.lane_ptr[lane : lane + 2].tolist()):
             action = timeline.action(row)
-            if action.kind is not Kind.OPTIMIZER and (messages or action.kind not in COMMUNICATION):
+            is_hidden = action.kind is Kind.OPTIMIZER or action.kind.traits.role is Role.COLLECTIVE
+            if not is_hidden and (messages or action.kind not in COMMUNICATION):
                 start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
                 length = 1 if action.kind in COPIES else end - start
                 yield _cell(schedule, chunk, rank, start, length, action, pair=int(timeline.pair[row]))
@@ -273,6 +274,7 @@ class _Feeds:
     def __init__(self, schedule: Schedule) -> None:
         self._graph = graph_of(schedule.placement)
         self._stages = schedule.stages
+        self._has_host_state = schedule.placement.has_host_state
         self._rows = [
             (int(TABLE.feeds[kind]), stage, range(microbatch, microbatch + span))
             for kind, stage, microbatch, span in zip(
@@ -293,6 +295,8 @@ class _Feeds:
         ptr, neighbours = (graph.pred_ptr, graph.pred) if direction == _FORWARD else (graph.succ_ptr, graph.succ)
         stages = neighbours[ptr[stage] : ptr[stage + 1]].tolist()
         needed = [(direction, neighbour, microbatch) for neighbour in stages for microbatch in microbatches]
+        if self._has_host_state and direction != _FORWARD:
+            needed += [(_FORWARD, stage, microbatch) for microbatch in microbatches]
         return [need for need in needed if need in self._outputs]
 
 

@@ -404,7 +404,7 @@ def schedules_of(run: SimulatedStep) -> list[str]:
         for name in sorted(schedules)
         if name != choice.name
         and schedules[name].offer.part_times is None
-        and not schedules[name].offer.is_asynchronous
+        and not schedules[name].offer.only_by_name
     ]
     return [choice.name, *(() if is_fixed else other_names)]
 

@@ -100,10 +100,10 @@ def _uneven_ns(run: SimulatedStep) -> int:
     """Return the sum over ranks of the wait for the rank with the most computation; 0 for equal ranks."""
     workload, placement = run.prepared.workload, run.prepared.schedule.placement
     microbatches = np.bincount(placement.microbatch_route, minlength=placement.routes)
-    placed = placement.stage_rank >= 0
-    time_ns = np.broadcast_to(workload.f_ns + workload.b_ns, placed.shape) * microbatches[:, None]
     work_ns = np.zeros(placement.ranks, dtype=np.int64)
-    np.add.at(work_ns, placement.stage_rank[placed], time_ns[placed])
+    for ranks, time_ns in zip(placement.pass_ranks, (workload.f_ns, workload.b_ns), strict=True):
+        placed = ranks >= 0
+        np.add.at(work_ns, ranks[placed], (time_ns * microbatches[:, None])[placed])
     longest_ns, total_ns = int(work_ns.max()) * work_ns.size, int(work_ns.sum())
     return longest_ns - total_ns if longest_ns > _UNEVEN * total_ns else 0
 

@@ -40,6 +40,7 @@ from pptrace.run.table_changes import (
 from pptrace.sim.engines import Contention
 from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.action_insertion import check_modules, with_branches, with_units
+from pptrace.steps.kinds import Kind
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.placement import Placement, branch_edges
 
@@ -252,8 +253,11 @@ def _with_table(
         workload = in_parts(workload, request.microbatches, parts, shares)
     if table.updates > 1:
         workload = _of_several_updates(inputs, costs, table, workload)
+    if placement.has_host_state:
+        workload = _with_host_state(inputs, costs, table, workload)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
-    workload = with_stage_replicas(inputs.resolved, workload, placement, network)
+    if not placement.has_host_state:
+        workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_forward_flops(inputs.resolved, table, with_validation(inputs.experiment, workload))
     differing = None
     if costs.sequences is not None or costs.speeds is not None:
@@ -272,6 +276,28 @@ def _with_table(
         undivided=undivided,
     )  # fmt: skip
     return with_slowest_replica(prepared)
+
+
+def _with_host_state(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> Workload:
+    """Return the costs of a table whose ranks hold no state of stages.
+
+    Raises:
+        ConfigError: a setting that assumes state on ranks.
+    """
+    name, experiment = inputs.experiment.schedule.name, inputs.experiment
+    refused = {
+        "parallel.dp": experiment.parallel.dp * experiment.parallel.cp > 1,
+        "data_parallel.speeds": not costs.are_replicas_alike,
+        "costs.zero": bool(workload.gathered_bytes.any()) and bool(workload.weights_bytes.any()),
+        "rl": experiment.rl is not None,
+    }
+    for key, is_set in refused.items():
+        if is_set:
+            message = f"{name} keeps weights and gradients in host memory, so this is not simulated: leave it out"
+            raise inputs.resolved.error(key, message)
+    recomputed = np.zeros(table.stages, dtype=bool)
+    recomputed[table.stage[table.kind == Kind.RECOMPUTE]] = True
+    return workload.with_host_state(recomputed)
 
 
 def _of_several_updates(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> Workload:

@@ -872,6 +872,8 @@ class TableCache:
                 f"{entry.name} has copies of an encoder beside the chunks of ranks, which plans do not divide"
             )
             raise ScheduleError(message)
+        if table.placement.has_host_state:
+            raise ScheduleError(f"{entry.name} keeps the state of stages in host memory, which plans do not bound")
         table = with_branches(table, layout.branches)
         if not reads:
             return replace(timed, table=table, digest=_table_digest(table), chunks=table_chunks)
@@ -885,7 +887,7 @@ def _table_digest(table: Schedule) -> str:
     digest = hashlib.sha256()
     placement = table.placement
     for column in (
-        table.row_ptr, *table.cells, placement.stage_rank, placement.microbatch_route, placement.edges,
+        table.row_ptr, *table.cells, *placement.pass_ranks, placement.microbatch_route, placement.edges,
         *table.waits,
     ):  # fmt: skip
         digest.update(column.tobytes())

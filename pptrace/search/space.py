@@ -819,7 +819,7 @@ class Space:
             if name != default
             and offers[name].offer.bubble is not None
             and offers[name].offer.part_times is None
-            and not offers[name].offer.is_asynchronous
+            and not offers[name].offer.only_by_name
         ]
         return parse_entries([*([default] if default else []), *other_names], "plan")
 

@@ -9,7 +9,7 @@ import numpy as np
 from pptrace.memo import shared
 from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
 from pptrace.sim.streams import Pairs
-from pptrace.steps.action_insertion import insert_stage_actions
+from pptrace.steps.action_insertion import insert_stage_actions, microbatches_of
 from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import distinct, empty_columns
 from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
@@ -69,11 +69,13 @@ def find_cross_rank_edges(
         stage_replicas: whether reductions wait for all ranks that hold their stage.
     """
     hub = _wait_for_all_ranks(cells, lanes, tasks, barrier=barrier)
-    holders = _wait_for_holders(cells, lanes, schedule.placement) if stage_replicas and not barrier else None
+    between_ranks = stage_replicas and not barrier and not schedule.placement.has_host_state
+    holders = _wait_for_holders(cells, lanes, schedule.placement) if between_ranks else None
     explicit = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
+    moved = _wait_for_offloads(cells, lanes) if schedule.placement.has_host_state else None
     tasks += hub is not None
     replicas = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
-    edges = [pairs for pairs in (hub, holders, explicit, replicas) if pairs is not None]
+    edges = [pairs for pairs in (hub, holders, explicit, moved, replicas) if pairs is not None]
     released = released_ns if replicas is not None else released_ns[:0]
     return CrossRankEdges(edges, tasks + released.size, released)
 
@@ -171,6 +173,24 @@ def _wait_for_actions(cells: CellColumns, waits: Sequence[Int32s], microbatches:
     rows, action = rows[order], action[order]
     awaited = np.searchsorted(action, number(*wait[:, :3].T), side="right") - 1
     return Pairs(rows[awaited], rows[np.searchsorted(action, number(*wait[:, 3:].T))])
+
+
+def _wait_for_offloads(cells: CellColumns, lanes: Lanes) -> Pairs:
+    """Return edges from copies to the host to copies back on lower ranks.
+
+    Rows are linked rank by rank, so all other copies back are linked already.
+    """
+    rank = np.repeat(lanes.lane_rank, np.diff(lanes.lane_ptr))
+    out, back = (_rows_by_microbatch(cells, kind) for kind in (Kind.OFFLOAD, Kind.RELOAD))
+    lower = rank[back] < rank[out]
+    return Pairs(out[lower].astype(np.int32), back[lower].astype(np.int32))
+
+
+def _rows_by_microbatch(cells: CellColumns, kind: Kind) -> NDArray[np.int64]:
+    """Return the row of a kind for each of its microbatches, ordered by stage and microbatch."""
+    rows = np.flatnonzero(cells.kind == kind)
+    number, stage, microbatch = microbatches_of(cells, rows)
+    return rows[number[np.lexsort((microbatch, stage))]]
 
 
 _LATE = (Kind.SYNC, Kind.OPTIMIZER)

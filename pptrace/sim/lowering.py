@@ -29,6 +29,7 @@ from pptrace.sim.streams import (
     assign_lanes,
     chain_streams,
     check_total,
+    kinds_of,
     sort_edges,
     wait_for_sends,
 )
@@ -199,8 +200,9 @@ def _lower(
     routes = find_routes(graph.ranks, lanes, network, expansion.links)
     rules = _rules(issued, lanes, policy)
     rows = RowColumns(
-        issued.row_ptr, issued.cells, issued.edge, graph, TABLE, expansion.columns, lanes.columns, rules
-    )
+        issued.row_ptr, issued.cells, issued.edge, graph, kinds_of(issued.placement), expansion.columns,
+        lanes.columns, rules,
+    )  # fmt: skip
     lowering = _Lowering(schedule, issued, kinds, expansion, lanes, routes, rows)
     placed = lowering.place(workload)
     costs = None

@@ -459,13 +459,17 @@ def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np
 def _local_dependencies(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return pairs of results on one rank, the second of which needs the first."""
     stages, microbatches = placement.stages, placement.microbatches
-    rank, microbatch = placement.stage_rank[placement.microbatch_route], np.arange(microbatches)
-    cells = np.arange(stages * microbatches)
+    forward_rank, backward_rank = (ranks[placement.microbatch_route] for ranks in placement.pass_ranks)
+    microbatch = np.arange(microbatches)
+    cells = np.flatnonzero((forward_rank == backward_rank).T)
     awaited, waiting = [cells], [stages * microbatches + cells]
     for low, high in placement.edges.tolist():
-        local = microbatch[rank[:, low] == rank[:, high]]
-        awaited += [low * microbatches + local, (stages + high) * microbatches + local]
-        waiting += [high * microbatches + local, (stages + low) * microbatches + local]
+        local = microbatch[forward_rank[:, low] == forward_rank[:, high]]
+        awaited.append(low * microbatches + local)
+        waiting.append(high * microbatches + local)
+        local = microbatch[backward_rank[:, low] == backward_rank[:, high]]
+        awaited.append((stages + high) * microbatches + local)
+        waiting.append((stages + low) * microbatches + local)
     return np.concatenate(awaited), np.concatenate(waiting)
 
 

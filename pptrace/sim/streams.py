@@ -13,7 +13,7 @@ from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.steps.columns import empty_columns, uniform, unset
-from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Stream
+from pptrace.steps.kinds import COMMUNICATION, HOST_STATE, TABLE, Kind, Stream
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.kinds import KindTable
     from pptrace.steps.message_calls import IssueOrder, Policy
+    from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule, StageGraph
     from pptrace.steps.workload import Workload
 
@@ -227,6 +228,11 @@ def assign_lanes(
     )  # fmt: skip
 
 
+def kinds_of(placement: Placement) -> KindTable:
+    """Return the table of kinds for a placement, with the stream of each kind."""
+    return HOST_STATE if placement.has_host_state else TABLE
+
+
 def _key_lanes(
     issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, lane_of_stream: Int32s, width: int
 ) -> tuple[LaneColumns, int, Int32s, NDArray[np.bool_]]:
@@ -238,7 +244,7 @@ def _key_lanes(
     count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
     groups = run(
         placement_kernels.key_lanes,
-        (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, parts, _mode(policy)),
+        (issued.row_ptr, issued.cells, issued.edge, graph, kinds_of(issued.placement), parts, _mode(policy)),
         (columns, count, sends_to),
         work=rows,
     )
@@ -253,7 +259,7 @@ def _count_rows(issued: IssueOrder, kinds: NDArray[np.intp], lanes: LaneColumns)
     count[:, sends : sends + ranks] = between
     if issued.calls is not None:  # only calls have rows of receivers
         count[:, sends + ranks : sends + 2 * ranks] = between.T
-    lane = lanes.of_stream[TABLE.stream]
+    lane = lanes.of_stream[kinds_of(issued.placement).stream]
     for kind in kinds[~COMMUNICATION.mask(kinds) & (lane[kinds] != lane[Kind.F])].tolist():
         rows = np.flatnonzero(np.equal(issued.kind, kind))
         ends = np.searchsorted(rows, issued.row_ptr)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int32s
     from pptrace.steps.message_calls import IssueOrder
     from pptrace.steps.schedule import Schedule
@@ -52,7 +53,7 @@ def blocks_of(table: Schedule | IssueOrder) -> Blocks:
 
 
 def microbatches_of(
-    schedule: Schedule, rows: NDArray[np.int64]
+    schedule: Schedule | CellColumns, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
     """Return an index into ``rows``, the stage and the microbatch for each microbatch of each row."""
     span = schedule.span[rows]

@@ -128,7 +128,7 @@ def _waits(
         sent = positions.of(Result.SENT_ACTIVATION if forward else Result.SENT_GRADIENT)
         for microbatch in range(int(schedule.microbatch[row]), int(schedule.microbatch[row] + schedule.span[row])):
             for neighbour in neighbours[ptr[stage] : ptr[stage + 1]].tolist():
-                peer = placement.rank_of(neighbour, microbatch)
+                peer = placement.rank_of(neighbour, microbatch, backward=not forward)
                 if peer < 0:
                     continue
                 awaited = sent if has_messages and peer != rank else computed

@@ -259,7 +259,7 @@ KINDS: dict[Kind, Traits] = {
         cost="reload", colour=("#b8860b", "#b8860b"), meaning="reload",
     ),
     Kind.RECOMPUTE: Traits(
-        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.RECOMPUTED,), waits_for=_GATHERED,
+        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.RECOMPUTED,), waits_for=(*_GATHERED, "RELOAD"),
         recomputed=1, cost="recompute", colour=("#d5c6ee", "#d5c6ee"), trace_colour="detailed_memory_dump",
         perfetto_text="RECOMPUTE: recompute forward", meaning="recompute",
     ),
@@ -307,6 +307,7 @@ ORDER = (
     (Result.GRADIENT, Result.WEIGHT_GRADIENT),
     (Result.ACTIVATION, Result.OFFLOADED),
     (Result.OFFLOADED, Result.RELOADED),
+    (Result.RELOADED, Result.RECOMPUTED),
     (Result.RELOADED, Result.GRADIENT),
     (Result.ACTIVATION, Result.RECOMPUTED),
     (Result.RECOMPUTED, Result.GRADIENT),
@@ -443,6 +444,8 @@ class KindTable(NamedTuple):
     """:attr:`Traits.copied`."""
     recomputed: Int8s
     """:attr:`Traits.recomputed`."""
+    with_backward: Int8s
+    """Whether it runs on the rank of the backward: backwards, their messages, recomputation and copies back."""
 
 
 def kind_table() -> KindTable:
@@ -460,9 +463,20 @@ def kind_table() -> KindTable:
         feeds, np.cumsum([0, *map(len, wait)]), [kind for kinds in wait for kind in kinds],
         [kind in awaited for kind in range(len(rows))], [row.activation for row in rows],
         [row.weight_activation for row in rows], [row.copied for row in rows], [row.recomputed for row in rows],
+        [row.direction is Pass.BACKWARD or row.recomputed > 0 or row.copied > 0 for row in rows],
     )  # fmt: skip
     return KindTable(*(np.array(column, dtype=np.int8) for column in columns))
 
 
 TABLE = kind_table()
 """The table of kinds in columns."""
+
+
+def _with_host_state() -> KindTable:
+    stream = TABLE.stream.copy()
+    stream[Kind.UNSHARD], stream[Kind.REDUCE_GRAD] = Stream.COPY_IN, Stream.COPY_OUT
+    return TABLE._replace(stream=stream)
+
+
+HOST_STATE = _with_host_state()
+"""The table where weights and gradients are in host memory: gathers and reductions are copies."""

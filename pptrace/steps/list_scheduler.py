@@ -110,8 +110,8 @@ def list_schedule(
         raise ValueError(msg)
     spans = _spans(kinds, spans or {})
     times = _times(placement, spans, durations, transfer)
-    if (placement.stage_rank < 0).any():
-        msg = "every route visits every stage"
+    if (placement.stage_rank < 0).any() or placement.has_host_state:
+        msg = "every route visits every stage, and a backward is on the rank of its forward"
         raise ValueError(msg)
     left, links = _limits(placement, in_flight or InFlight()), _links(placement, kinds)
     if priority is backward_first and not transfer and max(spans.values()) == 1:

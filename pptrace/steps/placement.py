@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.steps.columns import Int32s, column, difference, distinct_rows
-from pptrace.steps.kinds import Kind
+from pptrace.steps.kinds import TABLE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int64s
 
+_NO_RANKS = column(np.empty((0, 0)).astype(np.int32), np.int32)
 _MOST_NEIGHBOURS = 1024
 """Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
 
@@ -40,10 +43,15 @@ class Placement:
     """Shape (microbatches,): each microbatch's route."""
     edges: Int32s
     """Shape (edges, 2): the stages' graph as (from, to), forward; by default the chain of all stages."""
+    backward_rank: Int32s = field(default_factory=lambda: _NO_RANKS)
+    """As ``stage_rank``, for backwards, which may be on other ranks: activations then go to these through host
+    memory (``OFFLOAD``, ``RELOAD``). Empty where each backward is on the rank of its forward."""
 
     def __post_init__(self) -> None:
-        for name in ("stage_rank", "microbatch_route", "edges"):
+        for name in ("stage_rank", "microbatch_route", "edges", "backward_rank"):
             object.__setattr__(self, name, column(getattr(self, name), np.int32))
+        if self.backward_rank.size == 0:
+            object.__setattr__(self, "backward_rank", _NO_RANKS)
         if self.edges.size == 0:
             object.__setattr__(self, "edges", column(np.empty((0, 2)).astype(np.int32), np.int32))
 
@@ -85,6 +93,31 @@ class Placement:
     def routes(self) -> int:
         """Number of routes."""
         return int(self.stage_rank.shape[0])
+
+    @property
+    def pass_ranks(self) -> tuple[Int32s, Int32s]:
+        """The ranks of forwards and of backwards, each of shape (routes, stages)."""
+        return self.stage_rank, self.backward_rank if self.backward_rank.size else self.stage_rank
+
+    @property
+    def has_host_state(self) -> bool:
+        """Whether backwards may be on other ranks than their forwards.
+
+        Weights, gradients and optimizer state are then in host memory. Gathers copy weights to a rank, and
+        reductions copy gradients back.
+        """
+        return self.backward_rank.size > 0
+
+    @property
+    def is_moved(self) -> NDArray[np.bool_]:
+        """Whether a stage's backward is on another rank than its forward, shape (routes, stages)."""
+        forward_rank, backward_rank = self.pass_ranks
+        moved: NDArray[np.bool_] = forward_rank != backward_rank
+        return moved
+
+    def with_ranks(self, new: Int32s, ranks: int) -> Self:
+        """Return the placement on other ranks; ``new`` has the number of each rank, and -1 last."""
+        return replace(self, ranks=ranks, stage_rank=new[self.stage_rank], backward_rank=new[self.backward_rank])
 
     @property
     def is_chain(self) -> bool:
@@ -134,20 +167,21 @@ class Placement:
                 seen[rank] += 1
         return chunk
 
-    def rank_of(self, stage: int, microbatch: int) -> int:
-        """Return the rank that holds ``stage`` for ``microbatch``; a microbatch of -1 reads the first route."""
+    def rank_of(self, stage: int, microbatch: int, *, backward: bool = False) -> int:
+        """Return the rank of a pass of ``stage`` for ``microbatch``; a microbatch of -1 reads the first route."""
         route = int(self.microbatch_route[microbatch]) if 0 <= microbatch < self.microbatches else 0
-        return int(self.stage_rank[route, stage])
+        return int(self.pass_ranks[backward][route, stage])
 
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages that ``rank`` holds on any route, in order."""
-        return sorted({int(stage) for stage in np.nonzero(self.stage_rank == rank)[1]})
+        return np.flatnonzero(self.copies()[rank]).tolist()
 
     def copies(self) -> Int32s:
         """Return, per rank and stage, 1 where the rank holds the stage: shape (ranks, stages)."""
         held = np.zeros((self.ranks, self.stages), dtype=np.int32)
-        route, stage = np.nonzero(self.stage_rank >= 0)
-        held[self.stage_rank[route, stage], stage] = 1
+        for ranks in self.pass_ranks:
+            route, stage = np.nonzero(ranks >= 0)
+            held[ranks[route, stage], stage] = 1
         return held
 
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -162,7 +196,7 @@ class Placement:
         if not isinstance(other, Placement):
             return NotImplemented
         return self.ranks == other.ranks and not difference(
-            self, other, ("stage_rank", "microbatch_route", "edges")
+            self, other, ("stage_rank", "microbatch_route", "edges", "backward_rank")
         )
 
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
@@ -198,7 +232,8 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     """Return the placement that a table's own rows imply, its stages a chain.
 
     A microbatch's stage is on the rank of its first action (of the lowest rank, where ranks disagree:
-    validation then names the misplaced one). Microbatches with equal ranks share a route.
+    validation then names the misplaced one). If another rank copies its activation back from the host, the
+    backward is there. Microbatches with equal ranks share a route.
 
     Raises:
         ScheduleError: a stage or microbatch is far beyond what so many actions can fill.
@@ -217,11 +252,28 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     rows = np.repeat(rows, span[rows])
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     microbatches_of = microbatch[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
-    stage_rank = _lowest(microbatches * stages, microbatches_of * stages + stage[rows], rank[rows]).reshape(
-        microbatches, stages
-    )
+
+    def lowest(chosen: NDArray[np.bool_]) -> Int32s:
+        taken = chosen[rows]
+        cell = microbatches_of[taken] * stages + stage[rows][taken]
+        return _lowest(microbatches * stages, cell, rank[rows][taken]).reshape(microbatches, stages)
+
+    stage_rank, backward_rank = lowest(np.ones(stage.size, dtype=bool)), None
+    if (cells.kind == Kind.RELOAD).any():
+        out, back = lowest(cells.kind == Kind.OFFLOAD), lowest(cells.kind == Kind.RELOAD)
+        moved = (out >= 0) & (back >= 0) & (out != back)
+        of_backward = TABLE.with_backward[cells.kind] == 1
+        backward_rank = np.where(moved, lowest(of_backward), stage_rank)
+        stage_rank = np.where(moved, lowest(~of_backward), stage_rank)
     staged = np.flatnonzero(stage >= 0)
     default = _lowest(stages, stage[staged], rank[staged])
+    if backward_rank is not None and (backward_rank != stage_rank).any():
+        pass_ranks = np.concatenate([stage_rank, backward_rank], axis=1)
+        routes, microbatch_route = _routes(np.where(pass_ranks < 0, np.tile(default, 2)[None, :], pass_ranks))
+        return Placement(
+            ranks=ranks, stage_rank=routes[:, :stages], microbatch_route=microbatch_route, edges=chain(stages),
+            backward_rank=routes[:, stages:],
+        )  # fmt: skip
     stage_rank = np.where(stage_rank < 0, default[None, :], stage_rank)
     routes, microbatch_route = _routes(stage_rank)
     return Placement(

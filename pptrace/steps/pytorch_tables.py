@@ -73,7 +73,7 @@ def unsupported_stages(schedule: Schedule) -> Iterator[Unsupported]:
 
     Source: ``_validate_schedule``.
     """
-    ranks = schedule.placement.stage_rank
+    ranks = np.concatenate(schedule.placement.pass_ranks)
     replicated_stages = np.flatnonzero((ranks != ranks[0]).any(axis=0))
     if replicated_stages.size:
         yield Unsupported(

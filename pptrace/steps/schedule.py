@@ -296,7 +296,9 @@ class StageGraph(NamedTuple):
     nearby: int
     """Whether any rank holds both stages of an edge."""
     stage_rank: Int32s
-    """Shape (routes x stages,): the rank of each stage on each route, -1 where the route skips it."""
+    """Shape (routes x stages,): the rank of each stage's forward on each route, -1 where the route skips it."""
+    backward_rank: Int32s
+    """As ``stage_rank``, for backwards."""
     microbatch_route: Int32s
     """Shape (microbatches,): each microbatch's route."""
     edge_from: Int32s
@@ -327,11 +329,13 @@ def graph_of(placement: Placement) -> StageGraph:
     edge_from, edge_to = (np.ascontiguousarray(side) for side in placement.edges.T)
     succ_ptr, succ_edge = _group_edges(edge_from, placement.stages)
     pred_ptr, pred_edge = _group_edges(edge_to, placement.stages)
-    nearby = (placement.stage_rank[:, edge_from] == placement.stage_rank[:, edge_to]).any()
+    forward_rank, backward_rank = placement.pass_ranks
+    nearby = any((ranks[:, edge_from] == ranks[:, edge_to]).any() for ranks in (forward_rank, backward_rank))
     return StageGraph(
         ranks=placement.ranks, stages=placement.stages, microbatches=placement.microbatches,
         routes=placement.routes,
-        edges=edge_from.size, nearby=int(nearby), stage_rank=placement.stage_rank.ravel(),
+        edges=edge_from.size, nearby=int(nearby), stage_rank=forward_rank.ravel(),
+        backward_rank=backward_rank.ravel(),
         microbatch_route=placement.microbatch_route,
         edge_from=edge_from, edge_to=edge_to, succ_ptr=succ_ptr, succ=edge_to[succ_edge], succ_edge=succ_edge,
         pred_ptr=pred_ptr, pred=edge_from[pred_edge], pred_edge=pred_edge,

@@ -11,7 +11,7 @@ from pptrace.steps.actions import CELL, Action, group_starts
 from pptrace.steps.columns import distinct_rows
 from pptrace.steps.dependencies import explain_deadlock, walk
 from pptrace.steps.kernels import tables
-from pptrace.steps.kinds import BACKWARD, COMMUNICATION, ORDER, STAGE_ENDS, TOWARDS_NEXT, Kind, Result
+from pptrace.steps.kinds import BACKWARD, COMMUNICATION, ORDER, STAGE_ENDS, TABLE, TOWARDS_NEXT, Kind, Result
 from pptrace.steps.schedule import Positions, index_schedule
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def validate_structure(schedule: Schedule) -> None:
     positions = _valid_positions(schedule)
     _check_present(schedule, positions)
     _check_order(schedule, positions)
+    _check_moved(schedule, positions)
     _check_pairs(schedule, positions)
     if schedule.has_communication:
         _check_messages(schedule, positions)
@@ -112,7 +113,7 @@ def _check_present(schedule: Schedule, positions: Positions) -> None:
             continue
         stage, microbatch = (int(axis[0]) for axis in np.nonzero(missing))
         name = _missing_name(schedule, positions, result, stage, microbatch)
-        rank = placement.rank_of(stage, microbatch)
+        rank = placement.rank_of(stage, microbatch, backward=result is not Result.ACTIVATION)
         count = int(missing.sum())
         more = f" (and {count - 1} more)" if count > 1 else ""
         raise ScheduleError(
@@ -136,6 +137,9 @@ def _check_order(schedule: Schedule, positions: Positions) -> None:
             continue
         first, second = positions.of(before), positions.of(after)
         wrong = (first > second) & (second >= 0)
+        if schedule.placement.has_host_state:
+            rank = schedule.rank_of_row()
+            wrong &= rank[first] == rank[second]
         if wrong.any():
             stage, microbatch = (int(axis[0]) for axis in np.nonzero(wrong))
             other = str(schedule.action(int(first[stage, microbatch])))
@@ -143,13 +147,28 @@ def _check_order(schedule: Schedule, positions: Positions) -> None:
             raise _error_at(schedule, int(second[stage, microbatch]), text, missing=other)
 
 
+def _check_moved(schedule: Schedule, positions: Positions) -> None:
+    """Check that activations whose backward is on another rank are copied to it through host memory."""
+    placement = schedule.placement
+    if not placement.has_host_state:
+        return
+    moved = placement.is_moved.T[:, placement.microbatch_route]
+    uncopied = moved & (positions.of(Result.OFFLOADED) < 0)
+    if uncopied.any():
+        stage, microbatch = (int(axis[0]) for axis in np.nonzero(uncopied))
+        name = f"{stage}{Kind.OFFLOAD.name}{microbatch}"
+        row = int(positions.of(Result.GRADIENT)[stage, microbatch])
+        text = f" needs the activation of another rank: add {name} there, and {stage}RELOAD{microbatch} here"
+        raise _error_at(schedule, row, text, missing=name)
+
+
 def _check_messages(schedule: Schedule, positions: Positions) -> None:
     """Check that every stage boundary between ranks has a send and a receive, and that no other messages exist."""
     placement = schedule.placement
-    rank = placement.stage_rank.T[:, placement.microbatch_route]
-    hop = np.zeros((placement.stages + 1, placement.microbatches), dtype=bool)
-    hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
     for kind in sorted(COMMUNICATION):
+        rank = placement.pass_ranks[TABLE.with_backward[kind]].T[:, placement.microbatch_route]
+        hop = np.zeros((placement.stages + 1, placement.microbatches), dtype=bool)
+        hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
         wanted = hop[1:] if kind in TOWARDS_NEXT else hop[:-1]
         position = positions.of(kind.traits.results[0])
         present = position >= 0
@@ -367,7 +386,10 @@ def _check_columns(schedule: Schedule) -> None:
 
 def _check_placement(placement: Placement) -> None:
     stage_rank, route = placement.stage_rank, placement.microbatch_route
-    if stage_rank.size and (stage_rank.min() < -1 or stage_rank.max() >= placement.ranks):
+    backward_rank = placement.pass_ranks[1]
+    if backward_rank.shape != stage_rank.shape or ((backward_rank < 0) != (stage_rank < 0)).any():
+        raise ScheduleError("the placement has other stages or routes for backwards than for forwards")
+    if any(ranks.size and (ranks.min() < -1 or ranks.max() >= placement.ranks) for ranks in placement.pass_ranks):
         raise ScheduleError(f"the placement names ranks beyond its {placement.ranks}: they count from 0")
     if route.size and (route.min() < 0 or route.max() >= placement.routes):
         raise ScheduleError(f"the placement names routes beyond its {placement.routes}: they count from 0")
@@ -390,7 +412,7 @@ def _check_spans(schedule: Schedule) -> None:
     wide = np.flatnonzero((schedule.span > 1) & (schedule.microbatch >= 0))
     if not wide.size:
         return
-    _, distinct_route = distinct_rows(placement.stage_rank)
+    _, distinct_route = distinct_rows(np.concatenate(placement.pass_ranks, axis=1))
     route = distinct_route[placement.microbatch_route]
     changes = np.concatenate([[0], np.cumsum(route[1:] != route[:-1])])
     first = schedule.microbatch[wide].astype(np.int64)

@@ -19,6 +19,8 @@ from pptrace.steps.segments import Segment, check_segments, overlapped_ns, singl
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from pptrace.steps.kinds import Kind
 
 
@@ -51,6 +53,8 @@ class KernelCost:
     """Batch, rows, columns and depth of a matrix product; None for other kernels."""
 
 
+_NS_PER_S = 1_000_000_000
+
 PER_STAGE = (
     "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
     "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes", "optimizer_bytes",
@@ -66,7 +70,7 @@ OPTIONAL = (
 )  # fmt: skip
 WHOLE = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
-    "plausible_flops", "unit_time_ns", "units", "weights",
+    "plausible_flops", "unit_time_ns", "units", "weights", "host_bytes_per_s",
 )  # fmt: skip
 
 
@@ -194,6 +198,8 @@ class Workload:
     gradients are reduced separately."""
     weights: int = 1
     """Number of units if each matrix of a layer is one."""
+    host_bytes_per_s: int = 0
+    """Rate of copies from and to host memory, the lowest of all devices; 0 for unknown."""
     segments: Mapping[Kind, Sequence[tuple[Segment, ...]]] = field(default_factory=lambda: MappingProxyType({}))
     """By kind, the segments of each stage's action; other kinds are a single computation. Set them with
     :meth:`segmented`, which derives the durations."""
@@ -406,6 +412,31 @@ class Workload:
     def copied_bytes(self) -> Int64s:
         """Bytes of a copy of one microbatch's activations to host memory, per stage."""
         return self.offload_bytes if self.offload_bytes.size else self.activation_bytes
+
+    def with_host_state(self, recomputed: NDArray[np.bool_]) -> Workload:
+        """Return the costs of ranks that hold weights from a copy to their release, and no other state.
+
+        Copies of weights and gradients have the time of gathers and reductions if they have one. ``recomputed``,
+        of shape (stages,), has the stages of which copies of activations are checkpoints.
+        """
+        rate = self.host_bytes_per_s
+
+        def copy_ns(size_bytes: Int64s, known_ns: Int64s) -> Int64s:
+            return -(-size_bytes * _NS_PER_S // rate) if rate else known_ns
+
+        nothing = np.zeros(self.stages, dtype=np.int64)
+        note = "weights, gradients and optimizer state are in host memory, where the optimizer takes no time"
+        return replace(
+            self, weights_bytes=nothing, gradients_bytes=nothing, optimizer_bytes=nothing, optimizer_ns=nothing,
+            sync_ns=0, gathered_bytes=self.gathered_bytes + self.weights_bytes,
+            unreduced_bytes=self.unreduced_bytes + self.gradients_bytes,
+            unshard_ns=self.unshard_ns if self.unshard_ns.any() else copy_ns(self.weights_bytes, nothing),
+            reduce_ns=self.reduce_ns if self.reduce_ns.any() else copy_ns(self.gradients_bytes, nothing),
+            offload_ns=np.where(recomputed, copy_ns(self.checkpoint_bytes, self.offload_ns), self.offload_ns),
+            reload_ns=np.where(recomputed, copy_ns(self.checkpoint_bytes, self.reload_ns), self.reload_ns),
+            classes=tuple(costs.with_host_state(recomputed) for costs in self.classes),
+            notes=(*self.notes, note),
+        )  # fmt: skip
 
     @property
     def edge_bytes(self) -> Int64s:

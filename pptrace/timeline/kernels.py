@@ -95,11 +95,10 @@ def _find_message(row, rank, peer, cells, graph, kinds, index):
     forward = kinds.direction[k] == FORWARD
     down = sends == forward
     ptr = graph.succ_ptr if down else graph.pred_ptr
+    ranks = graph.stage_rank if forward else graph.backward_rank
     match = -1
     for e in range(ptr[s], ptr[s + 1]):
-        other = graph.stage_rank[
-            graph.microbatch_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])
-        ]
+        other = ranks[graph.microbatch_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])]
         if other < 0 or other == rank or (peer >= 0 and other != peer):
             continue
         edge = graph.succ_edge[e] if down else graph.pred_edge[e]
@@ -119,11 +118,10 @@ def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
     send = index.send
     forward = kinds.direction[cells.kind[row]] == FORWARD
     ptr = graph.pred_ptr if forward else graph.succ_ptr
+    ranks = graph.stage_rank if forward else graph.backward_rank
     match = -1
     for e in range(ptr[s], ptr[s + 1]):
-        other = graph.stage_rank[
-            graph.microbatch_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])
-        ]
+        other = ranks[graph.microbatch_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])]
         if other < 0 or other == rank or (peer >= 0 and other != peer):
             continue
         edge = graph.pred_edge[e] if forward else graph.edges + graph.succ_edge[e]
@@ -139,14 +137,15 @@ ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT
 
 
 def follow_memory(
-    first, end, compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, held,
-    peak, peak_time, peak_count,
+    first, end, compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, held, route, stages,
+    moved, peak, peak_time, peak_count,
 ):  # fmt: skip
     """Follow the activations of ranks ``first:end``: peak in bytes, its time, and peak number of microbatches.
 
     ``class_ptr`` has the place of a microbatch's class in ``kept`` and ``kept_weight``, from microbatch -1 on.
     ``held`` has the microbatches of each rank at the start. A kind can allocate the input of a weight gradient, as
-    in full recomputation; its memory change is positive.
+    in full recomputation; its memory change is positive. ``moved``, empty where all are 0, has 1 for each of the
+    ``stages`` of a route whose backward is on another rank: a microbatch counts there during its passes.
     """
     for rank in range(first, end):
         lane = compute_lane[rank]
@@ -161,11 +160,15 @@ def follow_memory(
             if allocated > peak[rank]:
                 peak[rank] = allocated
                 peak_time[rank] = start[row]
-            if kinds.result[k] == ACTIVATION and kinds.activation[k] > 0:
-                count += n
-                peak_count[rank] = max(peak_count[rank], count)
-            elif kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT:
-                count -= n
+            enters = kinds.result[k] == ACTIVATION and kinds.activation[k] > 0
+            leaves = kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT
+            if enters or leaves:
+                passes = len(moved) > 0 and moved[route[cells.microbatch[row]] * stages + cells.stage[row]] == 1
+                if enters or passes:
+                    count += n
+                    peak_count[rank] = max(peak_count[rank], count)
+                if leaves or passes:
+                    count -= n
 
 
 class Computations(NamedTuple):

@@ -109,6 +109,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     needs_clock = _needs_clock(timeline, workload)
     actions = folded(timeline) if needs_clock else timeline
     classes = (workload, *workload.classes)
+    moved = timeline.placement.is_moved if timeline.placement.has_host_state else np.zeros(0)
     class_ptr = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
     class_ptr[1 : workload.microbatch_class.size + 1] = workload.microbatch_class
     run_parts(
@@ -119,7 +120,8 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
             class_ptr * workload.stages,
             np.concatenate([costs.activation_bytes for costs in classes]),
             np.concatenate([costs.weight_activation_bytes for costs in classes]), TABLE,
-            _held_at_start(timeline, workload).microbatches,
+            _held_at_start(timeline, workload).microbatches, timeline.placement.microbatch_route,
+            timeline.placement.stages, moved.ravel().astype(np.int8),
         ),
         (peak_bytes, peak_time_ns, peak_count),
         work=len(timeline),
@@ -236,15 +238,18 @@ def _peaks(timeline: Timeline, workload: Workload) -> Int64s:
 
 def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
     placement = timeline.placement
-    low, high = (placement.stage_rank[:, side].astype(np.int64) for side in placement.edges.T)
+    ranks_of_pass = np.concatenate(placement.pass_ranks if placement.has_host_state else [placement.stage_rank])
+    low, high = (ranks_of_pass[:, side].astype(np.int64) for side in placement.edges.T)
     edge = np.nonzero((low != high) & (low >= 0) & (high >= 0))
     ranks = np.int64(placement.ranks)
     pairs = np.sort((edge[1] * ranks + low[edge]) * ranks + high[edge])
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
     sizes = 2 * workload.buffer_bytes[:, pairs // ranks // ranks]
     buffers = np.zeros(placement.ranks, dtype=np.int64)
+    # Ranks without state of stages compute one stage at a time, with the same buffers.
+    combine = np.maximum if placement.has_host_state else np.add
     for rank, size in zip((pairs // ranks % ranks, pairs % ranks), sizes, strict=True):
-        np.add.at(buffers, rank, size)
+        combine.at(buffers, rank, size)
     return buffers
 
 
@@ -256,6 +261,7 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
     """
     recomputed = _recomputed_microbatches(timeline, rows)
     by_action = _action_changes(timeline, workload, rows, recomputed)
+    recomputed = np.where(TABLE.copied[timeline.kind[rows]] == 0, recomputed, 0)
     if timeline.parts is None:
         return by_action
     number = timeline.parts.number[rows]
@@ -322,15 +328,17 @@ def _action_changes(timeline: Timeline, workload: Workload, rows: Int64s, recomp
     span = timeline.span[rows]
     total = TABLE.activation[kind] * per_row(lambda costs: costs.activation_bytes) * span
     total += TABLE.weight_activation[kind] * per_row(lambda costs: costs.weight_activation_bytes) * span
-    total += TABLE.copied[kind] * per_row(lambda costs: costs.copied_bytes) * span
+    total += TABLE.copied[kind] * per_row(lambda costs: costs.copied_bytes) * (span - recomputed)
+    total += TABLE.copied[kind] * per_row(lambda costs: costs.checkpoint_bytes) * recomputed
     discarded = per_row(lambda costs: costs.activation_bytes - costs.checkpoint_bytes)
-    total += (TABLE.recomputed[kind] * span - recomputed) * discarded
+    total += (TABLE.recomputed[kind] * span - np.where(TABLE.copied[kind] == 0, recomputed, 0)) * discarded
     return total
 
 
 def _recomputed_microbatches(timeline: Timeline, rows: Int64s) -> Int64s:
-    """Return the number of microbatches in each forward row that are recomputed later; 0 for other rows."""
-    recomputes = rows[TABLE.recomputed[timeline.kind[rows]] > 0]
+    """Return the number of microbatches in each forward or copy that are recomputed later; 0 for other rows."""
+    candidates = np.arange(len(timeline)) if timeline.placement.has_host_state else rows
+    recomputes = candidates[TABLE.recomputed[timeline.kind[candidates]] > 0]
     if not recomputes.size:
         return np.zeros(rows.size, dtype=np.int64)
     placement = timeline.placement
@@ -341,8 +349,9 @@ def _recomputed_microbatches(timeline: Timeline, rows: Int64s) -> Int64s:
         count[timeline.stage[recomputes[inside]], first[inside] + offset + 1] = 1
     count = count.cumsum(axis=1)
     stage, microbatch = timeline.stage[rows], timeline.microbatch[rows]
-    forwards = TABLE.result[timeline.kind[rows]] == Result.ACTIVATION
-    return np.where(forwards, count[stage, microbatch + timeline.span[rows]] - count[stage, microbatch], 0)
+    kind = timeline.kind[rows]
+    keeps = (TABLE.result[kind] == Result.ACTIVATION) | (TABLE.copied[kind] != 0)
+    return np.where(keeps, count[stage, microbatch + timeline.span[rows]] - count[stage, microbatch], 0)
 
 
 def _class_of(workload: Workload, microbatch: Int32s) -> Int64s:

@@ -243,7 +243,8 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
     """Count the microbatches of each rank between their forward's start and their backward's end.
 
     A backward ends with ``W`` where it is split, else with ``B``, else with ``I``. A microbatch counts
-    once for each of the rank's stages that it has passed.
+    once for each of the rank's stages that it has passed. Where the backward is on another rank, a microbatch
+    counts during its passes alone.
     """
     timeline = folded(timeline)
     rank = timeline.rank_of_row()
@@ -257,6 +258,10 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
         releases = (kind == release) & ~done
         leaves |= releases
         done |= np.isin(key, key[releases])
+    placement = timeline.placement
+    if placement.has_host_state:
+        passes = placement.is_moved[placement.microbatch_route[microbatch], timeline.stage[rows]]
+        enters, leaves = enters | (leaves & passes), leaves | (enters & passes)
     into, out = rows[enters], rows[leaves]
     held = rows[leaves & ~np.isin(key, key[enters])]
     return _sum_counters(

@@ -185,7 +185,7 @@ def renumber_ranks(timeline: Timeline, new: Int32s, ranks: int) -> Timeline:
         new: the new number by rank, ascending; -1 for a rank without slices. One more than ranks: the last is -1.
         ranks: the ranks of the pipeline.
     """
-    placement = replace(timeline.placement, ranks=ranks, stage_rank=new[timeline.placement.stage_rank])
+    placement = timeline.placement.with_ranks(new, ranks)
     counters = tuple(replace(counter, rank=int(new[counter.rank])) for counter in timeline.counters)
     return replace(
         timeline, placement=placement, lane_rank=new[timeline.lane_rank], lane_peer=new[timeline.lane_peer],

@@ -131,14 +131,17 @@ def placement_values(placement: Placement) -> dict[str, Any]:
         "stage_rank": placement.stage_rank.ravel().tolist(),
         "microbatch_route": placement.microbatch_route.tolist(),
         "edges": placement.edges.tolist(),
+        **({"backward_rank": placement.backward_rank.ravel().tolist()} if placement.backward_rank.size else {}),
     }
 
 
 def _placement(placement: Mapping[str, Any]) -> Placement:
     stage_rank = np.array(placement["stage_rank"], dtype=np.int32)
+    stages = placement.get("stages", stage_rank.shape[-1])
     return Placement(
         ranks=placement["ranks"],
-        stage_rank=stage_rank.reshape(-1, placement["stages"]) if "stages" in placement else stage_rank,
+        stage_rank=stage_rank.reshape(-1, stages),
+        backward_rank=np.array(placement.get("backward_rank", []), dtype=np.int32).reshape(-1, stages),
         microbatch_route=np.array(placement["microbatch_route"], dtype=np.int32),
         edges=np.array(placement["edges"], dtype=np.int32).reshape(-1, 2),
     )
@@ -221,7 +224,7 @@ def _check_timeline(timeline: Timeline, path: Path) -> None:
         raise ValueError("its provenance is not a mapping")
     placement, rows = timeline.placement, len(timeline)
     for name, values, low, limit in (
-        ("rank of a stage", placement.stage_rank, -1, placement.ranks),
+        ("rank of a stage", np.concatenate(placement.pass_ranks), -1, placement.ranks),
         ("route", placement.microbatch_route, 0, placement.routes),
         ("slices of a lane", np.diff(timeline.lane_ptr), 0, rows + 1),
         ("rank", timeline.lane_rank, 0, placement.ranks),

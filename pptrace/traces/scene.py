@@ -13,7 +13,7 @@ import numpy as np
 
 from pptrace.config.quantities import format_rate
 from pptrace.errors import ConfigError
-from pptrace.steps.kinds import COMMUNICATION, COMPUTE, KINDS, Kind, Role
+from pptrace.steps.kinds import COMMUNICATION, COMPUTE, KINDS, TABLE, Kind, Role
 from pptrace.steps.kinds import RECEIVES as RECEIVING
 from pptrace.steps.kinds import TOWARDS_NEXT as WITH_NEXT
 from pptrace.timeline.kernels import first_free
@@ -345,9 +345,9 @@ class Peers:
     microbatch_route: Int32s
     """Shape (microbatches,): each microbatch's route."""
     after: Int32s
-    """Shape (routes, stages): the rank that holds the next stage."""
+    """Shape (passes, routes, stages): the rank of the next stage's forward, and of its backward."""
     before: Int32s
-    """Shape (routes, stages): the rank that holds the previous stage."""
+    """Shape (passes, routes, stages): those of the previous stage."""
 
     @classmethod
     def of(cls, placement: Placement) -> Self:
@@ -355,19 +355,19 @@ class Peers:
         source, target = placement.edges[:, 0], placement.edges[:, 1]
         return cls(
             microbatch_route=placement.microbatch_route,
-            after=_unique_neighbour(placement.stage_rank, source, target),
-            before=_unique_neighbour(placement.stage_rank, target, source),
+            after=np.stack([_unique_neighbour(ranks, source, target) for ranks in placement.pass_ranks]),
+            before=np.stack([_unique_neighbour(ranks, target, source) for ranks in placement.pass_ranks]),
         )
 
     def of_rows(self, timeline: Timeline, rows: slice | NDArray[np.integer]) -> Int32s:
         """Return the peer of each row's message, by its stage, microbatch and direction."""
         microbatch, stage = timeline.microbatch[rows], timeline.stage[rows]
-        known = (microbatch >= 0) & (microbatch < self.microbatch_route.size) & (stage < self.after.shape[1])
+        known = (microbatch >= 0) & (microbatch < self.microbatch_route.size) & (stage < self.after.shape[2])
         route = np.zeros_like(microbatch)
         route[known] = self.microbatch_route[microbatch[known]]
         stage = np.where(known, stage, 0)
-        onward = TOWARDS_NEXT[timeline.kind[rows]]
-        peer = np.where(onward, self.after[route, stage], self.before[route, stage])
+        onward, of_pass = TOWARDS_NEXT[timeline.kind[rows]], TABLE.with_backward[timeline.kind[rows]]
+        peer = np.where(onward, self.after[of_pass, route, stage], self.before[of_pass, route, stage])
         return np.where(known, peer, np.int32(-1))
 
 

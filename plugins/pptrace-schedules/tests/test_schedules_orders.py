@@ -97,6 +97,7 @@ def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> Non
         "optimus",
         "paci",
         "pipedream-2bw",
+        "roundpipe",
         "seq-1f1b",
         "vocab-1f1b",
         "zb-h2",

@@ -142,10 +142,11 @@ def _needs_later_result(row, index, rank, cells, graph, kinds, ends):
     direction, s = kinds.feeds[cells.kind[row]], cells.stage[row]
     ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
     neighbours = graph.pred if direction == 0 else graph.succ
+    ranks = graph.stage_rank if direction == 0 else graph.backward_rank
     for e in range(ptr[s], ptr[s + 1]):
         base = (direction * graph.stages + neighbours[e]) * graph.microbatches
         for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-            peer_rank = graph.stage_rank[graph.microbatch_route[u] * graph.stages + neighbours[e]]
+            peer_rank = ranks[graph.microbatch_route[u] * graph.stages + neighbours[e]]
             if peer_rank == rank and ends.made_at[base + u] > index:
                 return True
     return False

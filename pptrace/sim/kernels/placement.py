@@ -30,7 +30,7 @@ def key_lanes(row_ptr, cells, edge, graph, kinds, parts, mode, lanes, count, sen
     peer, one per peer and direction each way, and one for each further stream.
     """
     ranks, stages = graph.ranks, graph.stages
-    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
+    microbatch_route = graph.microbatch_route
     kind, microbatch, role = cells.kind, cells.microbatch, kinds.role
     peer, group, width = lanes.peer, lanes.group, lanes.width
     in_groups = len(group) > 0
@@ -44,7 +44,8 @@ def key_lanes(row_ptr, cells, edge, graph, kinds, parts, mode, lanes, count, sen
                 group[row] = -1
             if role[k] == SENDS or role[k] == RECEIVES:
                 route = microbatch_route[microbatch[row]]
-                other = stage_rank[route * stages + _other_stage(k, edge[row], graph, kinds)]
+                of_pass = graph.stage_rank if kinds.direction[k] == FORWARD else graph.backward_rank
+                other = of_pass[route * stages + _other_stage(k, edge[row], graph, kinds)]
                 peer[row] = other
                 if role[k] == SENDS:
                     sends_to[rank * ranks + other] = 1

@@ -44,9 +44,10 @@ def index_actions(first, end, row_ptr, cells, graph, kinds, flat, problem):
                     problem[0], problem[1], problem[2] = MISPLACED, row, graph.stage_rank[s]
                     return 1
                 continue
-            if not _index(row, rank, result[k], cells, graph, flat, problem):
+            ranks = graph.backward_rank if kinds.with_backward[k] else graph.stage_rank
+            if not _index(row, rank, ranks, result[k], cells, graph, flat, problem):
                 return 1
-            if 0 <= second[k] < results and not _index(row, rank, second[k], cells, graph, flat, problem):
+            if 0 <= second[k] < results and not _index(row, rank, ranks, second[k], cells, graph, flat, problem):
                 return 1
     return 0
 
@@ -54,21 +55,24 @@ def index_actions(first, end, row_ptr, cells, graph, kinds, flat, problem):
 def _holds(graph, rank, stage):
     holds = False
     for route in range(graph.routes):
-        holds = holds or graph.stage_rank[route * graph.stages + stage] == rank
+        cell = route * graph.stages + stage
+        holds = holds or graph.stage_rank[cell] == rank or graph.backward_rank[cell] == rank
     return holds
 
 
-def _index(row, rank, result, cells, graph, flat, problem):
-    """Record the position of a result for each of an action's microbatches; return whether the action is valid."""
-    stages, microbatches = graph.stages, graph.microbatches
-    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
+def _index(row, rank, ranks, result, cells, graph, flat, problem):
+    """Record the position of a result for each of an action's microbatches; return whether the action is valid.
+
+    ``ranks`` are those of the action's pass.
+    """
+    stages, microbatches, microbatch_route = graph.stages, graph.microbatches, graph.microbatch_route
     s = cells.stage[row]
     first = cells.microbatch[row]
     if first < 0 or first + cells.span[row] > microbatches:
         problem[0], problem[1] = OUT_OF_MICROBATCHES, row
         return False
     for u in range(first, first + cells.span[row]):
-        place = stage_rank[microbatch_route[u] * stages + s]
+        place = ranks[microbatch_route[u] * stages + s]
         if place != rank:
             problem[0], problem[1], problem[2] = MISPLACED, row, place
             return False
@@ -89,7 +93,8 @@ def edges_fed(graph, way, stage):
 def receiver(graph, way, edge, microbatch, rank):
     """Return the rank to which an edge of :func:`edges_fed` sends a microbatch's result, -1 for its own rank."""
     other = graph.succ[edge] if way == 0 else graph.pred[edge]
-    peer = graph.stage_rank[graph.microbatch_route[microbatch] * graph.stages + other]
+    ranks = graph.stage_rank if way == 0 else graph.backward_rank
+    peer = ranks[graph.microbatch_route[microbatch] * graph.stages + other]
     return -1 if peer == rank else peer
 
 
@@ -183,7 +188,8 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
             peer = -1
             if k == SEND[0] or k == SEND[1]:
                 other = graph.edge_to[edge[row]] if k == SEND[0] else graph.edge_from[edge[row]]
-                peer = graph.stage_rank[graph.microbatch_route[cells.microbatch[row]] * graph.stages + other]
+                ranks = graph.stage_rank if k == SEND[0] else graph.backward_rank
+                peer = ranks[graph.microbatch_route[cells.microbatch[row]] * graph.stages + other]
             end = row + 1 if peer >= 0 else end_of_pair(cells.pair, row, row_ptr[rank + 1])
             if rank < peer or kinds.feeds[k] >= 0 or end > row + 1:
                 for m in range(row, end):
@@ -209,7 +215,8 @@ def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, ind
         flush = False
         if peer >= 0:
             source = graph.edge_from[edge[r]] if kind[r] == RECEIVE[0] else graph.edge_to[edge[r]]
-            flush = graph.stage_rank[graph.microbatch_route[first[r]] * graph.stages + source] == peer
+            ranks = graph.stage_rank if kind[r] == RECEIVE[0] else graph.backward_rank
+            flush = ranks[graph.microbatch_route[first[r]] * graph.stages + source] == peer
         elif way >= 0 and cells.stage[r] == cells.stage[member] and kind[r] == RECEIVE[way]:
             flush = first[r] < first[member] + span[member] and first[member] < first[r] + span[r]
         if flush:
@@ -307,7 +314,7 @@ def _lacking(rank, end, cells, graph, kinds, own, walk):
     The search continues at the dependency at which it last stopped.
     """
     stages, microbatches = graph.stages, graph.microbatches
-    stage_rank, microbatch_route, done = graph.stage_rank, graph.microbatch_route, walk.done
+    microbatch_route, done = graph.microbatch_route, walk.done
     edge, offset = walk.edge[rank], walk.offset[rank]
     for row in range(walk.needy[rank], end):
         way = kinds.feeds[cells.kind[row]]
@@ -315,12 +322,13 @@ def _lacking(rank, end, cells, graph, kinds, own, walk):
             continue
         ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
         others = graph.pred if way == 0 else graph.succ
+        ranks = graph.stage_rank if way == 0 else graph.backward_rank
         low, high = ptr[cells.stage[row]], ptr[cells.stage[row] + 1]
         first, last = cells.microbatch[row], cells.microbatch[row] + cells.span[row]
         for e in range(low + edge, high):
             from_stage = (way * stages + others[e]) * microbatches
             for u in range(first + offset, last):
-                peer = stage_rank[microbatch_route[u] * stages + others[e]]
+                peer = ranks[microbatch_route[u] * stages + others[e]]
                 need = SENT if own and peer != rank else COMPUTED
                 if peer >= 0 and done[from_stage + u] < need:
                     walk.needy[rank], walk.edge[rank], walk.offset[rank] = row, e - low, u - first

@@ -580,6 +580,7 @@ def _header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> byte
             "stage_rank": placement.stage_rank.tolist(),
             "microbatch_route": placement.microbatch_route.tolist(),
             "edges": placement.edges.tolist(),
+            **({"backward_rank": placement.backward_rank.tolist()} if placement.backward_rank.size else {}),
         },
         "lanes": [[lane.rank, lane.stream, lane.peer, lane.rows.stop - lane.rows.start] for lane in lanes],
         "counters": [[c.rank, c.name, c.unit] for c in timeline.counters],

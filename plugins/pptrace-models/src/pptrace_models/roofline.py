@@ -125,6 +125,7 @@ def build(request: CostRequest) -> Workload:
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
+        host_bytes_per_s=min(costing.device.host_bandwidth or 0 for costing in of_stages),
         tokens=sequences * request.sequence,
         model_flops=job.flops(sequences),
         peak_flops=peak_flops,

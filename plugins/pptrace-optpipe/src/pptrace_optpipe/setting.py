@@ -544,7 +544,7 @@ def rows_of_table(table: Schedule) -> Rows:
 
 def _check_one_chain(placement: Placement) -> None:
     """Raise a ScheduleError unless all microbatches take one chain of stages."""
-    if placement.routes > 1:
+    if placement.routes > 1 or placement.has_host_state:
         raise ScheduleError("microbatches take several routes: give a table in which all take one")
     if not placement.is_chain or bool((placement.stage_rank < 0).any()):
         raise ScheduleError("stages form no chain that every microbatch takes: give a table in which they do")

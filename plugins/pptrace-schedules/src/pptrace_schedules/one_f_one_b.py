@@ -151,7 +151,7 @@ PIPEDREAM_2BW = ScheduleOffer(
     bubble=lambda _request: Fraction(0),
     peak_activations=lambda request: [Fraction(request.ranks - rank) for rank in range(request.ranks)],
     weight_versions=2,
-    is_asynchronous=True,
+    only_by_name=True,
     constraints="One chunk per rank; at least as many microbatches as ranks.",
     source="https://arxiv.org/abs/2006.09503",
 )
@@ -164,7 +164,7 @@ PACI = ScheduleOffer(
     options=lambda: import_module("pptrace_schedules.options").UpdateOptions,
     bubble=lambda _request: Fraction(0),
     peak_activations=lambda request: [Fraction(request.ranks - rank) for rank in range(request.ranks)],
-    is_asynchronous=True,
+    only_by_name=True,
     constraints="One chunk per rank; at least as many microbatches as ranks.",
     source="https://arxiv.org/abs/2606.07881",
 )

@@ -60,6 +60,46 @@ class UpdateOptions(BaseModel):
     )
 
 
+_Parts = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+
+
+class RoundPipeOptions(BaseModel):
+    """The number of stages, and which of them run together in a pass."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    stages: Annotated[int, Field(ge=2, le=2**16)] | None = Field(
+        default=None,
+        description="Stages, the smallest parts of a pass; by default parallel.pp times parallel.vp, or those of "
+        "forward and backward.",
+    )
+    forward: _Parts | None = Field(
+        default=None,
+        description="Stages of each forward pass, from the first stage; all but those of the first backward pass. "
+        "By default passes take equal times.",
+    )
+    backward: _Parts | None = Field(
+        default=None,
+        description="Stages of each backward pass, from the last stage. The first of these passes also has their "
+        "forward. By default passes take equal times.",
+    )
+
+    @model_validator(mode="after")
+    def _passes_have_the_same_stages(self) -> Self:
+        if (self.forward is None) != (self.backward is None):
+            msg = "forward and backward are for the same stages: write both, or none"
+            raise ValueError(msg)
+        if self.forward is not None and self.stages is not None:
+            msg = "stages are those of forward and backward: leave the key out"
+            raise ValueError(msg)
+        if self.forward is not None and self.backward is not None:
+            forward, backward = sum(self.forward), sum(self.backward[1:])
+            if forward != backward:
+                msg = f"forward has {forward} stages, and backward has {backward} after its first pass"
+                raise ValueError(msg)
+        return self
+
+
 class VocabularyOptions(BaseModel):
     """The algorithm of the passes of the vocabulary."""
 

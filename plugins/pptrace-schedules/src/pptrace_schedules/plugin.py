@@ -1,4 +1,4 @@
-"""What this distribution offers: twenty-two schedules; light to import."""
+"""What this distribution offers: twenty-three schedules; light to import."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
         interleaved_1f1b,
         one_f_one_b,
         optimus,
+        roundpipe,
         seq_1f1b,
         vocab_1f1b,
     )
@@ -52,3 +53,4 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield seq_1f1b.OFFER
     yield vocab_1f1b.OFFER
     yield optimus.OFFER
+    yield roundpipe.OFFER
