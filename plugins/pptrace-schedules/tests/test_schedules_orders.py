@@ -94,6 +94,7 @@ def test_every_schedule_that_pytorch_has_too_has_tables_to_compare_with() -> Non
         "dualpipe",
         "eager-1f1b",
         "hanayo",
+        "helixpipe",
         "optimus",
         "paci",
         "pipedream-2bw",

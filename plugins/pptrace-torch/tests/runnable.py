@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule
 
-NOT_RUN = {"bitpipe", "chimera", "dualpipe", "optimus", "paci", "pipedream-2bw", "roundpipe", "vocab-1f1b"}
+NOT_RUN = {
+    "bitpipe",
+    "chimera",
+    "dualpipe",
+    "helixpipe",
+    "optimus",
+    "paci",
+    "pipedream-2bw",
+    "roundpipe",
+    "vocab-1f1b",
+}
 """Schedules with replicated stages, with stages that feed several stages, without flushes, or with passes
 of a stage on several ranks."""
 

@@ -60,6 +60,17 @@ class UpdateOptions(BaseModel):
     )
 
 
+class HelixPipeOptions(BaseModel):
+    """How many microbatches follow one another through the same ranks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    folds: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=2,
+        description="Microbatches per rank in one repetition. Messages of one overlap the computation of another.",
+    )
+
+
 _Parts = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 
 

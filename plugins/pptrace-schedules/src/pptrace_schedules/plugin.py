@@ -1,4 +1,4 @@
-"""What this distribution offers: twenty-three schedules; light to import."""
+"""What this distribution offers: twenty-four schedules; light to import."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
         dualpipe,
         gpipe,
         hanayo,
+        helixpipe,
         interleaved_1f1b,
         one_f_one_b,
         optimus,
@@ -53,4 +54,5 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield seq_1f1b.OFFER
     yield vocab_1f1b.OFFER
     yield optimus.OFFER
+    yield helixpipe.OFFER
     yield roundpipe.OFFER
