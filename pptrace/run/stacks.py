@@ -29,7 +29,7 @@ _SECTIONS = ("parallel", "p2p", "data_parallel", "contention", "model", "costs")
 """Sections whose keys a stack can set."""
 _UNREAD = frozenset({"batch", "network"})
 """Sections that a stack does not set and that conditions of rules hardly read: only they differ in many sweeps."""
-_ROWS = 1000
+_ROWS = 200
 """Rows of a memo that take as much memory as a configuration."""
 _SCHEDULE = "schedule.name"
 _RELEASE = re.compile(r"(?P<family>.+)-(?P<version>\d+(?:\.\d+)*)")

@@ -149,8 +149,8 @@ def build(request: CostRequest) -> Workload:
 
 _SPLIT = frozenset({"layers_per_stage", "layout"})
 """Parameters of a model that its stages depend on, and none of its layers."""
-_KNOWN_ROWS = 2000
-"""Rows of a memo that take as much memory as the costs of some dozens of stages."""
+_KNOWN_ROWS = 300
+"""Rows of a memo that take as much memory as the costs of some stages."""
 
 
 def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], dict[Any, Any]]:
