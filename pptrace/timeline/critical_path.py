@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ PATH_PARTS = ("", "wire", "wait")
 """Kinds of path parts: the slice (``""``), the latency after it, or time without a slice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CriticalPath:
+class CriticalPath(NamedTuple):
     """The slices on the critical path and its time by kind; the times sum to the step."""
 
     rows: Int32s

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,8 +42,7 @@ def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
     return first_lane
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Messages:
+class Messages(NamedTuple):
     """One row per message, in the order of first slices; each column holds rows of the timeline."""
 
     send: Int32s

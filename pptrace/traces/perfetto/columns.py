@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from pptrace.traces.scene import Scene
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """Values of rows, -1 for a row without a value."""
 
     take: Callable[[Int32s], NDArray[np.integer[Any]]]
@@ -68,8 +66,7 @@ PATH_FLOW = 2**31 - 1
 """The flow through the slices of the critical path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowIds:
+class FlowIds(NamedTuple):
     """The flow ids of each row."""
 
     row_ptr: Int32s
@@ -99,8 +96,8 @@ class FlowIds:
         order = np.argsort(ends, kind="stable")
         added = np.zeros(self.row_ptr.size, dtype=np.int32)
         np.add.at(added, rows + 1, 1)
-        return replace(
-            self, row_ptr=self.row_ptr + np.cumsum(added, dtype=np.int32),
+        return self._replace(
+            row_ptr=self.row_ptr + np.cumsum(added, dtype=np.int32),
             ids=np.insert(self.ids, ends[order], np.int32(flow)),
         )  # fmt: skip
 
@@ -155,8 +152,7 @@ def _peers(timeline: Timeline, ends: Messages) -> Int32s:
     return np.where(open_ended, message_peer, peer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class Names(NamedTuple):
     """Slice names such as ``F 3``, and texts from which the Perfetto UI derives colors."""
 
     names: list[str]
@@ -238,8 +234,7 @@ _LASTING = 8
 """Offset of the places of slices with a length, which follow slices without a length."""
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
+class Records(NamedTuple):
     """Columns of slices: Perfetto's fields (``start``, ``end``, ``track``, ``name``, …), typed fields and flows.
 
     Outgoing flows are in columns ``out 0``, ``out 1``, …, and incoming flows in ``in 0``, ``in 1``, ….
