@@ -109,7 +109,7 @@ def test_places_are_ranked_by_measured_and_expected_steps(tmp_path: Path) -> Non
     assert "fitted" in str(again)
     place = again.best
     share = int(place.row["step_ns"]) / expected[place.arguments]
-    assert f"{float(place.row['tokens_per_s_per_gpu']) * share:,.0f}" in str(again)
+    assert f"{float(place.row['mfu']) * share:.1%}" in str(again)
     assert again.to_dict()["places"][0]["expected_ns"] == expected[again.best.arguments]
 
 
