@@ -309,14 +309,16 @@ def _list_messages(schedule: Schedule) -> tuple[_Messages, Int32s]:
         *empty_columns(len(schedule) * graph.widest, *[np.int32] * 5, np.int8)
     )  # an upper bound; unused memory is not touched
     made_at = unset(2 * graph.stages * graph.microbatches)
-    run(kernels.find_results, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
-    sent = np.zeros(graph.ranks**2, dtype=np.int32)
-    count = run(
-        kernels.list_messages,
-        (schedule.row_ptr, schedule.cells, graph, TABLE, made_at),
-        (sent, out),
-        work=len(schedule),
-    )
+    rows = halves(len(schedule), work=len(schedule))
+    run_parts(kernels.find_results, rows, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
+    inputs = schedule.row_ptr, schedule.cells, graph, TABLE, made_at
+    for ranks in halves(graph.ranks, work=len(schedule)), [(0, graph.ranks)]:  # again if actions are missing
+        sent = np.zeros(graph.ranks**2, dtype=np.int32)
+        parts = [(first, end, _count_sends(graph, first)) for first, end in ranks]
+        ends = run_parts(kernels.list_messages, parts, inputs, (sent, out), work=len(schedule))
+        if [start for _, _, start in parts[1:]] == ends[:-1]:
+            break
+    count = ends[-1]
     return _Messages(*(values[:count] for values in out)), sent  # type: ignore[arg-type] # each keeps its dtype
 
 
@@ -334,10 +336,16 @@ def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan:
     out, (edge, peer, of_row) = schedule.cells.empty(rows), empty_columns(rows, *[np.int32] * 3)
     (place,) = empty_columns(len(schedule), np.int32)
     of_end, before, over = empty_columns(2 * count, np.int32, np.int32, np.int32)
-    number = run(
+    scratch = communicators + _LINES  # so that the parts write to different lines
+    parts = [
+        (rank, end, *_begin_of_rank(schedule, ends, rank), number * scratch)
+        for number, (rank, end) in enumerate(halves(ranks, work=len(schedule)))
+    ]
+    *_, number = run_parts(
         kernels.issue_ends,
+        parts,
         (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
-        (out, edge, peer, of_row, place, of_end, before, over, np.empty(communicators, dtype=np.int32)),
+        (out, edge, peer, of_row, place, of_end, before, over, np.empty(2 * scratch, dtype=np.int32)),
         work=len(schedule),
     )
     waited, further, waits, calls = _waits(schedule, messages, plan, ends, communicators, of_end, place, number)
@@ -351,6 +359,21 @@ def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan:
         placement=schedule.placement, row_ptr=row_ptr, edge=edge, peer=peer, sent=sent, calls=issue,
         **out._asdict(),
     )  # fmt: skip
+
+
+_LINES = 32
+"""Values of two lines of the processor's caches."""
+
+
+def _begin_of_rank(schedule: Schedule, ends: tuple[Int32s, ...], rank: int) -> tuple[int, int]:
+    """Return how many rows of the issue order, and how many calls, the ranks before a rank have."""
+    first, _, key = ends
+    row = int(schedule.row_ptr[rank])
+    slots, count = first[: row + rank], int(first[row + rank])
+    begins = np.zeros(count + 1, dtype=bool)  # the first side of an empty slot is that of the next one
+    begins[slots] = True
+    begins[1:count] |= key[1:count] != key[: max(count - 1, 0)]
+    return row + count, int(np.count_nonzero(begins[:count]))
 
 
 def _waits(
@@ -460,7 +483,10 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
     columns["communicator"] = _renumber(columns["communicator"], name)
     plan = Plan(**columns)
     ends = (request.producer, request.consumer, request.source, request.target)
-    wrong = run(kernels.find_wrong, (request.schedule.row_ptr, *ends, plan), (), work=count) - 1
+    faults = run_parts(
+        kernels.find_wrong, halves(count, work=count), (request.schedule.row_ptr, *ends, plan), (), work=count
+    )
+    wrong = min(filter(None, faults), default=0) - 1
     if wrong >= 0:
         law_index, message = divmod(wrong, count)
         subject, law = _LAWS[law_index]

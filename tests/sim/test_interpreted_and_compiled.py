@@ -15,6 +15,8 @@ from two_threads import two_threads
 
 import pptrace_kernel
 from pptrace.network.contract import Flat
+from pptrace.plugins.construction import build_policy, checked_options
+from pptrace.plugins.registry import Registry
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy, PolicyName, Receive
 from pptrace.steps.schedule import Schedule
@@ -59,6 +61,15 @@ POLICIES = [Policy(name=name) for name in PolicyName] + [
 ]
 
 
+REGISTRY = Registry.load()
+PROGRAMS = sorted({*REGISTRY.message_policies} - {*PolicyName.words()})
+
+
+def program(name: str) -> Policy:
+    provided = REGISTRY.message_policies[name]
+    return build_policy(provided, one_f_one_b(), checked_options(provided, {}, "p2p.options"))
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.placing.value}-{p.eager_bytes}")
 @pytest.mark.parametrize("waits", [False, True])
 def test_interpreted_and_compiled_kernels_give_the_same_step(policy: Policy, *, waits: bool) -> None:
@@ -70,7 +81,9 @@ def test_interpreted_and_compiled_kernels_give_the_same_step(policy: Policy, *, 
     check_equal(interpreted, compiled, by_list, by_array)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.placing.value}-{p.eager_bytes}")
+@pytest.mark.parametrize(
+    "policy", [*POLICIES, *map(program, PROGRAMS)], ids=lambda p: f"{p.label}-{p.placing.value}"
+)
 @pytest.mark.parametrize("patience", [0, 10**7])
 def test_one_and_two_threads_give_the_same_step(
     policy: Policy, patience: int, monkeypatch: pytest.MonkeyPatch

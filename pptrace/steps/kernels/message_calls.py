@@ -21,9 +21,12 @@ NEVER = -1
 COMPUTES = int(Role.COMPUTE)
 
 
-def find_results(cells, graph, kinds, made_at):
-    """Record the row of each result that other stages need; ``made_at`` is initialised with -1."""
-    for row in range(len(cells.kind)):
+def find_results(first, end, cells, graph, kinds, made_at):
+    """Record the row of each result of rows ``first:end`` that other stages need.
+
+    ``made_at`` is initialised with -1.
+    """
+    for row in range(first, end):
         way = kinds.feeds[cells.kind[row]]
         if way >= 0:
             base = (way * graph.stages + cells.stage[row]) * graph.microbatches
@@ -31,13 +34,12 @@ def find_results(cells, graph, kinds, made_at):
                 made_at[base + u] = row
 
 
-def list_messages(row_ptr, cells, graph, kinds, made_at, sent, out):
-    """List the messages by producer; return their number.
+def list_messages(first, end, n, row_ptr, cells, graph, kinds, made_at, sent, out):
+    """List the messages from ranks ``first:end`` by producer, after ``n`` messages; return the new number.
 
     ``sent``, initialised with 0, counts the messages from each rank to each other rank.
     """
-    n = 0
-    for rank in range(graph.ranks):
+    for rank in range(first, end):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             way = kinds.feeds[cells.kind[row]]
             if way >= 0:
@@ -65,10 +67,13 @@ def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
     return n
 
 
-def find_wrong(row_ptr, producer, consumer, source, target, plan):
-    """Return 1 + the first end with an invalid moment, 0 for none: of sends, receives, then waits for either."""
+def find_wrong(begin, end_of_messages, row_ptr, producer, consumer, source, target, plan):
+    """Return 1 + the first end of messages ``begin:end_of_messages`` with an invalid moment, 0 for none.
+
+    Ends are in the order of sends, receives, then waits for either.
+    """
     count, first = len(producer), 0
-    for m in range(count):
+    for m in range(begin, end_of_messages):
         sender, peer, send, receive = source[m], target[m], plan.send[m], plan.receive[m]
         end, peer_end = row_ptr[sender + 1] + sender + 1, row_ptr[peer + 1] + peer + 1
         wrong = 0
@@ -128,26 +133,27 @@ def sort_ends(plan, communicators, first, order, key):
 
 
 def issue_ends(
-    row_ptr, cells, messages, communicators, first, order, key,
+    first_rank, end_rank, n, calls, scratch, row_ptr, cells, messages, communicators, first, order, key,
     out, edge, peer, call, position, of_end, before, over, last,
 ):  # fmt: skip
-    """Copy each rank's rows; insert the messages of a slot before its row. Return the number of calls.
+    """Copy the rows of ranks ``first_rank:end_rank``; insert the messages of a slot before its row.
 
+    ``n`` rows and ``calls`` calls precede. Return the new number of calls.
     Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``position``, the new
     index of each row; ``of_end``, the call of each end; ``over``, the communicator of each call; ``before``, the
-    previous call there; ``peer``, the other rank of each message, else -1. ``last`` is scratch.
+    previous call there; ``peer``, the other rank of each message, else -1. ``last`` is scratch space from
+    ``scratch`` on.
     """
-    calls, n = 0, 0
-    for rank in range(len(row_ptr) - 1):
-        for c in range(communicators):
+    for rank in range(first_rank, end_rank):
+        for c in range(scratch, scratch + communicators):
             last[c] = -1
         for row in range(row_ptr[rank], row_ptr[rank + 1] + 1):
             slot = row + rank
             for i in range(first[slot], first[slot + 1]):
                 if i == first[slot] or key[i - 1] != key[i]:
                     over[calls] = key[i] & (communicators - 1)
-                    before[calls] = last[over[calls]]
-                    last[over[calls]] = calls
+                    before[calls] = last[scratch + over[calls]]
+                    last[scratch + over[calls]] = calls
                     calls += 1
                 of_end[order[i]] = calls - 1
                 call[n] = calls - 1
