@@ -36,7 +36,7 @@ import json, os, socket, sys
 program, arguments = {program!r}, sys.argv[1:]
 if not program:
     if not arguments or arguments[0].startswith("-"):
-        os.execv({python!r}, ["python", *arguments])
+        os.execv({python!r}, [{python!r}, *arguments])
     program, arguments = os.path.abspath(arguments[0]), arguments[1:]
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({address!r})
