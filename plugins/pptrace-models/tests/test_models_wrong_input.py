@@ -62,19 +62,19 @@ STEP: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (["costs.forward=1 ms"], "costs.forward: roofline costs do not take it: remove it, or write costs.name: "),
-        (["costs.zero=7"], "costs.zero: must be one of 0, 1, 2, 3, not 7"),
-        (["costs.zero=true"], "costs.zero: must be one of 0, 1, 2, 3, not true"),
-        (["costs.zero='1'"], "costs.zero: must be one of 0, 1, 2, 3, not '1'; remove the quotes"),
-        (["model.name=x"], "model.name: it is not a parameter: write model.preset"),
-        (["data_parallel.spread=0.1", "costs.spread=0.1"], "data_parallel.spread: costs.spread lengthens all"),
-        (["model.heads=7"], "model.heads: 7 do not divide hidden (4096): write 4 or 8, or give head_dim"),
-        (["model.kv_heads=7"], "model.kv_heads: 7 do not divide heads (32); nearest that do: 4 or 8"),
+        (["costs.forward=1 ms"], "roofline costs do not take it: remove it, or write costs.name: "),
+        (["costs.zero=7"], "must be one of 0, 1, 2, 3, not 7"),
+        (["costs.zero=true"], "must be one of 0, 1, 2, 3, not true"),
+        (["costs.zero='1'"], "must be one of 0, 1, 2, 3, not '1'; remove the quotes"),
+        (["model.name=x"], "it is not a parameter: write model.preset"),
+        (["data_parallel.spread=0.1", "costs.spread=0.1"], "costs.spread lengthens all"),
+        (["model.heads=7"], "7 do not divide hidden (4096): write 4 or 8, or give head_dim"),
+        (["model.kv_heads=7"], "7 do not divide heads (32); nearest that do: 4 or 8"),
         (
             ["batch.micro=9999999"],
-            "batch.micro: micro 9,999,999 x sequence 4,096: a message of 3355442864",
+            "micro 9,999,999 x sequence 4,096: a message of 3355442864",
         ),
-        (["batch.sequence=2147483647"], "batch.sequence: micro 1 x sequence 2,147,483,647: a message"),
+        (["batch.sequence=2147483647"], "micro 1 x sequence 2,147,483,647: a message"),
     ],
 )
 def test_a_wrong_setting_beside_a_model_is_one_line(settings: list[str], line: str) -> None:
