@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pptrace.memo import Memo, sharing
 from pptrace.plugins.requests import CostRequest
 from pptrace_models.plugin import pptrace_cost_models, pptrace_devices, pptrace_models
 from pptrace_models.roofline import build
@@ -258,3 +260,31 @@ def test_notes_are_sentences(costs: Callable[..., Workload]) -> None:
     for note in costs({"recompute": "selective", "flash_attention": True}).notes:
         assert note.endswith(".")
         assert "\n" not in note
+
+
+SHARED = (
+    {}, {"dp": 4}, {"dp": 4, "shard": 2}, {"dp": 4, "reduce_each": True, "reshard": "always"},
+    {"tp": 2, "micro": 2}, {"tp": 2, "has_pairs": True}, {"stages": 8},
+    {"model": {"layers_per_stage": [1, 2, 2, 3]}},
+    {"edges": ((0, 1), (1, 2), (1, 3))}, {"dp": 4, "data_parallel": {"rate_kbps": 10**6, "latency_ns": 10**5}},
+    {"ranks": 1, "stages": 10, "units": True, "dp": 4}, {"sequence": 1024}, {"microbatches": 16},
+)  # fmt: skip
+"""Changes of a request, each of which changes other values of layers and stages."""
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 3, "copied_shards": True}])
+def test_costs_that_share_values_equal_separate_ones(
+    costs: Callable[..., Workload], options: dict[str, Any]
+) -> None:
+    def build_all() -> list[dict[str, str]]:
+        built = []
+        for changed in (*SHARED, *reversed(SHARED)):
+            zero = {"zero": 1} if "shard" in changed and not options else {}
+            workload = costs(**{**changed, "options": options | zero})
+            built.append({field.name: repr(getattr(workload, field.name)) for field in fields(workload)
+                          if field.name not in {"kernels", "segments"}})  # fmt: skip
+        return built
+
+    separate = build_all()
+    with sharing(Memo()):
+        assert build_all() == separate

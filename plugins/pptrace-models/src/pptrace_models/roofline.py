@@ -269,13 +269,13 @@ class _Job:
     part: Shard
     towers: tuple[Tower, ...]
     known: dict[Any, Any]
-    """Values of layers and stages that do not depend on collectives, which jobs with the same layers share."""
+    """Values of layers and stages that depend on no collective and replica; jobs with equal layers share them."""
     known_times: dict[Any, Any]
-    """Values that depend on collectives, which jobs share that differ in their stages alone."""
+    """Values that depend on collectives or replicas; jobs share them that differ in their stages alone."""
     stages: Sequence[Stage] = ()
 
     def once(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
-        """Return a value of a method that depends on no other stage and no collective, computed once.
+        """Return a value of a method that depends on no other stage, collective or replica, computed once.
 
         Args:
             compute: the method.
@@ -284,7 +284,7 @@ class _Job:
         return _once(self.known, compute, inputs)
 
     def timed(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
-        """Return a value as :meth:`once` that depends on collectives."""
+        """Return a value as :meth:`once` that depends on collectives or replicas."""
         return _once(self.known_times, compute, inputs)
 
     def of_stages(self, stages: Iterable[Stage]) -> _Job:
@@ -628,7 +628,7 @@ class _Job:
         the microbatch. Dummy gradients and buffers of gathers stay in memory.
         """
         sequence = memory.sequence_buffer_bytes(self.model, self.part, self.options)
-        return sequence + max(self.once(self._beyond, stage) for stage in self.stages)
+        return sequence + max(self.timed(self._beyond, stage) for stage in self.stages)
 
     def _beyond(self, stage: Stage) -> int:
         held, kept, buffers = self.held(stage), self.once(self._kept, stage), 0
