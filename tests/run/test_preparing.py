@@ -229,7 +229,7 @@ def test_a_setting_on_the_command_line_that_the_policy_does_not_take_is_one_line
     step = tmp_path / "step.yaml"
     step.write_text("schedule: 1f1b\nparallel: {pp: 2}\nbatch: {microbatches: 4}\np2p: blocking\n")
 
-    with pytest.raises(ConfigError, match=r"^sets p2p.stream=pair: p2p.stream: .* does not take it: only ordered"):
+    with pytest.raises(ConfigError, match=r"^sets p2p.stream=pair: .* does not take it: only ordered"):
         pptrace.simulate(step, sets=[*policy, "p2p.stream=pair"])
 
 

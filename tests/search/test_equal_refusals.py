@@ -52,7 +52,7 @@ def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_wo
         (["--memory", "5GiB"], " of it without activations"),
         (["--memory", "40GiB", "--policies"], "a comparison at equal memory has one policy"),
         (["--memory", "40GiB", "--vary", "vpp"], "--vary: 'vpp' is not a variable setting (did you mean 'vp'? "),
-        (["--memory", "40GiB", "--set", "costs.zero=7"], "--set costs.zero=7: costs"),
+        (["--memory", "40GiB", "--set", "costs.zero=7"], "--set costs.zero=7: must be one of"),
         (["--vary", "vp"], "--vary: needs --memory: it varies settings of a comparison at equal memory"),
     ],
 )
