@@ -100,7 +100,7 @@ def test_a_schedule_that_cannot_run_costs_the_others_nothing(pptrace: Pptrace, f
         (["step.yaml", *BOTH, "--schedule", "gpipe"], "No such option '--schedule'"),
         (
             ["step.yaml", *BOTH, "--set", "network.bandwith=1 GB/s"],
-            "--set network.bandwith=1 GB/s: network.bandwith",
+            "--set network.bandwith=1 GB/s: unknown key",
         ),
     ],
 )

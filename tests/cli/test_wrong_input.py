@@ -105,7 +105,7 @@ def test_what_plugins_refuse_has_its_place_in_the_file(
         (["--schedule", "zorro"], "--schedule: no installed plugin offers a schedule named 'zorro'"),
         (["--network", "hockny"], "--network: no installed plugin offers a network named 'hockny'"),
         (["--costs", "unti"], "--costs: no installed plugin offers a cost model named 'unti'"),
-        (["--set", "network.bandwidth=1 B/s"], "--set network.bandwidth=1 B/s: network.bandwidth: the smallest"),
+        (["--set", "network.bandwidth=1 B/s"], "--set network.bandwidth=1 B/s: the smallest"),
         (["--device", "nope"], "--device: no installed plugin offers a device named 'nope'"),
         (
             ["--set", "device={ranks: {0: nope}}"],
@@ -116,7 +116,7 @@ def test_what_plugins_refuse_has_its_place_in_the_file(
         (["--device", "gone.yaml"], "gone.yaml: no such file"),
         (
             ["--set", "device.memory=1 GiB"],
-            "--set device.memory=1 GiB: device.memory: unit costs read no parameters of a device: remove it",
+            "--set device.memory=1 GiB: unit costs read no parameters of a device: remove it",
         ),
         (
             ["--set", "device.ranks={0: {memory: 1 GiB}}"],
@@ -128,7 +128,7 @@ def test_what_plugins_refuse_has_its_place_in_the_file(
         ),
         (
             ["--set", "costs.sync=1 s"],
-            "--set costs.sync=1 s: costs.sync: unit costs do not take it: remove it, or write costs.name: table",
+            "--set costs.sync=1 s: unit costs do not take it: remove it, or write costs.name: table",
         ),
         (["--costs", "unit", "--set", "costs.forward=-1"], "--set costs.forward=-1: must be at"),
         (["--set", "costs.nope=1"], "--set costs.nope=1: unknown key (known: activation, "),
@@ -154,7 +154,7 @@ def test_what_plugins_refuse_has_its_place_on_the_command_line(
         (["simulate", "--set", "parallel.tp", "4"], "--set: write --set key.path=value, not 'parallel.tp'"),
         (
             ["simulate", "step.yaml", "--set", "network.options={latency: 5 us}"],
-            "--set network.options={latency: 5 us}: network.options: write options beside network.name, without",
+            "--set network.options={latency: 5 us}: write options beside network.name, without",
         ),
         (
             ["simulate", "step.yaml", "--set", "p2p.options={stream: pair}"],
