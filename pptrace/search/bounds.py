@@ -41,7 +41,7 @@ from pptrace.config.choices import Validation
 from pptrace.memo import shared
 from pptrace.run.costs import in_parts, part_times
 from pptrace.steps.actions import group_starts
-from pptrace.steps.kinds import COMPUTE, KINDS, PASSES, TABLE, Kind, KindSet, Stream
+from pptrace.steps.kinds import COMPUTE, GATHERS, KINDS, PASSES, TABLE, Kind, KindSet, Stream
 from pptrace.steps.segments import overlapped_ns, results_of, single
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 
 _COLLECTIVES = KindSet(kind for kind in Kind if KINDS[kind].stream is Stream.DATA_PARALLEL)
-_GATHERS = frozenset({Kind.UNSHARD, Kind.UNSHARD_SUBGROUP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +198,7 @@ def sharded_step_ns(table: Schedule, workload: Workload) -> int:
     for kind, stage, row_done_ns, row_work_ns, row_sent_ns, row_busy_ns in reversed([*rows]):
         if row_work_ns:
             following_ns[stage] = worked_ns - row_done_ns + row_work_ns
-        elif kind in _GATHERS:
+        elif kind in GATHERS:
             step_ns = max(step_ns, row_sent_ns + following_ns[stage])
         elif row_busy_ns:
             step_ns = max(step_ns, row_done_ns + total_sent_ns - row_sent_ns + row_busy_ns)

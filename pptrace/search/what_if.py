@@ -32,7 +32,7 @@ from pptrace.run.table_changes import with_sharding
 from pptrace.search.basis import short_reason
 from pptrace.sim.engines import Contention
 from pptrace.sim.simulation import simulate
-from pptrace.steps.kinds import COPIES, Kind
+from pptrace.steps.kinds import COPIES, SHARDING, Kind
 from pptrace.steps.list_scheduler import InFlight, backward_first, list_schedule
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
@@ -361,7 +361,6 @@ def _cells(result: WhatIfs, row: WhatIf) -> tuple[str, str, str]:
 _MOST_ACTIONS = 400_000
 _FILE = "--lost"
 _PASSES = (Kind.F, Kind.B, Kind.I, Kind.W)
-_GATHERS = (Kind.UNSHARD, Kind.UNSHARD_SUBGROUP, Kind.RESHARD)
 
 
 def step_without(run: Run, lost: int) -> int:
@@ -402,7 +401,7 @@ def _check_reroutable(prepared: Prepared) -> None:
     if len(table) * replicas > _MOST_ACTIONS:
         count = len(table) * replicas
         raise ConfigError(f"{count:,} actions of all replicas; the maximum is {_MOST_ACTIONS:,}", file=_FILE)
-    is_unsupported = ~np.isin(table.kind, (*_PASSES, *_GATHERS)) | (table.span > 1) | bool(table.waits)
+    is_unsupported = ~np.isin(table.kind, (*_PASSES, *SHARDING)) | (table.span > 1) | bool(table.waits)
     for key, mask, noun in (
         ("schedule.offload", COPIES.mask(table.kind), "copies to the host"),
         ("schedule.recompute", table.kind == Kind.RECOMPUTE, "recomputation actions"),

@@ -44,6 +44,7 @@ from pptrace.steps.kinds import (
     RECOMPUTES,
     SEND_WAITS,
     SENDS,
+    SHARDING,
     TABLE,
     Kind,
     KindSet,
@@ -487,9 +488,6 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-_GATHERS = KindSet({Kind.UNSHARD, Kind.UNSHARD_SUBGROUP, Kind.RESHARD})
-
-
 def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     """Insert messages into the issue order. Recomputed forwards stay adjacent to their backward.
 
@@ -500,7 +498,7 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    off_messages = COPIES if policy.lowering is not None else KindSet({*_GATHERS, *COPIES})
+    off_messages = COPIES if policy.lowering is not None else KindSet({*SHARDING, *COPIES})
     rows, waits = _rows_off_messages(schedule, off_messages), False
     if not rows.size and (schedule.recompute_waits or policy.program is not None):
         rows, waits = np.flatnonzero(RECOMPUTES.mask(schedule.kind)), schedule.recompute_waits

@@ -376,6 +376,12 @@ COPIES = _kinds(lambda kind: kind.role is Role.COPY)
 RECOMPUTES = _kinds(lambda kind: kind.recomputed > 0)
 """Kinds that recompute activations."""
 
+GATHERS = KindSet(Kind[name] for name in _GATHERED)
+"""Kinds that gather a stage's sharded weights."""
+
+SHARDING = KindSet({*GATHERS, Kind.RESHARD})
+"""Gathers of weights, and the end of gathered weights."""
+
 PER_STAGE = _kinds(lambda kind: kind.per_stage)
 """Kinds that belong to a stage and to no microbatch."""
 

@@ -27,6 +27,7 @@ from pptrace.steps.kinds import (
     COMMUNICATION,
     PASSES,
     SEND_WAITS,
+    SHARDING,
     WEIGHT_GRADIENTS,
     Kind,
     KindSet,
@@ -47,9 +48,8 @@ if TYPE_CHECKING:
 ACTIVE_STAGES = 3
 """Stages of a rank whose weights are gathered at once: the default of ``max_active_stages``."""
 
-_GATHERS = KindSet({Kind.UNSHARD, Kind.UNSHARD_SUBGROUP, Kind.RESHARD})
 _REDUCTIONS = KindSet({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS, Kind.WAIT_REDUCE_GRAD})
-_INSERTED = KindSet({*COMMUNICATION, *SEND_WAITS, *_GATHERS, *_REDUCTIONS})
+_INSERTED = KindSet({*COMMUNICATION, *SEND_WAITS, *SHARDING, *_REDUCTIONS})
 """Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 
 _WAITS = (
@@ -162,7 +162,7 @@ def compute_comms(schedule: Schedule, *, waits: bool) -> Schedule:
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    removed = _GATHERS | _REDUCTIONS | (set() if waits else SEND_WAITS)
+    removed = SHARDING | _REDUCTIONS | (set() if waits else SEND_WAITS)
     return lower(_without(schedule, KindSet(removed)), Lowering(waits=waits))
 
 
@@ -197,7 +197,7 @@ def lower(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
         ScheduleError: no order of messages lets every action run, or a send must exceed the limit.
     """
     table = schedule
-    if not _GATHERS.mask(table.kind).any():
+    if not SHARDING.mask(table.kind).any():
         sharded = np.ones(schedule.stages, dtype=bool)
         table = with_gathers(table, sharded, Reshard.NEVER, ACTIVE_STAGES, lowering.lookahead)
     if not _REDUCTIONS.mask(table.kind).any():
@@ -224,7 +224,7 @@ def insert_messages(schedule: Schedule, lowering: Lowering = Lowering()) -> Sche
         return schedule
     lowered = lower(schedule, lowering)
     inserted = np.zeros(len(lowered), dtype=bool)
-    for kinds in (_GATHERS, _REDUCTIONS):
+    for kinds in (SHARDING, _REDUCTIONS):
         if not kinds.mask(schedule.kind).any():
             inserted |= kinds.mask(lowered.kind)
     return lowered.selected(np.flatnonzero(~inserted))

@@ -1,4 +1,7 @@
-"""Busy time and causes of idle time of each rank, as totals and per interval."""
+"""Busy time and causes of idle time of each rank, as totals and per interval.
+
+``attribute_idle`` in ``kernels.py`` decides the cause of each wait.
+"""
 
 from __future__ import annotations
 
