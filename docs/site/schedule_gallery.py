@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PAGE = "schedules.md"
 RANKS = 4
-MICROBATCHES = 12
-"""A number that every schedule takes on 4 ranks; STP needs at least 3p - 1."""
+MICROBATCHES = 16
+"""A number that every schedule takes on 4 ranks. STP needs at least 3p - 1, and HelixPipe multiples of 2p."""
 HEADING = re.compile(r"^## ([\w-]+)\n", re.MULTILINE)
 
 
