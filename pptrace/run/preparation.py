@@ -31,6 +31,7 @@ from pptrace.run.speeds import Issued, ReplicaCosts
 from pptrace.run.stacks import fill_stack
 from pptrace.run.table_changes import (
     change_table,
+    copy_notes,
     count_units,
     overlap_notes,
     unit_notes,
@@ -256,6 +257,8 @@ def _with_table(
     if placement.has_host_state:
         workload = _with_host_state(inputs, costs, table, workload)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
+    copies = copy_notes(table, workload)
+    notes, workload = (*notes, *copies), replace(workload, notes=(*copies, *workload.notes))
     if not placement.has_host_state:
         workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_forward_flops(inputs.resolved, table, with_validation(inputs.experiment, workload))

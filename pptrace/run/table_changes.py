@@ -385,6 +385,52 @@ def is_sharded(workload: Workload) -> bool:
     return bool(workload.gathered_bytes.any() or workload.unshard_ns.any())
 
 
+_COPY_KEYS = {
+    Kind.OFFLOAD: "costs.offload", Kind.RELOAD: "costs.reload",
+    Kind.UNSHARD: "costs.gather", Kind.REDUCE_GRAD: "costs.reduction",
+}  # fmt: skip
+"""Keys of ``costs: table`` with the time of each kind of copy to and from the host."""
+
+
+def _no_copy_times(*kinds: Kind) -> str:
+    *keys, last = (_COPY_KEYS[kind] for kind in kinds)
+    first = f"{', '.join(keys)} and " if keys else ""
+    return f"the costs have no time for copies: give device.host_bandwidth, or {first}{last}"
+
+
+NO_COPY_TIMES = _no_copy_times(Kind.OFFLOAD, Kind.RELOAD)
+"""The reason for no copies of activations to the host."""
+
+
+def copies_take_time(workload: Workload) -> bool:
+    """Return whether copies of all activations take time."""
+    costs = (workload, *workload.classes)
+    return all(
+        bool((times[each.activation_bytes > 0] > 0).all())
+        for each in costs
+        for times in (each.offload_ns, each.reload_ns)
+    )
+
+
+def copy_notes(table: Schedule, workload: Workload) -> tuple[str, ...]:
+    """Return a note on copies of a table to and from the host that take no time; empty if all take time."""
+    if workload.host_bytes_per_s:
+        return ()
+    copied = {
+        Kind.OFFLOAD: (workload.copied_bytes, workload.offload_ns),
+        Kind.RELOAD: (workload.copied_bytes, workload.reload_ns),
+    }
+    if table.placement.has_host_state:
+        copied[Kind.UNSHARD] = workload.gathered_bytes, workload.unshard_ns
+        copied[Kind.REDUCE_GRAD] = workload.unreduced_bytes, workload.reduce_ns
+    untimed = []
+    for kind, (sizes, times) in copied.items():
+        stages = table.stage[table.kind == kind]
+        if sizes[stages].any() and not times[stages].any():
+            untimed.append(kind)
+    return (_no_copy_times(*untimed),) if untimed else ()
+
+
 def unit_notes(table: Schedule, costs: Costs, workload: Workload) -> tuple[str, ...]:
     """Return a note on sharded state that is gathered and reduced as a whole without a pipeline, else nothing."""
     if costs.are_replicas_alike or table.stages > 1 or workload.units == 1 or not is_sharded(workload):

@@ -24,6 +24,7 @@ from pptrace.search.ranking import (
     groups_within,
     join_names,
     moves,
+    notes_on_copies,
     policy_text,
     ranked,
     run_with_fallback,
@@ -308,6 +309,7 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append("~: approximate formula")
     notes += options_notes(runs)
     notes += fallback_notes([(row.entry.label, row.messages, run) for row, run in comparison.ran])
+    notes += notes_on_copies(runs)
     notes += work_note(runs)
     notes += plausibility_notes((label, run.metrics.mfu, run.metrics.plausible_mfu) for label, run in runs)
     over = [run.metrics.memory for _, run in runs if run.metrics.memory.over_capacity]

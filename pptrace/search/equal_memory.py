@@ -16,6 +16,7 @@ from pptrace.report.document import Code, Column, Document, Printed, Section, co
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import job_text, setting_text, time_text
+from pptrace.run.table_changes import NO_COPY_TIMES, copies_take_time
 from pptrace.sanitize import csv_of
 from pptrace.search.basis import LIMITS, limit_settings, memory_limit, short_reason
 from pptrace.search.compare import first_text, rank_text, step_columns
@@ -26,6 +27,7 @@ from pptrace.search.ranking import (
     fallback_notes,
     fallback_policy,
     join_names,
+    notes_on_copies,
     policy_text,
     ranked,
     share_text,
@@ -33,7 +35,7 @@ from pptrace.search.ranking import (
     uncertainty_of,
     versions_of,
 )
-from pptrace.search.settings_search import NO_COPY_TIMES, SettingsSearch, copies_take_time, varied_settings
+from pptrace.search.settings_search import SettingsSearch, varied_settings
 from pptrace.timeline.metrics import hidden_ns, plausibility_notes
 
 if TYPE_CHECKING:
@@ -595,6 +597,7 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) ->
         f"simulated {simulated} variants: the best of {candidates} estimated ones, and neighbours of the fastest",
         *([f"offload is not varied{subject}: {NO_COPY_TIMES}"] if untimed else []),
         *fallback_notes(runs),
+        *notes_on_copies((label, run) for label, _, run in runs),
         *plausibility_notes((label, run.metrics.mfu, run.metrics.plausible_mfu) for label, _, run in runs),
     ]
 

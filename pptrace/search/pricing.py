@@ -23,7 +23,7 @@ from pptrace.run.inputs import Inputs
 from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
 from pptrace.run.stacks import condition_keys, schedule_conditions
-from pptrace.run.table_changes import count_units, with_sharding
+from pptrace.run.table_changes import NO_COPY_TIMES, copies_take_time, count_units, with_sharding
 from pptrace.search.basis import short_reason
 from pptrace.search.bounds import (
     Bound,
@@ -36,7 +36,6 @@ from pptrace.search.bounds import (
     work_bound,
 )
 from pptrace.search.launch_arguments import FRAMEWORKS
-from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
 from pptrace.search.space import LAYERS, OPTIONS, PLAIN, RECOMPUTE, setting
 from pptrace.steps.action_insertion import with_branches, with_units
 from pptrace.steps.workload import Workload

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pptrace.config.choices import PolicyName
 from pptrace.config.overrides import assignment
 from pptrace.errors import ConstraintError
+from pptrace.run.table_changes import copy_notes
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -165,6 +166,12 @@ def fallback_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) 
         f"--p2p {policy} compares all under it"
         for policy, labels in others.items()
     ]
+
+
+def notes_on_copies(runs: Iterable[tuple[str, SimulatedStep]]) -> list[str]:
+    """Return a line for each step, with its label, whose copies to and from the host take no time."""
+    prepared = [(label, run.prepared) for label, run in runs]
+    return [f"{label}: {note}" for label, each in prepared for note in copy_notes(each.schedule, each.workload)]
 
 
 _COARSE = 0.1

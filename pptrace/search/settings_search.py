@@ -33,6 +33,7 @@ from pptrace.run.neighbourhood import (
 )
 from pptrace.run.preparation import build_costs
 from pptrace.run.run import simulate
+from pptrace.run.table_changes import copies_take_time
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -186,23 +187,10 @@ VARIED = (
 TABLE_SETTINGS = frozenset({_COPIED, _RECOMPUTED})
 """Settings that change a table, and not the costs of its stages."""
 
-NO_COPY_TIMES = "the costs have no time for copies: give device.host_bandwidth, or costs.offload and costs.reload"
-"""The reason for no copies to the host."""
-
 
 def is_both(settings: Mapping[str, Any]) -> bool:
     """Return whether a variant copies and recomputes the same activations, which is invalid."""
     return settings.keys() >= TABLE_SETTINGS
-
-
-def copies_take_time(workload: Workload) -> bool:
-    """Return whether copies of all activations take time."""
-    costs = (workload, *workload.classes)
-    return all(
-        bool((times[each.activation_bytes > 0] > 0).all())
-        for each in costs
-        for times in (each.offload_ns, each.reload_ns)
-    )
 
 
 def memory_actions(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple[Offload | None, Recompute | None]:

@@ -87,6 +87,15 @@ def test_copies_back_are_as_late_as_leaves_them_time() -> None:
             assert min(ends) + 1_000_000 > back or min(ends) >= back
 
 
+def test_copies_without_a_time_in_the_costs_are_noted() -> None:
+    costs = {"name": "table", "forward": "2 ms", "backward": "4 ms", "activation": "1 GiB", "reload": "1 ms"}
+    notes = pptrace.simulate(
+        schedule={"name": "1f1b", "offload": {}}, pp=4, microbatches=8, costs=costs
+    ).prepared.notes
+
+    assert notes == ("the costs have no time for copies: give device.host_bandwidth, or costs.offload",)
+
+
 def test_a_part_of_each_activation_takes_a_part_of_the_time() -> None:
     workload = run(offload={"ratio": 0.3}).prepared.workload
 

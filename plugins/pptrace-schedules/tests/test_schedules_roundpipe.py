@@ -178,6 +178,20 @@ def test_times_of_copies_are_those_of_the_host_s_link() -> None:
     assert workload.checkpoint_bytes[layer] == 2048 * 4096 * 2
 
 
+def test_copies_without_a_time_are_noted() -> None:
+    config = {
+        "model": "llama3-8b", "device": "h100-sxm", "batch": {"sequence": 4096},
+        "schedule": {"name": "roundpipe", "options": {"stages": 4}},
+    }  # fmt: skip
+    free = pptrace.simulate(config, pp=2, microbatches=2)
+    timed = pptrace.simulate(config, pp=2, microbatches=2, sets=["device.host_bandwidth=50 GB/s"])
+
+    keys = "costs.offload, costs.reload, costs.gather and costs.reduction"
+    assert free.prepared.notes == (f"the costs have no time for copies: give device.host_bandwidth, or {keys}",)
+    assert timed.prepared.notes == ()
+    assert timed.metrics.step_ns > free.metrics.step_ns
+
+
 @pytest.mark.parametrize(("config", "error", "message"), [
     ({"vp": 1, "pp": 1}, ConstraintError, "divides the model into stages that ranks compute in turn"),
     ({"dp": 2}, ConfigError, "roundpipe keeps weights and gradients in host memory"),
