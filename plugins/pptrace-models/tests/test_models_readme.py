@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 README = Path(__file__).parents[1] / "README.md"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 KEYS = "| key | default | meaning |"
 
 
@@ -112,3 +113,22 @@ def test_a_table_is_what_the_code_has(
         README.write_text(page[: found.start(2)] + made() + page[found.end(2) :], encoding="utf-8")
     else:
         assert found[2] == made()
+
+
+def test_loads_and_overlap_are_those_that_the_example_recorded() -> None:
+    page = README.read_text(encoding="utf-8")
+    printed = (EXAMPLES / "experts.out").read_text(encoding="utf-8")
+
+    workloads = re.findall(r"^(W\d) +([\d.]+) +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
+    assert workloads == re.findall(r"^\| `(W\d)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", page, re.MULTILINE)
+    overlap = re.findall(r"^(as modelled|.+ times as long) +(\w+) +([\d.]+)%.*?(\d+) ms$", printed, re.MULTILINE)
+    loads = {"uniform": "equal loads", "lognormal": "real routing"}
+    for speed, name, hidden, _ in overlap:
+        computation = "" if speed == "as modelled" else f", computation {speed}"
+        row = re.search(rf"^\| {loads[name]}{computation} \|.*?\| ([\d.]+) % \|", page, re.MULTILINE)
+        assert row is not None
+        assert row[1] == hidden
+    exchanges = {name: int(total) for _, name, _, total in overlap}
+    words = " ".join(page.split())
+    assert f"which takes {exchanges['uniform']} ms for a microbatch" in words
+    assert f"they take {exchanges['lognormal'] / exchanges['uniform']:.2f} times as long here" in words
