@@ -1,0 +1,49 @@
+"""A step of each family of models: layers of several kinds, experts of several sizes, and wide messages."""
+
+from typing import Any
+
+import pptrace
+
+# Nodes, sizes of groups, and other settings; otherwise sequences of 4096 tokens and full recomputation. 64 GPUs of
+# a domain of 72 are used, so that expert-parallel groups of 32 and 64 are inside a domain.
+H100 = {"preset": "dgx-h100"}
+GB200, GB300 = {"preset": "gb200-nvl72", "gpus": 64}, {"preset": "gb300-nvl72", "gpus": 64}
+STEPS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = {
+    "gpt-oss-20b": (H100, {"pp": 2, "vp": 2, "ep": 8, "dp": 16}, {"recompute": "none"}),
+    "gpt-oss-120b": (H100, {"pp": 4, "vp": 3, "ep": 8, "dp": 16}, {}),
+    "llama4-scout": (H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
+    "llama4-maverick": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "glm-4.5-air": (H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
+    "glm-4.5": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "qwen3-next-80b-a3b": (H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
+    "qwen3.5-397b-a17b": (GB200, {"pp": 4, "vp": 3, "ep": 32, "dp": 32}, {}),
+    "nemotron-h-56b": (H100, {"pp": 2, "tp": 8, "dp": 4}, {}),
+    "nemotron-3-super": (GB200, {"pp": 2, "ep": 32, "dp": 32}, {}),
+    "deepseek-v3.2": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {"sequence": 32768}),
+    "deepseek-v4-flash": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "deepseek-v4-pro": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "kimi-k2": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "kimi-k3": (GB300, {"pp": 8, "vp": 2, "ep": 64, "dp": 64}, {}),
+}
+
+MIB, GIB = 2**20, 2**30
+
+print("model               GPUs          step  tokens/s per GPU    MFU       peak  messages, MiB")
+for name, (cluster, sizes, settings) in STEPS.items():
+    run = pptrace.simulate(
+        model={"preset": name, "recompute": settings.get("recompute", "full")}, cluster=cluster,
+        schedule="interleaved-1f1b" if "vp" in sizes else "1f1b",
+        microbatches=4 * sizes["pp"], micro=1, sequence=settings.get("sequence", 4096), **sizes,
+    )  # fmt: skip
+    metrics, gpus = run.metrics, run.prepared.resolved.experiment.parallel.processes
+    device = cluster["preset"].removeprefix("dgx-").removesuffix("-nvl72").upper()
+    sizes_mib = run.prepared.workload.edge_bytes / MIB
+    messages = " to ".join(sorted({f"{sizes_mib.min():.0f}", f"{sizes_mib.max():.0f}"}, key=int))
+    row = f"{name:18}  {gpus:3} {device:5}  {metrics.step_ns / 1e9:6.2f} s  {metrics.tokens_per_s / gpus:16,.0f}"
+    print(f"{row}  {metrics.mfu:5.1%}  {run.memory.fullest_bytes / GIB:5.0f} GiB  {messages:>13}")
+
+run = pptrace.simulate(
+    model={"preset": "nemotron-3-nano", "precision": "mxfp8"}, device="gb300", stack="megatron-bridge-26.08",
+    schedule="1f1b", pp=1, ep=8, dp=8, microbatches=16, micro=4, sequence=8192, sets=["costs.cuda_graphs=true"],
+)  # fmt: skip
+print(f"\nnemotron-3-nano on 8 GB300: {run.metrics.tokens_per_s / 8:,.0f} tokens/s per GPU, published 39,936")
