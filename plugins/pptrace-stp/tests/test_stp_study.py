@@ -6,8 +6,12 @@ import csv
 import re
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
+import yaml
+
+from pptrace.api import simulate
 
 ROOT = Path(__file__).parents[3]
 PRINTED = (ROOT / "examples" / "stp.out").read_text(encoding="utf-8")
@@ -117,6 +121,25 @@ def test_other_pages_state_the_same_figures() -> None:
     schedules = " ".join(page.split())
     assert f"{span(faster)} faster than `interleaved-1f1b` in 24 cases" in schedules
     assert f"and {span(split)} slower without (`examples/stp.py`)" in schedules
+
+
+def test_the_page_of_schedules_states_what_merged_backwards_take() -> None:
+    step = yaml.safe_load((ROOT / "examples" / "stp.yaml").read_text(encoding="utf-8"))
+    del step["model"]["layers_per_stage"]
+    merged_fixed = {"order": "fixed", "merge": True}
+
+    def seconds(schedule: str, options: dict[str, Any], **sizes: Any) -> str:
+        chosen = {"schedule": {"name": schedule, "options": options}, "microbatches": 32, **sizes}
+        return f"{simulate(step, **chosen).metrics.step_ns / 1e9:.2f}"
+
+    page = " ".join((ROOT / "plugins" / "pptrace-schedules" / "README.md").read_text(encoding="utf-8").split())
+    h20: dict[str, Any] = {"device": "h20", "pp": 8, "tp": 2}
+    half, least = (seconds(name, merged_fixed, **h20) for name in ("v-half", "v-min"))
+    assert (
+        f"`v-half` takes 8.37 s, and its merged fixed order {half} s. `v-min` takes 10.46 and {least} s." in page
+    )
+    fixed, generated = (seconds("zb-v", options, pp=4, tp=8) for options in (merged_fixed, {"merge": True}))
+    assert f"`zb-v` takes {fixed} s with its merged fixed order, and {generated} s with the merged gen" in page
 
 
 def test_the_page_states_gains_over_1f1b_i_and_zb_v() -> None:
