@@ -1,4 +1,4 @@
-"""Experts and attentions of today: counts against their matrices, exchanges, windows, modules computed again."""
+"""Experts and attentions of today: active parameters, exchanges, windows, modules computed again."""
 
 from __future__ import annotations
 
@@ -29,48 +29,47 @@ _MIXTURE = {**PRESETS["qwen3-30b-a3b"], "layers": 8}
 
 
 @pytest.mark.parametrize(
-    ("name", "billions", "active"),
+    ("name", "active"),
     [
-        ("deepseek-v3", 671.0, 37.6),
-        ("deepseek-v2", 235.7, 21.4),
-        ("kimi-k2", 1026.0, 32.9),
-        ("qwen3-235b-a22b", 235.1, 22.1),
-        ("qwen3-30b-a3b", 30.5, 3.3),
-        ("mixtral-8x7b", 46.7, 12.9),
-        ("mixtral-8x22b", 140.6, 39.1),
-        ("gpt-oss-120b", 116.8, 5.7),
-        ("llama4-maverick", 400.7, 17.2),
-        ("llama4-scout", 107.8, 17.2),
-        ("gpt-oss-20b", 20.9, 4.2),
-        ("glm-4.5", 352.8, 33.6),
-        ("glm-4.5-air", 106.9, 13.4),
-        ("glm-5", 743.9, 41.8),
-        ("minimax-m1", 456.1, 48.4),
-        ("minimax-m2", 228.7, 11.0),
-        ("deepseek-v3.2", 671.9, 38.4),
-        ("deepseek-v4-flash", 284.3, 13.8),
-        ("deepseek-v4-pro", 1573.0, 49.8),
-        ("qwen3-next-80b-a3b", 79.7, 3.9),
-        ("qwen3.5-397b-a17b", 396.4, 17.4),
-        ("qwen3.5-122b-a10b", 122.1, 9.8),
-        ("qwen3.5-35b-a3b", 34.7, 3.45),
-        ("qwen3.5-27b", 26.9, 26.9),
-        ("kimi-linear-48b-a3b", 49.1, 3.48),
-        ("kimi-k3", 2779.5, 105.4),
-        ("nemotron-h-8b", 8.10, 8.1),
-        ("nemotron-h-47b", 46.8, 46.8),
-        ("nemotron-h-56b", 56.3, 56.3),
-        ("nemotron-3-nano", 31.6, 3.58),
-        ("nemotron-3-super", 120.7, 12.8),
-        ("nemotron-3-ultra", 549.3, 56.1),
-        ("grok-1", 314.0, 85.0),
-        ("nemotron4-340b", 341.0, 341.0),
-        ("bloom-176b", 176.2, 176.2),
+        ("deepseek-v3", 37.6),
+        ("deepseek-v2", 21.4),
+        ("kimi-k2", 32.9),
+        ("qwen3-235b-a22b", 22.1),
+        ("qwen3-30b-a3b", 3.3),
+        ("mixtral-8x7b", 12.9),
+        ("mixtral-8x22b", 39.1),
+        ("gpt-oss-120b", 5.7),
+        ("llama4-maverick", 17.2),
+        ("llama4-scout", 17.2),
+        ("gpt-oss-20b", 4.2),
+        ("glm-4.5", 33.6),
+        ("glm-4.5-air", 13.4),
+        ("glm-5", 41.8),
+        ("minimax-m1", 48.4),
+        ("minimax-m2", 11.0),
+        ("deepseek-v3.2", 38.4),
+        ("deepseek-v4-flash", 13.8),
+        ("deepseek-v4-pro", 49.8),
+        ("qwen3-next-80b-a3b", 3.9),
+        ("qwen3.5-397b-a17b", 17.4),
+        ("qwen3.5-122b-a10b", 9.8),
+        ("qwen3.5-35b-a3b", 3.45),
+        ("qwen3.5-27b", 26.9),
+        ("kimi-linear-48b-a3b", 3.48),
+        ("kimi-k3", 105.4),
+        ("nemotron-h-8b", 8.1),
+        ("nemotron-h-47b", 46.8),
+        ("nemotron-h-56b", 56.3),
+        ("nemotron-3-nano", 3.58),
+        ("nemotron-3-super", 12.8),
+        ("nemotron-3-ultra", 56.1),
+        ("grok-1", 85.0),
+        ("nemotron4-340b", 341.0),
+        ("bloom-176b", 176.2),
     ],
 )
-def test_a_preset_has_the_published_parameters_and_active_ones(name: str, billions: float, active: float) -> None:
+def test_a_preset_has_as_many_active_parameters(name: str, active: float) -> None:
     model = checked(Transformer, {**PRESETS[name], "mtp": 0}, "model")
-    assert model.parameters == pytest.approx(billions * 1e9, rel=0.006)
     # Six operations a token for each active parameter; the attention core's grow with the sequence.
     whole = checked(Transformer, {**PRESETS[name], "mtp": 0, "window": 2**20}, "model")
     per_token = [step_flops(whole, 1, sequence) / sequence for sequence in (1024, 2048)]

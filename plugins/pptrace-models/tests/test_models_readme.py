@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from published_parameters import PUBLISHED
 
 from pptrace.config.quantities import Dimension
 from pptrace_models.accelerator import Accelerator
@@ -42,9 +43,10 @@ def models() -> str:
         )
         rows.append([
             f"`{offer.name}`", str(model.layers), str(model.hidden), heads, str(model.ffn), experts + shared,
-            str(model.vocabulary), f"{model.parameters / 1e9:.4g} B", offer.source,
+            str(model.vocabulary), f"{model.parameters / 1e9:.4g} B",
+            PUBLISHED[offer.name].text, offer.source,
         ])  # fmt: skip
-    head = "| model | layers | width | heads / KV | FFN | experts | vocabulary | parameters | source |"
+    head = "| model | layers | width | heads / KV | FFN | experts | vocabulary | parameters | published | source |"
     return table(head, rows)
 
 
