@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from math import gcd, isqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -153,11 +154,17 @@ class OutputError(_FileError):
     """A file that cannot be written; an existing file at its path is unchanged."""
 
 
+_MOST_NAMES, _CLOSEST_NAMES = 40, 5
+"""The most known names that a message lists, and the number of names if more are known."""
+
+
 def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
-    """Return `` (did you mean 'x'? known: a, b, x)`` for an unknown name.
+    """Return `` (did you mean 'x'? known: a, b, x)`` for an unknown name; of many known names, the closest.
 
     >>> nearest("1f2b", ["gpipe", "1f1b"])
     " (did you mean '1f1b'? known: 1f1b, gpipe)"
+    >>> nearest("key7", [f"key{number}" for number in range(70, 120)])
+    " (did you mean 'key79'? closest of 50: key79, key78, key77, key76, key75)"
     """
     import difflib
 
@@ -168,7 +175,25 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
     if not names:
         return " (none is known)"
     guess = f"did you mean '{close[0]}'? " if close else ""
-    return f" ({guess}known: {', '.join(names)})"
+    if len(names) <= _MOST_NAMES:
+        return f" ({guess}known: {', '.join(names)})"
+    closest = difflib.get_close_matches(name, names, n=_CLOSEST_NAMES, cutoff=0)
+    closest = [*close, *(one for one in closest if one not in close)][:_CLOSEST_NAMES]
+    return f" ({guess}closest of {len(names)}: {', '.join(closest)})"
+
+
+def divisors_near(size: int, *numbers: int) -> str:
+    """Return the common divisors of ``numbers`` on either side of ``size``.
+
+    >>> divisors_near(6, 64, 8)
+    '4 or 8'
+    """
+    divisor = gcd(*numbers)
+    small = [each for each in range(1, isqrt(divisor) + 1) if divisor % each == 0]
+    common = sorted({*small, *(divisor // each for each in small)})
+    below = [each for each in common if each <= size][-1:]
+    above = [each for each in common if each > size][:1]
+    return " or ".join(map(str, below + above))
 
 
 def _located(message: str, file: str, line: int, column: int, key: str) -> str:

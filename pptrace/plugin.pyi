@@ -19,6 +19,7 @@ from pptrace.errors import PptraceError as PptraceError
 from pptrace.errors import ScheduleError as ScheduleError
 from pptrace.errors import TableError as TableError
 from pptrace.errors import TraceError as TraceError
+from pptrace.errors import divisors_near as divisors_near
 from pptrace.errors import nearest as nearest
 from pptrace.files import print_or_write as print_or_write
 from pptrace.files import replace_file as replace_file

@@ -17,7 +17,7 @@ from pptrace.config.overrides import Assignment, assignments, overlaid, plain
 from pptrace.config.places import Document, Place, Places, error_at, key_text, record
 from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice, grid_key, is_yaml_file
 from pptrace.config.validation import merged, validate_options
-from pptrace.errors import ConfigError, nearest
+from pptrace.errors import ConfigError, divisors_near, nearest
 from pptrace.memo import shared, shares
 
 if TYPE_CHECKING:
@@ -373,7 +373,9 @@ def _check_agreement(resolved: Resolved) -> None:
         message = f"reshard: {reduction.subgroup or rule.value} frees weights itself: remove one of the two keys"
         raise error("data_parallel.active_stages", message)
     if reduction.shard is not None and replicas % reduction.shard:
-        raise error("data_parallel.shard", f"{reduction.shard} does not divide dp {replicas}")
+        near = divisors_near(reduction.shard, replicas)
+        message = f"{reduction.shard} does not divide dp {replicas}; nearest that work: {near}"
+        raise error("data_parallel.shard", message)
 
 
 def _with_reshard_rule(resolved: Resolved) -> Resolved:

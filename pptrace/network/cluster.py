@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pptrace.errors import ConfigError, PluginError
+from pptrace.errors import ConfigError, PluginError, divisors_near
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Flat, Links, Paths
 
 if TYPE_CHECKING:
@@ -81,13 +81,16 @@ class Layout:
             processes = self.tp * self.cp * self.dp
             if processes % self.etp:
                 message = f"{self.etp} does not divide tp x cp x dp = {self.tp} x {self.cp} x {self.dp}"
-                raise ConfigError(message, key="parallel.etp")
+                near = divisors_near(self.etp, processes)
+                raise ConfigError(f"{message}; nearest that work: {near}", key="parallel.etp")
             if processes % (self.ep * self.etp):
                 message = f"{self.ep} x etp ({self.etp}) does not divide tp x cp x dp = {processes}"
-                raise ConfigError(message, key="parallel.ep")
+                near = divisors_near(self.ep, processes // self.etp)
+                raise ConfigError(f"{message}; nearest that work: {near}", key="parallel.ep")
         elif (self.dp * self.cp) % self.ep:
             message = f"{self.ep} does not divide dp x cp = {self.dp} x {self.cp}"
-            raise ConfigError(message, key="parallel.ep")
+            near = divisors_near(self.ep, self.dp * self.cp)
+            raise ConfigError(f"{message}; nearest that work: {near}", key="parallel.ep")
 
     @property
     def folded(self) -> bool:

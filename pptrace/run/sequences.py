@@ -465,7 +465,8 @@ def _packed(resolved: Resolved, documents: Documents, hidden: int) -> tuple[Reso
         values = {"microbatches": most, "global_batch": most * parallel.dp * batch.micro}
         resolved = resolved.with_values("batch", values, "as many as the documents fill")
     elif most != batch.known_microbatches:
-        message = f"the documents of a replica fill {most}, not {batch.known_microbatches}: remove the key"
+        counted = f"the {documents.count} documents of batch.documents.count fill {most} microbatches of a replica"
+        message = f"{counted}, not {batch.known_microbatches}: remove one of the two keys"
         raise resolved.error("batch.microbatches", f"{message}, or write batch.documents.equal: true")
     unit = parallel.tp if parallel.sequence_parallel else 1
     most = min(max(_MOST_STAGES // ((parallel.pp or 1) * parallel.vp), FEWEST_PACKS), MOST_PACKS)

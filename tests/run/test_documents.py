@@ -187,7 +187,7 @@ def test_attention_of_a_table_follows_the_squares() -> None:
     ({"histogram": {"8": 0}}, {}, "all shares are 0"),
     ({"lengths": "no-such.csv"}, {}, "batch.documents.lengths: no-such.csv cannot be read"),
     ({"fixed": 8, "dynamic_cp": True}, {}, "groups are powers of two up to parallel.cp (1)"),
-    ({"fixed": 8000, "count": 40}, {"dp": 2}, "the documents of a replica fill 20, not 4: remove the key"),
+    ({"fixed": 8000, "count": 40}, {"dp": 2}, "fill 20 microbatches of a replica, not 4: remove one of"),
     ({"fixed": 8000, "count": 40, "equal": True}, {"dp": 2}, "fill 20 sequences in order of arrival"),
     ({"fixed": 8000, "count": 1}, {"dp": 2}, "1 documents are fewer than the sequences of the step"),
     ({"fixed": 8192, "count": 9}, {"dp": 2, "microbatches": None, "schedule": "dualpipe-v"}, "have 4 to 5"),

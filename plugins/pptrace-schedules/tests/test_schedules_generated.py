@@ -385,8 +385,9 @@ def test_each_rank_has_its_own_memory() -> None:
             {},
             {"device_bytes": 100, "stage_bytes": (20, 20, 97, 20, 20, 20, 20, 20)},
             (
-                "rank 2 has none for activations and one microbatch takes 4 B, 21 B more; "
-                "nearest that work: 21 B more per device, or smaller microbatches"
+                "rank 2 has none beside 117 B of state for activations and one microbatch takes 4 B, 21 B more; "
+                "nearest that work: 21 B more per device, or smaller microbatches or less state "
+                "(parallel.tp, costs.zero)"
             ),
         ),
     ],

@@ -18,13 +18,13 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.plugin import ConfigError, ConstraintError, EncoderGrid
+from pptrace.plugin import ConfigError, ConstraintError, EncoderGrid, divisors_near
 from pptrace_models import flops, memory
 from pptrace_models.accelerator import groups_of
 from pptrace_models.layer import Linear, Shard, Work, shard
 from pptrace_models.layer_times import Cost, GroupTimes, layer_cost
 from pptrace_models.options import gradient_bytes
-from pptrace_models.transformer import Layer, Transformer, divisors_near, encoder_key
+from pptrace_models.transformer import Layer, Transformer, encoder_key
 
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest

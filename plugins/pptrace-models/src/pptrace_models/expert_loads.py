@@ -174,7 +174,7 @@ class _Tokens(NamedTuple):
             group_tokens = shard.tokens * shard.ep * shard.etp // shard.tp
             experts = _drawn(load, model, group_tokens, layers, step)
             return cls(experts=experts, sources=np.ones((*experts.shape[:2], 1)), is_random=True)
-        return _of_table(_read(load.name), model, shard, step)
+        return _of_table(load.name, model, shard, step)
 
 
 def _placement(load: ExpertLoad, model: Transformer, shard: Shard, tokens: _Tokens) -> tuple[Floats, str]:
@@ -334,8 +334,9 @@ _Table = dict[str, "Int64s"]
 """Columns of equal length by name; an absent column applies to all."""
 
 
-def _of_table(table: _Table, model: Transformer, shard: Shard, step: int) -> _Tokens:
-    """Return the loads in a table of a step, for all layers of a model."""
+def _of_table(name: str, model: Transformer, shard: Shard, step: int) -> _Tokens:
+    """Return the loads of a step in a file or folder, for all layers of a model."""
+    table = _read(name)
     rows = np.ones(table["tokens"].size, dtype=bool)
     if "step" in table:
         rows = table["step"] == step
@@ -343,8 +344,11 @@ def _of_table(table: _Table, model: Transformer, shard: Shard, step: int) -> _To
             steps = np.unique(table["step"])
             _refuse(f"has no step {step}, but {_listed(steps)}", "step")
     selected = {name: column[rows] for name, column in table.items()}
-    if int(selected["expert"].max()) >= model.num_experts:
-        _refuse(f"has expert {selected['expert'].max()}, and model.num_experts is {model.num_experts}")
+    unknown = np.flatnonzero(rows & (table["expert"] >= model.num_experts))
+    if unknown.size:
+        expert = table["expert"][unknown[0]]
+        experts = f"there are {model.num_experts}, 0 to {model.num_experts - 1} (model.num_experts)"
+        _refuse(f"{_row_text(name, int(unknown[0]))}: expert {expert}: {experts}")
     zeros = np.zeros(selected["tokens"].size, dtype=np.int64)
     layers, layer = np.unique(selected.get("layer", zeros), return_inverse=True)
     microbatches, microbatch = np.unique(selected.get("microbatch", zeros), return_inverse=True)
@@ -365,6 +369,15 @@ def _of_table(table: _Table, model: Transformer, shard: Shard, step: int) -> _To
     places = _layer_places(layers, model) if "layer" in selected else [0] * (model.layers + bool(model.mtp))
     loads = counts * model.num_experts / totals
     return _Tokens(experts=loads[:, places], sources=sources[:, places])
+
+
+def _row_text(name: str, index: int) -> str:
+    """Return a file with the row of a value as text; rows count from 1, with the head of a CSV file."""
+    if Path(name).suffix.lower() == ".csv":
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        filled = [number for number, line in enumerate(lines, 1) if line.partition("#")[0].strip()]
+        return f"{name}: row {filled[index + 1]}"
+    return name if Path(name).is_dir() else f"{name}: row {index + 1}"
 
 
 def _layer_places(layers: Int64s, model: Transformer) -> list[int]:
@@ -419,8 +432,12 @@ def _read_file(path: Path, _changed_ns: int, _size: int) -> _Table:
     if not table["tokens"].size:
         _refuse(f"{path} has no rows")
     for column, values in table.items():
-        if not np.issubdtype(values.dtype, np.integer) or (values < 0).any():
+        if not np.issubdtype(values.dtype, np.integer):
             _refuse(f"{path}: column {column} is not of whole numbers from 0")
+        negative = np.flatnonzero(values < 0)
+        if negative.size:
+            value = values[negative[0]]
+            _refuse(f"{_row_text(str(path), int(negative[0]))}: {column} is {value}: write a whole number from 0")
     return {name: values.astype(np.int64) for name, values in table.items()}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from pptrace.plugin import ConfigError, ConstraintError
-from pptrace_models.transformer import NARROW, divisors_near, kept_precision
+from pptrace.plugin import ConfigError, ConstraintError, divisors_near
+from pptrace_models.transformer import NARROW, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

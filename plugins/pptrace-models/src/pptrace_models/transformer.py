@@ -3,16 +3,16 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from inspect import cleandoc
-from math import ceil, gcd, isqrt
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pptrace.plugin import ConfigError, nearest, shared
+from pptrace.plugin import ConfigError, divisors_near, nearest, shared
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PARAMETER_ROWS = 100
@@ -68,18 +68,6 @@ def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
     raise ConfigError(message, key=place)
 
 
-def divisors_near(size: int, *numbers: int) -> str:
-    """Return the common divisors of ``numbers`` on either side of ``size``.
-
-    >>> divisors_near(6, 64, 8)
-    '4 or 8'
-    """
-    common = _common_divisors(numbers)
-    below = [d for d in common if d <= size][-1:]
-    above = [d for d in common if d > size][:1]
-    return " or ".join(map(str, below + above))
-
-
 @cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
     """Return the docstrings of the fields of each class of a module; none where it has no source.
@@ -94,12 +82,6 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
         name: {field: cleandoc(text) for field, text in _FIELD.findall(body)}
         for name, body in zip(classes[::2], classes[1::2], strict=True)
     }
-
-
-def _common_divisors(numbers: Iterable[int]) -> list[int]:
-    divisor = gcd(*numbers)
-    small = [d for d in range(1, isqrt(divisor) + 1) if divisor % d == 0]
-    return sorted({*small, *(divisor // d for d in small)})
 
 
 Count = Annotated[int, Field(ge=1, le=100_000)]

@@ -60,7 +60,7 @@ def room_for(request: ScheduleRequest, placement: Placement, most: int) -> Room:
     room = most * needed // request.chunks
     limit = _limit(request, placement) if known else None
     if limit is not None:
-        _check(request, needed, limit)
+        _check(request, placement, needed, limit)
         room = np.minimum(room, limit)
     return Room(taken=taken, kept=np.minimum(kept, taken), rank=np.maximum(room, needed))
 
@@ -79,21 +79,24 @@ def _limit(request: ScheduleRequest, placement: Placement) -> Int64s | None:
     return np.min(limits, axis=0).astype(np.int64) if limits else None
 
 
-def _check(request: ScheduleRequest, needed: Int64s, limit: Int64s) -> None:
+def _check(request: ScheduleRequest, placement: Placement, needed: Int64s, limit: Int64s) -> None:
     short = needed - limit
     rank = int(np.argmax(short))
     if short[rank] <= 0:
         return
     own = request.options.get("memory")
     has = f"has {format_size(int(limit[rank]))}" if limit[rank] > 0 else "has none"
+    state = int(_on_ranks(np.array(request.stage_bytes or [0] * request.stages), placement)[rank])
+    beside = f" beside {format_size(state)} of state" if state and request.device_bytes else ""
     message = (
-        f"rank {rank} {has} for activations and one microbatch takes {format_size(int(needed[rank]))}, "
+        f"rank {rank} {has}{beside} for activations and one microbatch takes {format_size(int(needed[rank]))}, "
         f"{format_size(int(short[rank]))} more"
     )
     if own and int(own) <= limit[rank]:
         raise ConstraintError(message, nearest=_at_least(int(needed.max())), key=_MEMORY, needs_memory=True)
     more = f"{_at_least(int(short[rank]))} more per device"
-    raise ConstraintError(message, nearest=f"{more}, or smaller microbatches", needs_memory=True)
+    ways = "smaller microbatches or less state (parallel.tp, costs.zero)" if beside else "smaller microbatches"
+    raise ConstraintError(message, nearest=f"{more}, or {ways}", needs_memory=True)
 
 
 def _at_least(size: int) -> str:
