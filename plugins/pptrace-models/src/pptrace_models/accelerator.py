@@ -348,8 +348,11 @@ class ByFormula(_Groups):
     def replicas_ns(
         self, collective: str, count: int, element_bytes: int, *, experts: bool, part: Part = "all"
     ) -> int:
-        """Return the time of a collective in the context-parallel group, then of each share over the network."""
-        rounds, shard = _ROUNDS[collective], self.shard
+        """Return the time of a collective in the context-parallel group, then of each share over the network.
+
+        The messages of an all-to-all, for which ``count`` is the elements of one device, are concurrent.
+        """
+        shard = self.shard
         members = shard.members(part, experts=experts)
         cp = 1 if experts or part == "replicate" else gcd(shard.cp, members)
         members //= cp
@@ -357,9 +360,14 @@ class ByFormula(_Groups):
         if part == "replicate":
             distance = distance * shard.members("shard", experts=experts) // (1 if experts else shard.cp)
         outer = self._replica_fabric(distance, members, part)
+        inner = group_fabric(self.device, self.network, shard.tp * cp)
+        if collective == "all-to-all":
+            parts, size_bytes = members * cp, count * element_bytes
+            over_network_ns = outer.carry_ns(size_bytes * (parts - cp), parts) if members > 1 else 0
+            return max(over_network_ns, inner.carry_ns(size_bytes * (cp - 1), parts) if cp > 1 else 0)
+        rounds = _ROUNDS[collective]
         if cp == 1:
             return outer.ring_ns(count * element_bytes, members, rounds)
-        inner = group_fabric(self.device, self.network, shard.tp * cp)
         share = -(-count // cp)
         return inner.ring_ns(count * element_bytes, cp, rounds) + outer.ring_ns(
             share * element_bytes, members, rounds

@@ -89,6 +89,12 @@ class Shard(NamedTuple):
         return sizes[part]
 
     @property
+    def sharing(self) -> Part:
+        """The group of replicas that shares state."""
+        is_whole = self.shards == self.replicas and self.expert_shards == self.expert_replicas
+        return "all" if is_whole else "shard"
+
+    @property
     def is_split(self) -> bool:
         """Whether activations between tensor-parallel regions are split over the sequence."""
         return self.split_tokens != self.tokens

@@ -20,13 +20,12 @@ from pptrace_models.options import gradient_bytes, optimizer_bytes
 from pptrace_models.transformer import NARROW, Delta
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterable, Sequence
 
     from pptrace_models.accelerator import Accelerator, Groups
     from pptrace_models.layer import Linear, Part, Shard
     from pptrace_models.layer_times import Costing
-    from pptrace_models.muon import Matrix
+    from pptrace_models.muon import Matrices
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Layer, Mamba, Transformer
 
@@ -413,7 +412,7 @@ def state(
     gathered: Held,
     reduced: Held | None,
     separate_groups: bool,
-    muon: Counter[Matrix],
+    muon: Matrices,
 ) -> dict[str, int]:
     """Return a stage's training state on one device, in bytes, and the times of its reduction and update, in ns.
 
@@ -424,7 +423,7 @@ def state(
         reduced: the most parameters with unreduced gradients at once; None if all are reduced together, and the
             device's share then replaces the unreduced gradients.
         separate_groups: whether the reduction between shard groups is a separate action, else it is part of each.
-        muon: the number of matrices of each shape that Muon updates.
+        muon: the matrices that Muon updates.
     """
     model, shard, options = costing.model, costing.shard, costing.options
     master = model.precision != "fp32"
@@ -432,10 +431,7 @@ def state(
     gradient, count = gradient_bytes(options), held.trained()
     owned = _owned(shard, held) if options.zero else count
     updated = _outer_owned(shard, held) if options.outer_sharding else owned
-    by_muon = Held(
-        dense=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if not matrix.expert),
-        experts=sum(times * matrix.width * matrix.share for matrix, times in muon.items() if matrix.expert),
-    )
+    by_muon = Held(dense=muon.parameters(expert=False), experts=muon.parameters(expert=True))
     saved_moment = kept - optimizer_bytes(options, master=master, moments=1)
     saved = saved_moment * (_owned(shard, by_muon) if options.zero else by_muon.trained())
     shards_gradients, shards_weights = options.zero >= GRADIENTS, options.zero >= WEIGHTS
@@ -452,7 +448,7 @@ def state(
     gathered_bytes = _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0
     if shards_gradients:
         gather = [("all-gather", model.element_bytes)]
-        unshard_ns = _replicas_ns(costing.groups, gathered_each_step, gather, _sharing(shard))
+        unshard_ns = _replicas_ns(costing.groups, gathered_each_step, gather, shard.sharing)
         if shard.subgroup:
             unshard_subgroup_ns = _replicas_ns(costing.groups, gathered_each_step, gather, "subgroup")
         # With copied shards, a device has its share of the reduced gradients besides the unreduced ones.
@@ -579,18 +575,18 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
 def _reduce_ns(costing: Costing, held: Held) -> int:
     """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
 
-    With ZeRO 1, an all-gather of the weights follows. Muon needs whole gradients, so it has an all-reduce.
+    With ZeRO 1, an all-gather of the weights follows. Muon has an all-reduce there.
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
         return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
-    if options.optimizer == "muon":
+    if options.optimizer == "muon" and options.zero < GRADIENTS:
         return _replicas_ns(
             costing.groups, held, [("all-reduce", gradient), ("all-gather", costing.model.element_bytes)]
         )
     weight = 1 if _gathers_in_fp8(costing) else costing.model.element_bytes
     gather = [("all-gather", weight)] if options.zero < GRADIENTS else []
-    return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather], _sharing(costing.shard))
+    return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather], costing.shard.sharing)
 
 
 def _reduce_groups_ns(costing: Costing, held: Held) -> int:
@@ -599,18 +595,12 @@ def _reduce_groups_ns(costing: Costing, held: Held) -> int:
     If the groups share the optimizer state, it is a reduce-scatter, and an all-gather of the weights follows.
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
-    if not options.zero or options.optimizer == "muon" or _sharing(costing.shard) == "all":
+    if not options.zero or costing.shard.sharing == "all":
         return 0
     collectives = [("all-reduce", gradient)]
     if options.outer_sharding:
         collectives = [("reduce-scatter", gradient), ("all-gather", costing.model.element_bytes)]
     return _replicas_ns(costing.groups, _share(costing.shard, held), collectives, "replicate")
-
-
-def _sharing(shard: Shard) -> Part:
-    """Return the group of replicas that shares state."""
-    is_whole = shard.shards == shard.replicas and shard.expert_shards == shard.expert_replicas
-    return "all" if is_whole else "shard"
 
 
 def _replicas_ns(groups: Groups, held: Held, collectives: Sequence[tuple[str, int]], part: Part = "all") -> int:

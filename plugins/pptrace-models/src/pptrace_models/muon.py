@@ -2,6 +2,9 @@
 
 With ``zero: 1`` it runs as Megatron-LM's layer-wise optimizer (``core/optimizer/layer_wise_optimizer.py``):
 gradients are all-reduced, each replica updates whole matrices, the slowest first, and all gather the weights.
+With ``zero: 2``, its buffers have whole matrices in each share, so gradients are reduce-scattered.
+With ``zero: 3``, each device has a part of each matrix. An all-to-all sends momentum to the device that iterates,
+and another one returns the update (torchtitan's ``distributed/flex_shard/dist_muon.py``, Dion's ``dion/muon.py``).
 Embedding, LM head, norms and biases have Adam.
 """
 
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pptrace_models.layer import Product, Work, linears
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from pptrace_models.layer_times import Costing
     from pptrace_models.transformer import Layer
@@ -33,8 +36,27 @@ class Matrix(NamedTuple):
     """Whether it belongs to an expert."""
 
 
-def matrices(costing: Costing, layers: Iterable[Layer]) -> Counter[Matrix]:
-    """Return the number of matrices of each shape that layers have on one device."""
+class Matrices(NamedTuple):
+    """Matrices of a stage on one device."""
+
+    counts: Counter[Matrix]
+    """The number of matrices of each shape."""
+    layers: int = 0
+    """The number of layers that have them."""
+
+    def parameters(self, *, expert: bool) -> int:
+        """Return the parameters of experts' matrices, or of all others, on one device."""
+        return sum(
+            count * matrix.width * matrix.share for matrix, count in self.counts.items() if matrix.expert == expert
+        )
+
+
+NONE = Matrices(Counter())
+"""No matrices."""
+
+
+def matrices(costing: Costing, layers: Sequence[Layer]) -> Matrices:
+    """Return the matrices that layers have on one device."""
     model, shard, counts = costing.model, costing.shard, Counter[Matrix]()
     residual = {model.hidden, model.token_width}
     for kind, count in Counter(layers).items():
@@ -44,14 +66,43 @@ def matrices(costing: Costing, layers: Iterable[Layer]) -> Counter[Matrix]:
             is_row_parallel = linear.outputs in residual and linear.inputs not in residual
             width, share = (linear.outputs, linear.inputs) if is_row_parallel else (linear.inputs, linear.outputs)
             counts[Matrix(width, share, tp, expert)] += count * (linear.copies - shard.replicated * expert)
-    return counts
+    return Matrices(counts, len(layers))
 
 
-def update_ns(costing: Costing, counts: Counter[Matrix]) -> int:
-    """Return the time in which the busiest replica orthogonalizes its matrices, in ns."""
+def update_ns(costing: Costing, updated: Matrices) -> int:
+    """Return the time in which the busiest replica orthogonalizes its matrices, with their exchange, in ns.
+
+    With ``overlap_muon``, layers are equal pieces that pass through exchange and iterations. The shorter of both
+    is exposed for one layer.
+    """
+    iterations_ns = _iterations_ns(costing, updated.counts)
+    exchange_ns = _exchange_ns(costing, updated) if costing.options.zero == _SHARDED_WEIGHTS else 0
+    shorter_ns, longer_ns = sorted((iterations_ns, exchange_ns))
+    pieces = max(updated.layers, 1) if costing.options.overlap_muon else 1
+    return longer_ns + -(-shorter_ns // pieces)
+
+
+def _exchange_ns(costing: Costing, updated: Matrices) -> int:
+    """Return the time to send momentum to the devices that iterate, and updates back, in ns.
+
+    Devices that share at least as many experts as they are have whole experts (``Shard(0)`` in torchtitan's
+    ``distributed/fsdp.py``), which stay.
+    """
+    shard = costing.shard
+    has_whole_experts = shard.experts - shard.replicated >= shard.expert_shards
+    return sum(
+        2 * costing.groups.replicas_ns("all-to-all", share, _MOMENTUM_BYTES, experts=expert, part=shard.sharing)
+        for expert, shards in ((False, shard.shards), (True, shard.expert_shards))
+        for share in [-(-updated.parameters(expert=expert) // shards)]
+        if share and not (expert and has_whole_experts)
+    )
+
+
+def _iterations_ns(costing: Costing, counts: Counter[Matrix]) -> int:
+    """Return the time of the iterations on the busiest replica, in ns."""
     shard, zero = costing.shard, costing.options.zero
     total_ns = 0
-    for is_expert, replicas in ((False, shard.replicas), (True, shard.expert_replicas)):
+    for is_expert, replicas in ((False, shard.shards), (True, shard.expert_shards)):
         times = sorted(
             (
                 time_ns
@@ -87,4 +138,5 @@ def _orthogonalization_ns(costing: Costing, matrix: Matrix) -> int:
 
 
 _MOMENTUM_BYTES = 2
-"""Iterations and gathers are in BF16."""
+"""Iterations, gathers and exchanges are in BF16."""
+_SHARDED_WEIGHTS = 3

@@ -28,12 +28,15 @@ class RooflineOptions(Parameters):
     """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
     optimizer: Literal["adam", "muon"] = "adam"
     """The optimizer. With ``muon``, matrices of layers have one moment, and each step orthogonalizes it.
-    Embedding, LM head, norms and biases have Adam. Needs ``zero`` 0 or 1."""
+    Embedding, LM head, norms and biases have Adam. With ``zero: 3``, devices exchange their parts of matrices."""
     muon_steps: Annotated[int, Field(ge=1, le=100)] = 5
     """Newton-Schulz iterations of Muon (``--muon-num-ns-steps``)."""
     muon_tp: Literal["duplicated", "blockwise"] = "duplicated"
     """Muon of matrices that tensor parallelism splits (``--muon-tp-mode``): each device gathers and orthogonalizes
     the whole matrix, or its own part."""
+    overlap_muon: bool = True
+    """Whether the exchange of matrices with ``zero: 3`` overlaps with iterations on other layers, as in
+    torchtitan's ``DistMuon`` and in Dion."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
     """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``; fp32 by
     default. ``remainder`` has the 16 bits of an fp32 copy that bf16 weights lack (``store_param_remainders``)."""
@@ -176,12 +179,6 @@ class RooflineOptions(Parameters):
     def _has_one_loss(self) -> Self:
         if self.fused_loss and self.eager_loss:
             raise ValueError("eager_loss: the loss is fused; remove one of the two keys")
-        return self
-
-    @model_validator(mode="after")
-    def _muon_has_whole_gradients(self) -> Self:
-        if self.optimizer == "muon" and self.zero > 1:
-            raise ValueError("zero: muon updates whole matrices; write 0 or 1")
         return self
 
 

@@ -223,10 +223,13 @@ def _check_options(options: RooflineOptions) -> None:
 
 def _check_parallel(request: CostRequest, options: RooflineOptions) -> None:
     """Check that the options fit the shard groups and the grids of the job."""
-    if (request.shard or request.expert_shard) and (not options.zero or options.optimizer == "muon"):
-        reason = "muon updates whole matrices" if options.zero else "no state is sharded: write costs.zero: 3"
+    is_whole = options.optimizer == "muon" and options.zero < memory.WEIGHTS
+    if (request.shard or request.expert_shard) and (not options.zero or is_whole):
+        reason = "muon divides whole matrices among all replicas" if options.zero else "no state is sharded"
         key = "data_parallel.shard" if request.shard else "data_parallel.expert_shard"
-        raise ConfigError(f"{reason}, or remove the key", key=key)
+        raise ConfigError(f"{reason}: write costs.zero: 3, or remove the key", key=key)
+    if options.outer_sharding and options.optimizer == "muon":
+        raise ConfigError("muon exchanges matrices in a shard group only: write false", key="costs.outer_sharding")
     if options.outer_sharding and not ((request.shard or request.expert_shard) and options.zero == memory.WEIGHTS):
         message = "shard groups share less than all state: write costs.zero: 3 and data_parallel.shard beside it"
         raise ConfigError(message, key="costs.outer_sharding")
@@ -367,7 +370,7 @@ class _Job:
             parts[0] = parts[0] + beside
             frozen = self.model.frozen
             rows += [
-                self._module_state(costing, [part.untrained() if frozen else part], Counter()) for part in parts
+                self._module_state(costing, [part.untrained() if frozen else part], muon.NONE) for part in parts
             ]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -651,7 +654,7 @@ class _Job:
                 others += items[first:end]
             else:
                 # The encoder's replicas are other devices than those of the decoder: each reduces its gradients.
-                states.append(self._module_state(tower.costing(costing), items[first:end], Counter()))
+                states.append(self._module_state(tower.costing(costing), items[first:end], muon.NONE))
             first = end
         others += items[first:]
         if others or not states:
@@ -659,7 +662,7 @@ class _Job:
         return {name: sum(state[name] for state in states) for name in states[0]}
 
     def _module_state(
-        self, costing: Costing, items: Sequence[memory.Held], matrices: Counter[muon.Matrix]
+        self, costing: Costing, items: Sequence[memory.Held], matrices: muon.Matrices
     ) -> dict[str, int]:
         """Return the training state of items of one module."""
         held = summed(memory.Held(), items)
@@ -680,10 +683,10 @@ class _Job:
         is_last = self.request.reduce_groups == "last" or self.options.outer_sharding
         return is_last and self.request.reduce_each and self.options.zero >= memory.GRADIENTS
 
-    def _muon_matrices(self, costing: Costing, stage: Stage) -> Counter[muon.Matrix]:
+    def _muon_matrices(self, costing: Costing, stage: Stage) -> muon.Matrices:
         """Return the matrices of a stage that Muon updates."""
         if self.options.optimizer != "muon" or self.model.frozen:
-            return Counter()
+            return muon.NONE
         return muon.matrices(costing, (*stage.layers, *stage.predictions))
 
     def _held_items(self, stage: Stage) -> list[memory.Held]:
