@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from pptrace_models.kernel_times import Shaped
 from pptrace_models.layer import Cast, linears
-from pptrace_models.muon import update_ns
 from pptrace_models.options import gradient_bytes, optimizer_bytes
 from pptrace_models.transformer import NARROW, Delta
 
@@ -416,6 +415,8 @@ def state(
 ) -> dict[str, int]:
     """Return a stage's training state on one device, in bytes, and the times of its reduction and update, in ns.
 
+    The update has no iterations of Muon.
+
     Args:
         costing: the inputs of times.
         held: the stage's parameters.
@@ -465,8 +466,7 @@ def state(
         "reduce_ns": reduce_ns,
         "reduce_groups_ns": reduce_groups_ns,
         "reduced_bytes": owned * gradient,
-        "optimizer_ns": update_ns(costing, muon)
-        + _update_ns(costing.device, updated * touched - 2 * saved + _cast_bytes(costing, count)),
+        "optimizer_ns": _update_ns(costing.device, updated * touched - 2 * saved + _cast_bytes(costing, count)),
         "unshard_ns": unshard_ns,
         "gathered_bytes": gathered_bytes,
         "unshard_subgroup_ns": unshard_subgroup_ns,

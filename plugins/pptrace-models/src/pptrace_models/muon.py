@@ -44,10 +44,12 @@ class Matrices(NamedTuple):
     layers: int = 0
     """The number of layers that have them."""
 
-    def parameters(self, *, expert: bool) -> int:
-        """Return the parameters of experts' matrices, or of all others, on one device."""
+    def parameters(self, *, expert: bool | None = None) -> int:
+        """Return the parameters on one device: of experts, of other matrices, or of all by default."""
         return sum(
-            count * matrix.width * matrix.share for matrix, count in self.counts.items() if matrix.expert == expert
+            count * matrix.width * matrix.share
+            for matrix, count in self.counts.items()
+            if expert is None or matrix.expert == expert
         )
 
 

@@ -109,6 +109,8 @@ def build(request: CostRequest) -> Workload:
     if by_weight:
         if options.segments:
             raise ConfigError("segments are of whole layers: write a number of units", key="data_parallel.units")
+        if options.optimizer == "muon":
+            raise ConfigError("muon balances whole layers: write a number of units", key="data_parallel.units")
         columns, *by_class = (job.microbatch_columns_of_weights(of_stages, each) for each in (columns, *by_class))
         state = job.state_columns_of_weights(of_stages)
         sent = back = [0] * request.stages
@@ -658,8 +660,18 @@ class _Job:
             first = end
         others += items[first:]
         if others or not states:
-            states.append(self._module_state(costing, others, self._muon_matrices(costing, stage)))
-        return {name: sum(state[name] for state in states) for name in states[0]}
+            states.append(self._module_state(costing, others, self._muon_matrices(costing, [stage])))
+        state = {name: sum(state[name] for state in states) for name in states[0]}
+        return state | {"optimizer_ns": state["optimizer_ns"] + self._muon_ns(costing, stage)}
+
+    def _muon_ns(self, costing: Costing, stage: Stage) -> int:
+        """Return the time in which Muon orthogonalizes the matrices of a stage, in ns.
+
+        Replicas balance the matrices of all units, so a unit has a share of the time of all.
+        """
+        own = self._muon_matrices(costing, [stage])
+        whole = self._muon_matrices(costing, self.stages) if self.request.units else own
+        return muon.update_ns(costing, whole) * own.parameters() // max(whole.parameters(), 1)
 
     def _module_state(
         self, costing: Costing, items: Sequence[memory.Held], matrices: muon.Matrices
@@ -683,11 +695,12 @@ class _Job:
         is_last = self.request.reduce_groups == "last" or self.options.outer_sharding
         return is_last and self.request.reduce_each and self.options.zero >= memory.GRADIENTS
 
-    def _muon_matrices(self, costing: Costing, stage: Stage) -> muon.Matrices:
-        """Return the matrices of a stage that Muon updates."""
+    def _muon_matrices(self, costing: Costing, stages: Iterable[Stage]) -> muon.Matrices:
+        """Return the matrices of stages that Muon updates."""
         if self.options.optimizer != "muon" or self.model.frozen:
             return muon.NONE
-        return muon.matrices(costing, (*stage.layers, *stage.predictions))
+        layers = [layer for stage in stages for layer in (*stage.layers, *stage.predictions)]
+        return muon.matrices(costing, layers)
 
     def _held_items(self, stage: Stage) -> list[memory.Held]:
         """Return the parameters of each item of a stage.
