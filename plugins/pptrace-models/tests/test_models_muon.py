@@ -149,3 +149,26 @@ def test_shard_groups_and_whole_matrices_exclude_each_other(costs: Callable[...,
     with pytest.raises(ConfigError, match="muon exchanges matrices in a shard group only"):
         costs(options={"optimizer": "muon", "zero": 3, "outer_sharding": True}, dp=8, shard=4, **ONE_STAGE)
     assert costs(options={"optimizer": "muon", "zero": 3}, dp=8, shard=4, **ONE_STAGE).optimizer_ns[0]
+
+
+def test_replicas_balance_the_matrices_of_all_units(costs: Callable[..., Workload]) -> None:
+    """Embedding, layers and head are units. Their iterations take as long as those of one stage."""
+
+    def of_muon(stages: int) -> int:
+        muon, adam = (
+            costs(
+                options={"optimizer": name, "zero": 2},
+                dp=16,
+                **{**ONE_STAGE, "stages": stages, "units": stages > 1},
+            )
+            for name in ("muon", "adam")
+        )
+        return int(muon.optimizer_ns.sum() - adam.optimizer_ns.sum())
+
+    assert of_muon(6) == pytest.approx(of_muon(1), rel=0.01)
+
+
+def test_matrices_that_are_units_are_refused(costs: Callable[..., Workload]) -> None:
+    units = {"units": True, "stages": 2 + 4 * len(of_layer())}
+    with pytest.raises(ConfigError, match="muon balances whole layers: write a number of units"):
+        costs(options={"optimizer": "muon", "zero": 3}, **{**ONE_STAGE, **units})
