@@ -42,7 +42,7 @@ def _paper(billions: float, unit: float) -> Published:
 _MTP, _MTP_COPIES, _MTP_VISION = "MTP", "MTP with embedding and head", "MTP and vision"
 
 # Multi-token prediction by its shapes is one more layer and a matrix of 2h x h. Some checkpoints repeat embedding
-# and head there. DeepSeek-V4 has there a window and no compressed keys; Nemotron 3 attention and experts.
+# and head there. DeepSeek-V4's has a window and no compressed keys; Nemotron 3's has attention and experts.
 # FP8 checkpoints also have scales, less than 0.01 % of the elements.
 PUBLISHED = {
     "gpt3-175b": _paper(175.0, 0.1),

@@ -6,6 +6,7 @@ Source: https://rocm.blogs.amd.com/software-tools-optimization/primus-pipeline/R
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pptrace
 
@@ -58,6 +59,15 @@ def test_six_schedules_of_llama2_7b_gain_what_primus_measured() -> None:
     assert sorted(others, key=gains.__getitem__) == sorted(others, key=measured.__getitem__)
     assert all(abs(gains[name] / measured[name] - 1) < 0.015 for name in PRIMUS)
     assert max(gains["interleaved-1f1b"], gains["zb-h1"]) < gains["zb-v"] < 1.02 * gains["zb-h1"]
+
+
+def test_the_readme_states_the_simulated_gains() -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    variants: list[tuple[int, *tuple[float, ...]]] = [(0,), (0, 1 / 1.4), (200,)]
+    for name in PRIMUS.keys() - {"1f1b"}:
+        simulated = [llama2_7b("1f1b", *variant) / llama2_7b(name, *variant) for variant in variants]
+        gains = " | ".join(f"{100 * gain - 100:+.1f} %" for gain in (PRIMUS[name] / PRIMUS["1f1b"], *simulated))
+        assert f"| `{name}` | {PRIMUS[name]:,} | {gains} |" in page
 
 
 def test_what_every_computation_takes_besides_costs_v_shapes_most() -> None:
