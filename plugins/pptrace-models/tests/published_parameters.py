@@ -15,7 +15,7 @@ class Published:
     """Parameters in the source."""
     source: str
     """``checkpoint``: elements of the published safetensors, as listings of Hugging Face's metadata state them;
-    ``paper``; ``name``: of the model."""
+    ``paper``; ``name`` of the model; ``release`` notes."""
     unit: int = 0
     """The last digit of a rounded number; 0 for an exact one."""
     part: str = ""
@@ -95,7 +95,7 @@ PUBLISHED = {
     "nemotron-3-super": _tensors(123_611_012_096, _MTP, 2_942_325_000),
     "nemotron-3-ultra": _tensors(560_524_628_992, _MTP, 11_215_600_000),
     # The layers alone have 314.88 billion, so that the published figure probably leaves out the embedding.
-    "grok-1": Published(314_000_000_000, "name", 1_000_000_000, "probably without embedding", -805_306_368),
+    "grok-1": Published(314_000_000_000, "release", 1_000_000_000, "probably without embedding", -805_306_368),
     "nemotron4-340b": _paper(341.0, 0.1),
     "bloom-176b": _tensors(176_247_271_424),
     "megatron-gpt-1.7b": _paper(1.7, 0.1),
