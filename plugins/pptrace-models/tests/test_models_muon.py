@@ -148,7 +148,6 @@ def test_shard_groups_and_whole_matrices_exclude_each_other(costs: Callable[...,
         costs(options={"optimizer": "muon", "zero": 2}, dp=8, shard=4, **ONE_STAGE)
     with pytest.raises(ConfigError, match="muon exchanges matrices in a shard group only"):
         costs(options={"optimizer": "muon", "zero": 3, "outer_sharding": True}, dp=8, shard=4, **ONE_STAGE)
-    assert costs(options={"optimizer": "muon", "zero": 3}, dp=8, shard=4, **ONE_STAGE).optimizer_ns[0]
 
 
 def test_replicas_balance_the_matrices_of_all_units(costs: Callable[..., Workload]) -> None:
@@ -172,3 +171,10 @@ def test_matrices_that_are_units_are_refused(costs: Callable[..., Workload]) -> 
     units = {"units": True, "stages": 2 + 4 * len(of_layer())}
     with pytest.raises(ConfigError, match="muon balances whole layers: write a number of units"):
         costs(options={"optimizer": "muon", "zero": 3}, **{**ONE_STAGE, **units})
+
+
+def test_each_shard_group_updates_all_matrices(costs: Callable[..., Workload], device: dict[str, Any]) -> None:
+    device |= {"scale_up_bandwidth": 10**17, "scale_up_latency": 0}
+    groups, four, eight = (muon_ns(costs, 0, device=device, **sizes) for sizes in ({"shard": 4}, {"dp": 4}, {}))
+    assert groups == pytest.approx(four, rel=1e-3)
+    assert four > 1.2 * eight
