@@ -34,7 +34,6 @@ from pptrace.run.table_changes import (
     copy_notes,
     count_units,
     overlap_notes,
-    unit_notes,
     with_interleave,
     with_validation,
 )
@@ -243,7 +242,7 @@ def _with_table(
         placement, policy = table.placement, Policy()
     workload = costs.workload_of(table, units=units > 1)
     classes = costs.classes_of(workload)
-    notes = (*overlap_notes(costs, table, workload), *unit_notes(table, costs, workload))
+    notes = overlap_notes(costs, table, workload)
     workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(inputs, workload, network))
     if table.step_microbatches > request.microbatches:

@@ -102,7 +102,9 @@ def _forwards(prepared: Prepared) -> Simulated:
     forwards = replace(forwards, pair=np.full(len(forwards), -1, dtype=np.int32), waits=())
     follows_loop = prepared.policy.program is not None or prepared.policy.lowering is not None
     policy = Policy.of("blocking") if follows_loop else prepared.policy
-    workload = replace(prepared.workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
+    workload = replace(
+        prepared.workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0], meeting_ns=zero[:0]
+    )
     return lower_step(
         forwards, workload, prepared.network, policy, contention=prepared.contention, partial=True
     ).run()

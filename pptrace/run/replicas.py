@@ -7,25 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.choices import Reshard
+from pptrace.config.choices import Reshard, Sharing
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.run.speeds import kinds_of
-from pptrace.sim.simulation import simulate
-from pptrace.steps.kinds import WEIGHT_GRADIENTS, Kind
+from pptrace.sim.cross_rank import find_collectives, with_meetings
+from pptrace.sim.simulation import lower_step, simulate
+from pptrace.steps.kinds import COMPUTE, WEIGHT_GRADIENTS, Kind
+from pptrace.steps.placement import Placement
 from pptrace.timeline.memory import measure_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pptrace.run.inputs import Prepared
     from pptrace.run.speeds import ReplicaCosts
     from pptrace.steps.columns import Int64s
+    from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaDifferences:
-    """The replicas of a step that differ, each simulated alone."""
+    """The replicas of a step that differ, each simulated alone, or all together if they gather units."""
 
     kind_of: Int64s
     """The kind of each replica, shape (replicas,)."""
@@ -35,15 +38,21 @@ class ReplicaDifferences:
     """Time of each stage's complete gradients, shape (kinds, stages)."""
     peak_bytes: Int64s
     """Peak memory of each rank, shape (kinds, ranks)."""
+    computation_ns: Int64s
+    """Time until the last gradient, and of units the time of their computations, shape (kinds,)."""
+    meeting_ns: Int64s
+    """Times at which all replicas have issued each collective of units, in the order of issue; else empty."""
 
     @property
     def slowest(self) -> int:
         """Return the kind with the longest computation."""
-        return int(np.argmax(self.ready_ns.max(axis=1)))
+        return int(np.argmax(self.computation_ns))
 
     def inputs_of(self, prepared: Prepared, differing: ReplicaCosts, kind: int) -> Prepared:
-        """Return the inputs of replicas of one kind, whose reductions wait for all replicas."""
+        """Return the inputs of replicas of one kind, whose collectives wait for all replicas."""
         prepared = _replica(prepared, differing, int(self.first[kind]))
+        if self.meeting_ns.size:
+            return replace(prepared, workload=replace(prepared.workload, meeting_ns=self.meeting_ns))
         released_ns = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
         return replace(prepared, workload=replace(prepared.workload, released_ns=released_ns))
 
@@ -63,10 +72,10 @@ def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = N
 
 
 def with_slowest_replica(prepared: Prepared) -> Prepared:
-    """Return the inputs of the slowest replica, or of ``batch.replica``; its reductions wait for all replicas.
+    """Return the inputs of the slowest replica, or of ``batch.replica``; its collectives wait for all replicas.
 
-    Reductions are simultaneous in all replicas, so all steps end at the same time. Inputs of one replica are
-    simulated again, as their costs may differ.
+    Reductions are simultaneous in all replicas, and so are gathers of units. So all steps end at the same time.
+    Inputs of one replica are simulated again, as their costs may differ.
 
     Args:
         prepared: inputs whose costs have a class for each length; unchanged for equal replicas.
@@ -104,6 +113,8 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
         ConfigError: different replicas that synchronise within the step, or have slices of microbatches.
     """
     _check_uncut(prepared, differing)
+    if prepared.units > 1:
+        return _simulate_units(prepared, differing)
     first, kind_of = kinds_of(differing.classes, differing.speeds)
     zero = np.zeros(prepared.workload.stages, dtype=np.int64)
     ready = np.zeros((len(first), zero.size), dtype=np.int64)
@@ -114,7 +125,70 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
         rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
         np.maximum.at(ready_ns, timeline.stage[rows], timeline.end_ns[rows])
         peak[:] = measure_memory(timeline, costs).peak_bytes
-    return ReplicaDifferences(kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks)
+    return ReplicaDifferences(
+        kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks, computation_ns=ready.max(axis=1),
+        meeting_ns=zero[:0],
+    )  # fmt: skip
+
+
+def _simulate_units(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
+    """Simulate one replica of each kind together, as ranks of one table whose collectives start together."""
+    first, kind_of = kinds_of(differing.classes, differing.speeds)
+    kinds, table = len(first), prepared.schedule
+    costs = _costs_of_all([each.workload for each in inputs_of_replicas(prepared)], table.microbatches)
+    # Replicas do not share links with each other.
+    contention = prepared.contention._replace(links=Sharing.NONE)
+    lowered = lower_step(
+        _table_of_all(table, kinds), costs, prepared.network, prepared.policy, contention=contention,
+        overlap_reduction=prepared.resolved.experiment.data_parallel.overlaps,
+    )  # fmt: skip
+    timeline = lowered._replace(graph=with_meetings(lowered.graph)).run().timeline
+    rank, duration_ns = timeline.rank_of_row(), timeline.end_ns - timeline.start_ns
+    ready = np.zeros((kinds, table.stages), dtype=np.int64)
+    rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
+    np.maximum.at(ready, (rank[rows], timeline.stage[rows]), timeline.end_ns[rows])
+    computation = np.zeros(kinds, dtype=np.int64)
+    rows = np.flatnonzero(COMPUTE.mask(timeline.kind))
+    np.add.at(computation, rank[rows], duration_ns[rows])
+    collectives = find_collectives(timeline.kind, timeline.lane_stream, timeline.lane_ptr)
+    return ReplicaDifferences(
+        kind_of=kind_of, first=first, ready_ns=ready, computation_ns=computation,
+        peak_bytes=measure_memory(timeline, costs).peak_bytes[:, None],
+        meeting_ns=timeline.start_ns[collectives].reshape(kinds, -1).max(axis=0),
+    )  # fmt: skip
+
+
+def _table_of_all(table: Schedule, replicas: int) -> Schedule:
+    """Return the table of one rank repeated for each replica, with microbatches and a rank for each."""
+    count, microbatches = len(table), table.microbatches
+    offset = np.arange(replicas, dtype=np.int32) * microbatches
+    cells = table.cells.taken(np.tile(np.arange(count), replicas))
+    microbatch = cells.microbatch + np.where(cells.microbatch >= 0, np.repeat(offset, count), 0)
+    placement = Placement(
+        ranks=replicas, edges=table.placement.edges,
+        stage_rank=np.repeat(np.arange(replicas), table.stages).reshape(replicas, -1),
+        microbatch_route=np.repeat(np.arange(replicas), microbatches),
+    )  # fmt: skip
+    moved = np.array([0, 0, 1, 0, 0, 1], dtype=np.int32)
+    return replace(
+        table, placement=placement, row_ptr=np.arange(replicas + 1) * count,
+        waits=tuple(wait + start * moved for wait in table.waits for start in offset),
+        **cells._replace(microbatch=microbatch.astype(np.int32))._asdict(),
+    )  # fmt: skip
+
+
+def _costs_of_all(costs: Sequence[Workload], microbatches: int) -> Workload:
+    """Return the costs of replicas, each with as many microbatches, as classes of one workload."""
+    classes: list[Workload] = []
+    class_of = []
+    for each in costs:
+        own = each.microbatch_class if each.microbatch_class.size else np.zeros(microbatches, dtype=np.int32)
+        class_of.append(own + len(classes) + 1)
+        classes += [replace(each, classes=(), microbatch_class=own[:0]), *each.classes]
+    return replace(
+        costs[0], classes=tuple(classes), microbatch_class=np.concatenate(class_of).astype(np.int32),
+        rank_capacity_bytes=np.zeros(0, dtype=np.int64),
+    )  # fmt: skip
 
 
 def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepared:
@@ -129,7 +203,7 @@ def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepa
 
 
 def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:
-    ends, peaks = differences.ready_ns.max(axis=1), differences.peak_bytes
+    ends, peaks = differences.computation_ns, differences.peak_bytes
     longest, least = format_duration(int(ends.max())), format_duration(int(ends.min()))
     says = f"Of {len(differences.kind_of)} replicas this is number {number}, which computes"
     if shown == differences.slowest:
@@ -146,10 +220,10 @@ def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:
 
 def _check_uncut(prepared: Prepared, differing: ReplicaCosts) -> None:
     resolved, table = prepared.resolved, prepared.schedule
-    configured = resolved.experiment.data_parallel
-    if configured.reduce_each:
+    configured, has_units = resolved.experiment.data_parallel, prepared.units > 1
+    if configured.reduce_each and not has_units:
         raise resolved.error("data_parallel.reduce_each", "replicas that differ reduce once: remove the key")
-    if (table.kind == Kind.RESHARD).any() and configured.reshard not in {None, Reshard.NEVER}:
+    if not has_units and (table.kind == Kind.RESHARD).any() and configured.reshard not in {None, Reshard.NEVER}:
         message = "replicas that differ gather weights once: remove the key"
         raise resolved.error("data_parallel.reshard", message)
     if differing.classes is not None and prepared.slices > 1:

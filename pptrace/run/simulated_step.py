@@ -170,7 +170,7 @@ class Replicas:
         if differing is None:
             return
         differences = simulate_replicas(prepared, differing)
-        slowest_first = np.argsort(-differences.ready_ns.max(axis=1), kind="stable")
+        slowest_first = np.argsort(-differences.computation_ns, kind="stable")
         for kind in slowest_first[:most].tolist():
             numbers = np.flatnonzero(differences.kind_of == kind).tolist()
             yield numbers, SimulatedStep.of(differences.inputs_of(prepared, differing, kind), self.registry)

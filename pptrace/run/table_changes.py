@@ -346,28 +346,32 @@ _DEPTH = 1
 def count_units(resolved: Resolved, table: Schedule, costs: Costs) -> int:
     """Return the number of units of a step without a pipeline; 1 for stages that are no units.
 
-    By default, the only stage has units if all replicas are alike, and if its state is sharded or its gradients
-    are reduced while the last backward computes. Frameworks then reduce buckets, mostly smaller than a layer.
-    Overlapped pairs have whole stages, whose layers hide each other's collectives, unless their state is sharded.
+    By default, the only stage has units if its state is sharded or its gradients are reduced while the last
+    backward computes. Frameworks then reduce buckets, mostly smaller than a layer. Overlapped pairs have whole
+    stages, whose layers hide each other's collectives, unless their state is sharded. Replicas with different
+    numbers of microbatches have whole stages, which are reduced once.
 
     Raises:
-        ConfigError: units of a pipeline, of a table with collectives, or of replicas that differ.
+        ConfigError: units of a pipeline, of a table with collectives, or of replicas with different numbers of
+            microbatches, also by default if their state is sharded.
     """
     reduction, placement = resolved.experiment.data_parallel, table.placement
     is_divisible = placement.ranks * placement.stages * placement.routes == 1 and COMPUTE.mask(table.kind).all()
-    if reduction.units is None and not (is_divisible and costs.are_replicas_alike):
+    if reduction.units is None and not is_divisible:
         return 1
     configured = reduction.units
     if not isinstance(configured, int):
         configured = units_of(reduction, costs.workload_of(table), has_pairs=table.has_pairs)
-    if reduction.units is None:
-        return configured
     if configured > 1 and not is_divisible:
         message = "a pipeline gathers and reduces stages: write pp: 1 and one chunk, or remove the key"
         raise resolved.error("data_parallel.units", message)
-    if configured > 1 and not costs.are_replicas_alike:
-        raise resolved.error("data_parallel.units", "replicas that differ have whole stages: remove the key")
-    return configured
+    if configured == 1 or not costs.sequences or len({*costs.sequences.microbatches}) == 1:
+        return configured
+    if reduction.units is None and not is_sharded(costs.workload_of(table)):
+        return 1
+    numbers = costs.sequences.microbatches
+    message = f"replicas have {min(numbers)} to {max(numbers)} microbatches, and each gathers or reduces units"
+    raise resolved.error("batch.documents", f"{message}: write equal: true, or data_parallel.units: 1")
 
 
 def units_of(reduction: DataParallel, workload: Workload, *, has_pairs: bool) -> int:
@@ -429,13 +433,6 @@ def copy_notes(table: Schedule, workload: Workload) -> tuple[str, ...]:
         if sizes[stages].any() and not times[stages].any():
             untimed.append(kind)
     return (_no_copy_times(*untimed),) if untimed else ()
-
-
-def unit_notes(table: Schedule, costs: Costs, workload: Workload) -> tuple[str, ...]:
-    """Return a note on sharded state that is gathered and reduced as a whole without a pipeline, else nothing."""
-    if costs.are_replicas_alike or table.stages > 1 or workload.units == 1 or not is_sharded(workload):
-        return ()
-    return ("replicas differ, so the whole model is gathered and reduced at once, and not each layer",)
 
 
 _SHARDS = "write costs.zero: 3, or remove the key"

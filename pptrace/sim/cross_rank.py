@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pptrace.errors import ScheduleError
 from pptrace.memo import shared
 from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
-from pptrace.sim.streams import Pairs
+from pptrace.sim.streams import Pairs, sort_edges
 from pptrace.steps.action_insertion import insert_stage_actions, microbatches_of
 from pptrace.steps.actions import group_starts
-from pptrace.steps.columns import distinct, empty_columns
+from pptrace.steps.columns import distinct, empty_columns, unset
 from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
 from pptrace_kernel import run
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.sim.streams import Lanes, TaskColumns
+    from pptrace.sim.task_graph import TaskGraph
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.message_calls import Issue, IssueOrder
@@ -44,12 +47,12 @@ class CrossRankEdges(NamedTuple):
     tasks: int
     """Number of tasks, synchronization tasks included."""
     released_ns: Int64s
-    """Durations of the last tasks, one per stage: when other replicas have the stage's gradients; else empty."""
+    """Durations of the last tasks, which replicas wait for; see :func:`find_cross_rank_edges`."""
 
 
 def find_cross_rank_edges(
     schedule: Schedule,
-    released_ns: Int64s,
+    workload: Workload,
     cells: CellColumns,
     lanes: Lanes,
     tasks: int,
@@ -61,7 +64,7 @@ def find_cross_rank_edges(
 
     Args:
         schedule: the table.
-        released_ns: when other replicas have computed each stage's gradients.
+        workload: costs; ``released_ns`` and ``meeting_ns`` become tasks that end at these times.
         cells: the rows, lane by lane.
         lanes: the rows of each lane.
         tasks: number of tasks so far; synchronization tasks get the next numbers.
@@ -74,7 +77,12 @@ def find_cross_rank_edges(
     explicit = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
     moved = _wait_for_offloads(cells, lanes) if schedule.placement.has_host_state else None
     tasks += hub is not None
-    replicas = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
+    released_ns = workload.released_ns
+    if workload.meeting_ns.size:
+        released_ns = workload.meeting_ns
+        replicas = _wait_for_meetings(cells, lanes, released_ns, tasks)
+    else:
+        replicas = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
     edges = [pairs for pairs in (hub, holders, explicit, moved, replicas) if pairs is not None]
     released = released_ns if replicas is not None else released_ns[:0]
     return CrossRankEdges(edges, tasks + released.size, released)
@@ -154,6 +162,52 @@ def _wait_for_replicas(cells: CellColumns, released_ns: Int64s, first: int, *, b
     all_computed = barrier | (cells.kind[rows] == Kind.SYNC)
     stage = np.where(all_computed, int(np.argmax(released_ns)), cells.stage[rows])
     return Pairs((first + stage).astype(np.int32), rows)
+
+
+def _wait_for_meetings(cells: CellColumns, lanes: Lanes, meeting_ns: Int64s, first: int) -> Pairs:
+    """Return edges from one task per collective to the collectives of the only rank; ``first`` is the first task.
+
+    Raises:
+        ScheduleError: the number of times is not that of collectives.
+    """
+    rows = find_collectives(cells.kind, lanes.lane_stream, lanes.lane_ptr)
+    if rows.size != meeting_ns.size:
+        raise ScheduleError(f"{meeting_ns.size} times of replicas for {rows.size} collectives: one each")
+    return Pairs(np.arange(first, first + rows.size, dtype=np.int32), rows)
+
+
+def find_collectives(kind: Int8s, lane_stream: Int8s, lane_ptr: Int32s) -> Int32s:
+    """Return the rows of collectives of data-parallel replicas, rank by rank in the order of issue."""
+    is_data_parallel = np.repeat(lane_stream == Stream.DATA_PARALLEL, np.diff(lane_ptr))
+    return np.flatnonzero(is_data_parallel & (kind != Kind.RESHARD)).astype(np.int32)
+
+
+def with_meetings(graph: TaskGraph) -> TaskGraph:
+    """Return a graph in which a collective starts when all ranks have issued it: each rank is a replica of a unit.
+
+    A task without a row follows all that the collectives of one number wait for, and precedes these collectives.
+
+    Args:
+        graph: ranks with the same collectives in the same order.
+    """
+    rows = find_collectives(graph.kind, graph.lane_stream, graph.lane_ptr)
+    count = rows.size // graph.placement.ranks
+    meeting = np.full(graph.tasks, -1, dtype=np.int32)
+    meeting[rows] = graph.tasks + np.tile(np.arange(count, dtype=np.int32), graph.placement.ranks)
+    source = np.repeat(np.arange(graph.tasks, dtype=np.int32), np.diff(graph.edge_ptr))
+    awaited = (graph.edge >= 0) & (meeting[graph.edge] >= 0)
+    follows = (graph.next >= 0) & (meeting[graph.next] >= 0)
+    edges = Pairs(
+        np.concatenate([source, source[awaited], np.flatnonzero(follows).astype(np.int32), meeting[rows]]),
+        np.concatenate([graph.edge, meeting[graph.edge[awaited]], meeting[graph.next[follows]], rows]),
+    )
+    ptr, edge = sort_edges(edges, graph.tasks + count)
+    return replace(
+        graph, edge_ptr=ptr, edge=edge,
+        duration_ns=np.append(graph.duration_ns, np.zeros(count, dtype=np.int64)),
+        lag_ns=np.append(graph.lag_ns, np.zeros(count, dtype=np.int64)),
+        next=np.append(graph.next, unset(count)), next_peer=np.append(graph.next_peer, unset(count)),
+    )  # fmt: skip
 
 
 def _wait_for_actions(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:

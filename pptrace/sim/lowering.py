@@ -157,7 +157,7 @@ def lower(
             segmented=segmented, reusable=reusable,
         )  # fmt: skip
 
-    if shares() and not (slows or workload.segments or workload.released_ns.any()):
+    if shares() and not (slows or workload.segments or workload.released_ns.any() or workload.meeting_ns.size):
         eager = workload.edge_bytes.tobytes() if policy.largest_eager >= 0 else b""
         classes = len(workload.classes), workload.microbatch_class.tobytes()
         key = policy, barrier, stage_replicas, workload.one_copy_stream, eager, classes
@@ -212,7 +212,7 @@ def _lower(
         placed = placed.without_times()
     called = find_call_tasks(issued, placed.place, placed.task.fork)
     cross_rank = find_cross_rank_edges(
-        schedule, workload.released_ns, placed.cells, lanes, lowering.tasks + called.tasks,
+        schedule, workload, placed.cells, lanes, lowering.tasks + called.tasks,
         barrier=barrier, stage_replicas=stage_replicas,
     )  # fmt: skip
     linked = lowering.link(placed, called, cross_rank.edges, cross_rank.tasks)

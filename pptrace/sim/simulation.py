@@ -125,7 +125,7 @@ class LoweredStep(NamedTuple):
             raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
         ran = ran._replace(waiting=ran.waiting[:0].copy())  # its memory becomes a column of the timeline
         timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
-        if self.workload.released_ns.any():
+        if self.workload.released_ns.any() or self.workload.meeting_ns.size:
             complete_ns = _complete_ns(timeline, overlap=self.overlap_reduction)
             timeline = replace(timeline, provenance={WHOLE_KEY: complete_ns})
         order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))

@@ -172,6 +172,9 @@ class Workload:
     released_ns: Int64s = field(default_factory=none)
     """Time from the step's start at which the slowest other replica has the stage's gradients, the earliest start
     of their reduction; 0 for equal replicas."""
+    meeting_ns: Int64s = field(default_factory=none)
+    """Times from the step's start at which all replicas have issued each collective of units, in the order of
+    issue: the earliest starts of collectives. Empty for equal replicas, and for stages that are no units."""
     sync_ns: int = 0
     """Communication of all ranks after the reductions, such as the reduction of the gradient norm."""
     reserved_bytes: int = 0
@@ -223,7 +226,8 @@ class Workload:
         for name in (*PER_STAGE, "boundary_bytes"):
             object.__setattr__(self, name, checked(name, getattr(self, name)))
         self._check_lengths()
-        object.__setattr__(self, "rank_capacity_bytes", checked("rank_capacity_bytes", self.rank_capacity_bytes))
+        for name in ("rank_capacity_bytes", "meeting_ns"):
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
         for name, count in (("boundary_gradient_bytes", "one"), ("boundary_buffer_bytes", "two")):
             values, edges = checked(name, getattr(self, name)), self.boundary_bytes.size
             object.__setattr__(self, name, values)

@@ -115,8 +115,8 @@ def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent
             lanes_of(timeline, Stream.COMPUTE), lanes_of(timeline, Stream.DATA_PARALLEL), timeline.lane_ptr,
             timeline.cells,
             kernels.Rows(
-                times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
-                times.collective_ns,
+                timeline.enter_ns, times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns,
+                timeline.cause, times.collective_ns,
             ),
             graph, TABLE, index_timeline(timeline, graph), _complete_ns(timeline), opened, closed,
         ),

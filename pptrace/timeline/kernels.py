@@ -251,6 +251,7 @@ REDUCE, REDUCE_GROUPS, SYNC = int(Kind.REDUCE_GRAD), int(Kind.REDUCE_GROUPS), in
 class Rows(NamedTuple):
     """Times and causes of a timeline's rows."""
 
+    enter: Any
     start: Any
     end: Any
     lag: Any
@@ -308,8 +309,9 @@ def attribute_idle(
             if until > free:
                 if first < row <= last:
                     count = _book_idle_before(
-                        row, free, until, rank, cells, rows, graph, kinds, index, count, spent.idle_ns, waits
-                    )
+                        row, free, until, rank, cells, rows, graph, kinds, index, complete, count,
+                        spent.idle_ns, waits,
+                    )  # fmt: skip
                 elif row <= first:
                     released = rows.cause[row] if row < high else -1
                     if len(compute_lane) == 1 and begin <= released < end:
@@ -390,12 +392,14 @@ def _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits):
     return count
 
 
-def _book_idle_before(row, free, until, rank, cells, rows, graph, kinds, index, count, idle, waits):
+def _book_idle_before(
+    row, free, until, rank, cells, rows, graph, kinds, index, complete, count, idle, waits
+):  # fmt: skip
     """Book the hole before a row between a rank's first and last action.
 
     The data that ended it were computed at ``ready`` and in transfer from ``since`` to ``arrived``. Time after
     ``ready`` outside the transfer is head-of-line blocking. For sends, copies and collectives, ``ready`` is
-    the start of the hole.
+    the start of the hole. The hole before a collective is longer by the time that slower replicas issue it later.
     """
     role = kinds.role[cells.kind[row]]
     under_way, longer = TRANSFER, CONTENTION
@@ -414,6 +418,9 @@ def _book_idle_before(row, free, until, rank, cells, rows, graph, kinds, index, 
             alone = rows.uncontended[released] + rows.lag[released]
             if other == MEETS:
                 under_way, longer = REDUCTION, REDUCTION
+                ready = min(free + _late_ns(released, free, cells, rows, kinds, complete), until)
+                count = _book(rank, SLOWER_REPLICA, free, ready, released, count, idle, waits)
+                free, since = ready, max(since, ready)
         else:
             message, producer = _last_message(row, cells, rows, graph, kinds, index)
             if message < 0 and (other == SENDS or other == RECEIVES):
@@ -431,6 +438,19 @@ def _book_idle_before(row, free, until, rank, cells, rows, graph, kinds, index, 
     count = _book(rank, under_way, since, carried, by, count, idle, waits)
     count = _book(rank, longer, carried, arrived, by, count, idle, waits)
     return _book(rank, HEAD_OF_LINE, arrived, until, by, count, idle, waits)
+
+
+def _late_ns(row, free, cells, rows, kinds, complete):
+    """Return how long slower replicas delay a collective after ``free``, also by those that it follows.
+
+    No row of this replica releases a collective that another replica issues later.
+    """
+    late_ns = 0
+    while row >= 0 and kinds.role[cells.kind[row]] == MEETS and rows.end[row] > free:
+        if rows.cause[row] < 0 and complete[cells.stage[row]] >= 0:
+            late_ns += rows.start[row] - rows.enter[row]
+        row = rows.cause[row]
+    return late_ns
 
 
 def _ready(row, cells, rows, graph, kinds, index):

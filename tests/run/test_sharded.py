@@ -11,8 +11,10 @@ import pytest
 import pptrace
 from pptrace.config.choices import PolicyName
 from pptrace.errors import ConfigError, ConstraintError
+from pptrace.sim.cross_rank import find_collectives
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
+from pptrace.timeline.idle import IdleCause
 
 pytestmark = pytest.mark.needs_plugins
 
@@ -104,11 +106,12 @@ def run_units(
     reduce_us: int = 50,
     dp: int = 4,
     schedule: str = "1f1b",
+    batch: dict[str, Any] | None = None,
     **data: Any,
 ) -> pptrace.Run:
     """Simulate two microbatches of a job without a pipeline: units of 100 us forward and 200 us backward."""
     return pptrace.simulate({
-        "parallel": {"pp": 1, "dp": dp}, "batch": {"microbatches": 2}, "schedule": schedule,
+        "parallel": {"pp": 1, "dp": dp}, "batch": {"microbatches": 2, **(batch or {})}, "schedule": schedule,
         "costs": {
             "name": "table", "forward": "100us", "backward": "200us", "gather": f"{gather_us}us",
             "subgroup_gather": None if subgroup_us is None else f"{subgroup_us}us",
@@ -224,6 +227,49 @@ def test_parts_of_groups_that_units_cannot_have_are_one_line(keys: dict[str, Any
 def test_experts_are_resharded_to_no_more_gpus_than_share_their_state() -> None:
     with pytest.raises(ConstraintError, match=r"4 does not divide the devices that share an expert's state \(2\)"):
         run_alone(3, model=EXPERTS, expert_ranks=4, dp=8, reshard=4)
+
+
+@pytest.mark.parametrize("reshard", ["always", "backward", 2])
+def test_all_replicas_gather_and_reduce_units_with_the_slowest(reshard: str | int) -> None:
+    equal, named, slow, all_slow = (
+        run_units(reshard=reshard, speeds=speeds) for speeds in (None, {"0-3": 1.0}, {"1": 0.8}, {"0-3": 0.8})
+    )
+    fast = run_units(reshard=reshard, speeds={"1": 0.8}, batch={"replica": 0})
+
+    assert (named.timeline.start_ns == equal.timeline.start_ns).all()
+    assert (named.timeline.end_ns == equal.timeline.end_ns).all()
+    assert equal.metrics.step_ns < slow.metrics.step_ns == fast.metrics.step_ns == all_slow.metrics.step_ns
+    assert fast.metrics.busy_ns.tolist() == equal.metrics.busy_ns.tolist()
+    assert slow.metrics.memory.peak_bytes.tolist() == equal.metrics.memory.peak_bytes.tolist()
+    assert "this is number 1, which computes longest: 3 ms, the fastest 2.4 ms" in slow.prepared.workload.notes[-1]
+    late_ns = slow.metrics.step_ns - equal.metrics.step_ns
+    assert 0 < fast.metrics.idle_ns[0, IdleCause.SLOWER_REPLICA] <= late_ns
+    assert slow.metrics.idle_ns[0, IdleCause.SLOWER_REPLICA] == 0
+
+
+def test_replicas_that_are_slow_one_after_the_other_add_up() -> None:
+    """A collective starts when the last replica has issued it, and no later."""
+    runs = [run_units(dp=2, batch=lengths(5, 10, 10, 5, replica=number)) for number in range(2)]
+
+    # In each microbatch, all units take as long as those of the replica with the long sequence.
+    assert runs[0].prepared.differing is not None
+    assert runs[0].metrics.step_ns == run_units(dp=2, batch=lengths(10, 10, 10, 10)).metrics.step_ns
+    timelines = [run.timeline for run in runs]
+    first, second = (find_collectives(each.kind, each.lane_stream, each.lane_ptr) for each in timelines)
+    starts_ns = timelines[0].start_ns[first]
+    assert (starts_ns == timelines[1].start_ns[second]).all()
+    issued = (timelines[0].cause[first] >= 0) | (timelines[1].cause[second] >= 0) | (starts_ns == 0)
+    assert issued.all()
+
+
+def lengths(*tokens: int, replica: int | None = None) -> dict[str, Any]:
+    return {"sequence": 10, "lengths": [*tokens], "replica": replica}
+
+
+def test_replicas_with_other_numbers_of_microbatches_gather_no_units() -> None:
+    batch = {"microbatches": None, "sequence": 100, "documents": {"lengths": [100], "count": 3}}
+    with pytest.raises(ConfigError, match=r"replicas have 1 to 2 microbatches, .*: write equal: true"):
+        run_units(dp=2, batch=batch)
 
 
 def run_alone(
