@@ -161,17 +161,18 @@ def _simulate_units(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDiffe
 def _table_of_all(table: Schedule, replicas: int) -> Schedule:
     """Return the table of one rank repeated for each replica, with microbatches and a rank for each."""
     count, microbatches = len(table), table.microbatches
-    offset = np.arange(replicas, dtype=np.int32) * microbatches
+    number = np.arange(replicas, dtype=np.int32)
+    offset = number * microbatches
     cells = table.cells.taken(np.tile(np.arange(count), replicas))
     microbatch = cells.microbatch + np.where(cells.microbatch >= 0, np.repeat(offset, count), 0)
     placement = Placement(
         ranks=replicas, edges=table.placement.edges,
-        stage_rank=np.repeat(np.arange(replicas), table.stages).reshape(replicas, -1),
-        microbatch_route=np.repeat(np.arange(replicas), microbatches),
+        stage_rank=np.repeat(number, table.stages).reshape(replicas, -1),
+        microbatch_route=np.repeat(number, microbatches),
     )  # fmt: skip
     moved = np.array([0, 0, 1, 0, 0, 1], dtype=np.int32)
     return replace(
-        table, placement=placement, row_ptr=np.arange(replicas + 1) * count,
+        table, placement=placement, row_ptr=np.append(number, replicas).astype(np.int32) * count,
         waits=tuple(wait + start * moved for wait in table.waits for start in offset),
         **cells._replace(microbatch=microbatch.astype(np.int32))._asdict(),
     )  # fmt: skip

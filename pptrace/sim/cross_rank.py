@@ -78,11 +78,10 @@ def find_cross_rank_edges(
     moved = _wait_for_offloads(cells, lanes) if schedule.placement.has_host_state else None
     tasks += hub is not None
     released_ns = workload.released_ns
+    replicas = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
     if workload.meeting_ns.size:
         released_ns = workload.meeting_ns
         replicas = _wait_for_meetings(cells, lanes, released_ns, tasks)
-    else:
-        replicas = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
     edges = [pairs for pairs in (hub, holders, explicit, moved, replicas) if pairs is not None]
     released = released_ns if replicas is not None else released_ns[:0]
     return CrossRankEdges(edges, tasks + released.size, released)

@@ -449,7 +449,7 @@ def _late_ns(row, free, cells, rows, kinds, complete):
     while row >= 0 and kinds.role[cells.kind[row]] == MEETS and rows.end[row] > free:
         if rows.cause[row] < 0 and complete[cells.stage[row]] >= 0:
             late_ns += rows.start[row] - rows.enter[row]
-        row = rows.cause[row]
+        row = rows.cause[row] if rows.cause[row] < row else -1  # follows earlier rows of its lane only
     return late_ns
 
 
