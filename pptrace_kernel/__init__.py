@@ -215,7 +215,7 @@ def halves(count: int, *, work: int) -> list[tuple[int, int]]:
 
     Processes that :mod:`multiprocessing` starts have one range, because other processes use the other cores.
     """
-    if work < TWO_THREADS_FROM or count < 2 or not has_second_core():  # noqa: PLR2004 - two halves
+    if work < TWO_THREADS_FROM or count <= 1 or not has_second_core():
         return [(0, count)]
     return [(0, count // 2), (count // 2, count)]
 
