@@ -166,6 +166,7 @@ class Search:
         self._places: dict[Any, Candidate] = {}
         self._seen: dict[Any, Candidate] = {}
         self._bounds_ahead: Prefetch[int, GroupBounds] | None = None
+        self._pair_bounds_ahead: Prefetch[int, Bound | None] | None = None
         self._prices_ahead: Prefetch[tuple[int, bool], list[Price]] | None = None
         self._deadline_ns = self.request.deadline_ns(monotonic_ns())
         self._reported_s = self._count_from_s = 0.0
@@ -188,7 +189,7 @@ class Search:
                     raise
                 self.ended = "interrupt"
             finally:
-                for prefetch in (self._bounds_ahead, self._prices_ahead):
+                for prefetch in (self._bounds_ahead, self._pair_bounds_ahead, self._prices_ahead):
                     if prefetch is not None:
                         prefetch.end()
             self._release_foreign()
@@ -309,7 +310,10 @@ class Search:
     def _bound_pairs(self, group: CandidateGroup) -> None:
         """Bound the overlapped pairs of a group by costs with segments."""
         group.has_pair_bound = True
-        bound = None if self.request.exhaustive else self.pricing.pair_bound(group.group)
+        number = group.group.number
+        bound = self._pair_bounds_ahead.take(number) if self._pair_bounds_ahead is not None else None
+        if bound is None and not self.request.exhaustive:
+            bound = self.pricing.pair_bound(number)
         if bound is not None and group.bounds.paired is not None:
             step_ns = max(bound.step_ns, group.bounds.paired.step_ns)
             group.bounds = replace(group.bounds, paired=replace(bound, step_ns=step_ns), hides_collectives=False)
@@ -492,10 +496,15 @@ class Search:
         """Start to expand parts in worker processes, in the order of their bounds."""
         executor = self.runner.worker_executor()
         if self._prices_ahead is None and executor is not None and len(self._parts) >= _AHEAD_FROM:
-            parts = (part for _, _, part in sorted(self._parts))
-            left = (part for part in parts if not self._is_excluded(self._part_score(part)))
-            items = ((part.key, (part.key, self._members(part))) for part in left)
+            parts = [part for _, _, part in sorted(self._parts)]
+            groups = (part.group.group for part in self._not_excluded(parts) if part.has_pairs)
+            numbers = ((group.number, group.number) for group in groups)
+            self._pair_bounds_ahead = self._prefetch(executor, "pair_bound", numbers, size=4)
+            items = ((part.key, (part.key, self._members(part))) for part in self._not_excluded(parts))
             self._prices_ahead = self._prefetch(executor, "expanded_prices", items, size=1)
+
+    def _not_excluded(self, parts: Iterable[Part]) -> Iterator[Part]:
+        return (part for part in parts if not self._is_excluded(self._part_score(part)))
 
     def _prefetch(
         self, executor: Executor, method: str, items: Iterable[tuple[_Key, Any]], *, size: int

@@ -303,13 +303,14 @@ class Pricing:
         overlaps = ranks == 1 and self._overlaps(group, state)
         return GroupBounds(plain=bound, paired=bound, state=bound, overlaps=overlaps)
 
-    def pair_bound(self, group: Group) -> Bound | None:
+    def pair_bound(self, number: int) -> Bound | None:
         """Return lower bounds of the members of a group with overlapped pairs, from costs with segments.
 
         Returns:
             None if the framework of the plan runs none of them, or if the costs are refused.
         """
         names = sorted({self._costs_name[entry.label] for entry in self.entries if self.has_pairs(entry)})
+        group = self.space.group(number)
         ranks, microbatches = group.layout.pp, group.layout.microbatches
         try:
             if all(self._pair_fault(group, name) for name in names):
