@@ -42,6 +42,23 @@ for name, (cluster, sizes, settings) in STEPS.items():
     row = f"{name:18}  {gpus:3} {device:5}  {metrics.step_ns / 1e9:6.2f} s  {metrics.tokens_per_s / gpus:16,.0f}"
     print(f"{row}  {metrics.mfu:5.1%}  {run.memory.fullest_bytes / GIB:5.0f} GiB  {messages:>13}")
 
+# Wider messages, and the work on their streams: the step with them over the step without. The published runs have
+# other sizes (arXiv 2512.24880 and 2603.15031), and that of 6.7% also overlaps the work.
+WIDER = (
+    ("deepseek-v4-flash", GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, "residual_streams", 1, 4, "6.7%"),
+    ("kimi-linear-48b-a3b", H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 8}, "residual_block", 0, 3, "< 4%"),
+)
+print()
+for name, cluster, sizes, key, without, wide, published in WIDER:
+    steps_ns = [
+        pptrace.simulate(
+            model={"preset": name, "recompute": "full", key: value}, cluster=cluster, schedule="interleaved-1f1b",
+            microbatches=16, micro=1, sequence=4096, **sizes,
+        ).metrics.step_ns
+        for value in (without, wide)
+    ]  # fmt: skip
+    print(f"{name} with {key} {wide}: {steps_ns[1] / steps_ns[0] - 1:+.1%}, published {published}")
+
 run = pptrace.simulate(
     model={"preset": "nemotron-3-nano", "precision": "mxfp8"}, device="gb300", stack="megatron-bridge-26.08",
     schedule="1f1b", pp=1, ep=8, dp=8, microbatches=16, micro=4, sequence=8192, sets=["costs.cuda_graphs=true"],
