@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.steps.actions import Cells
 from pptrace.steps.kinds import COMPUTE, TABLE, Stream
-from pptrace.timeline import kernels
+from pptrace.timeline.kernels import rows as kernels
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _hide(timeline: Timeline, hidden_ns: Int64s) -> tuple[NDArray[np.intp], Int6
     rows = kernels.Computations(timeline.kind, timeline.start_ns, timeline.end_ns, timeline.collective_ns)
     total, hidden = np.zeros((2, lanes.size), dtype=np.int64)
     run(
-        kernels.hide_rows,
+        kernels.sum_hidden_time,
         (
             lanes.astype(np.int32), of_rank[timeline.lane_rank[lanes]], excludes_waits.astype(np.int8),
             timeline.lane_ptr, rows, TABLE,

@@ -8,8 +8,8 @@ import numpy as np
 
 from pptrace.steps.columns import empty_columns
 from pptrace.steps.kinds import COMPUTE, Kind
-from pptrace.timeline import kernels
 from pptrace.timeline.idle import waits
+from pptrace.timeline.kernels.rows import follow_causes
 from pptrace.timeline.timeline import OnPath, Why, take, window
 from pptrace_kernel import run
 
@@ -42,7 +42,7 @@ class CriticalPath(NamedTuple):
 
 
 def critical_path(timeline: Timeline) -> CriticalPath:
-    """Walk back from the slice that ends last (the lowest row on a tie) along the recorded causes."""
+    """Return the path back from the slice that ends last (the lowest row on a tie) along the recorded causes."""
     rows = _path(timeline)
     path = on_path(timeline, rows)
     part_ns, runs = path.end_ns - path.start_ns, path.part == 0
@@ -87,7 +87,7 @@ def _path(timeline: Timeline) -> Int32s:
         return np.zeros(0, dtype=np.int32)
     (path,) = empty_columns(len(timeline), np.int32)
     last = _last_row(timeline)
-    length = run(kernels.follow_causes, (timeline.cause, last), (path,), work=len(timeline))
+    length = run(follow_causes, (timeline.cause, last), (path,), work=len(timeline))
     return path[:length][::-1].copy()
 
 

@@ -1,6 +1,6 @@
 """Busy time and causes of idle time of each rank, as totals and per interval.
 
-``attribute_idle`` in ``kernels.py`` decides the cause of each wait.
+``attribute_idle`` in ``kernels/idle.py`` decides the cause of each wait.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from pptrace.steps.kinds import TABLE, Stream
 from pptrace.steps.schedule import graph_of
-from pptrace.timeline import kernels
 from pptrace.timeline.actions import include_group_waits
-from pptrace.timeline.kernels import TimeSpent
+from pptrace.timeline.kernels import idle as kernels
+from pptrace.timeline.kernels.idle import TimeSpent
 from pptrace.timeline.messages import index_timeline, lanes_of, messages
 from pptrace.timeline.timeline import Waits, window
 from pptrace_kernel import halves, run_parts
@@ -102,7 +102,7 @@ def _peers(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
 def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent, int]:
     """Attribute each rank's time, fill ``waits`` up to its size, and return the number of all intervals."""
     graph = graph_of(timeline.placement)
-    opened, closed = window(timeline)
+    window_start, window_end = window(timeline)
     times = include_group_waits(timeline)
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
@@ -118,7 +118,7 @@ def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent
                 timeline.enter_ns, times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns,
                 timeline.cause, times.collective_ns,
             ),
-            graph, TABLE, index_timeline(timeline, graph), _complete_ns(timeline), opened, closed,
+            graph, TABLE, index_timeline(timeline, graph), _complete_ns(timeline), window_start, window_end,
         ),
         (spent, waits),
         work=len(timeline),

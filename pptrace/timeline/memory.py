@@ -8,8 +8,8 @@ import numpy as np
 
 from pptrace.steps.columns import distinct
 from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, Stream, present
-from pptrace.timeline import kernels
 from pptrace.timeline.actions import folded, last_segments
+from pptrace.timeline.kernels.rows import find_memory_peaks
 from pptrace.timeline.messages import lanes_of
 from pptrace.timeline.timeline import Counter
 from pptrace.timeline.trim import update_intervals
@@ -113,7 +113,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     class_ptr = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
     class_ptr[1 : workload.microbatch_class.size + 1] = workload.microbatch_class
     run_parts(
-        kernels.follow_memory,
+        find_memory_peaks,
         halves(ranks, work=len(timeline)),
         (
             lanes_of(actions, Stream.COMPUTE), actions.lane_ptr, actions.cells, actions.start_ns,

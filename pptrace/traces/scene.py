@@ -16,7 +16,7 @@ from pptrace.errors import ConfigError
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, KINDS, TABLE, Kind, Role
 from pptrace.steps.kinds import RECEIVES as RECEIVING
 from pptrace.steps.kinds import TOWARDS_NEXT as WITH_NEXT
-from pptrace.timeline.kernels import first_free
+from pptrace.timeline.kernels.rows import assign_lanes
 from pptrace.timeline.timeline import LANE_COLUMNS, LOADS_KEY, ROW_COLUMNS
 from pptrace_kernel import run
 
@@ -326,7 +326,7 @@ def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int6
     lane, lanes = np.zeros(row.size, dtype=np.int64), np.zeros(hops.size, dtype=np.int64)
     until = np.zeros(int(hops.max()), dtype=np.int64)
     ptr = np.concatenate([[0], np.cumsum(hops)])
-    run(first_free, [ptr, timeline.start_ns[row], timeline.end_ns[row]], [until, lane, lanes], work=row.size)
+    run(assign_lanes, [ptr, timeline.start_ns[row], timeline.end_ns[row]], [until, lane, lanes], work=row.size)
     return lane, lanes
 
 

@@ -1,0 +1,113 @@
+"""Kernels that pass once over rows: peaks of memory, hidden communication, causes, and free lanes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pptrace.steps.kinds import Result, Role
+
+COMPUTES = int(Role.COMPUTE)
+ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
+
+
+def find_memory_peaks(
+    first, end, compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, held, route, stages,
+    moved, peak, peak_time, peak_count,
+):  # fmt: skip
+    """Find the peaks of activations on ranks ``first:end``: bytes, their time, and number of microbatches.
+
+    ``class_ptr`` has the place of a microbatch's class in ``kept`` and ``kept_weight``, from microbatch -1 on.
+    ``held`` has the microbatches of each rank at the start. A kind can allocate the input of a weight gradient, as
+    in full recomputation; its memory change is positive. ``moved``, empty where all are 0, has 1 for each of the
+    ``stages`` of a route whose backward is on another rank: a microbatch counts there during its passes.
+    """
+    for rank in range(first, end):
+        lane = compute_lane[rank]
+        low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
+        allocated = 0
+        count = held[rank]
+        peak_count[rank] = count
+        for row in range(low, high):
+            k, n = cells.kind[row], cells.span[row]
+            s = class_ptr[cells.microbatch[row] + 1] + cells.stage[row]
+            allocated += (kinds.activation[k] * kept[s] + kinds.weight_activation[k] * kept_weight[s]) * n
+            if allocated > peak[rank]:
+                peak[rank] = allocated
+                peak_time[rank] = start[row]
+            enters = kinds.result[k] == ACTIVATION and kinds.activation[k] > 0
+            leaves = kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT
+            if enters or leaves:
+                passes = len(moved) > 0 and moved[route[cells.microbatch[row]] * stages + cells.stage[row]] == 1
+                if enters or passes:
+                    count += n
+                    peak_count[rank] = max(peak_count[rank], count)
+                if leaves or passes:
+                    count -= n
+
+
+class Computations(NamedTuple):
+    """Rows of compute lanes."""
+
+    kind: Any
+    start: Any
+    end: Any
+    collective: Any
+    """Waits for the rank's groups at the start of computations."""
+
+
+def sum_hidden_time(group_lane, compute_lane, excludes_waits, lane_ptr, rows, kinds, total, hidden, of_row):
+    """Sum the time of groups' lanes, and the part of it in which a compute lane computed; -1 for no such lane.
+
+    Waits for groups do not count as computation of lanes that exclude them. ``of_row`` gets the hidden time of
+    each row, unless it is empty.
+    """
+    for index in range(len(group_lane)):
+        lane, excluded = compute_lane[index], excludes_waits[index]
+        low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
+        done = 0
+        for row in range(lane_ptr[group_lane[index]], lane_ptr[group_lane[index] + 1]):
+            low, done, before = _computed(rows.start[row], low, high, done, excluded, rows, kinds)
+            low, done, after = _computed(rows.end[row], low, high, done, excluded, rows, kinds)
+            total[index] += rows.end[row] - rows.start[row]
+            hidden[index] += after - before
+            if len(of_row) > 0:
+                of_row[row] = after - before
+
+
+def _computed(until, low, high, done, excluded, rows, kinds):
+    """Return the next row that computes, and the computation time before this row and until a time."""
+    while low < high and (kinds.role[rows.kind[low]] != COMPUTES or rows.end[low] <= until):
+        if kinds.role[rows.kind[low]] == COMPUTES:
+            done += rows.end[low] - rows.start[low] - excluded * rows.collective[low]
+        low += 1
+    running = max(0, until - rows.start[low] - excluded * rows.collective[low]) if low < high else 0
+    return low, done, done + running
+
+
+def follow_causes(cause, last, path):
+    """Follow the causes back from ``last``; return the length of the path, which has the last row first."""
+    length = 0
+    row = last
+    while row >= 0 and length < len(path):
+        path[length] = row
+        length += 1
+        row = cause[row]
+    return length
+
+
+def assign_lanes(ptr, start, end, until, place, lanes):
+    """Put each slice of a group on the group's first lane that is free at the slice's start.
+
+    Group ``g`` has the slices ``ptr[g]:ptr[g + 1]``, by their starts. ``until`` is scratch space with an entry per
+    lane; ``place`` receives each slice's lane within its group, ``lanes`` the number of lanes of each group.
+    """
+    for group in range(len(ptr) - 1):
+        used = 0
+        for index in range(ptr[group], ptr[group + 1]):
+            lane = 0
+            while lane < used and until[lane] > start[index]:
+                lane += 1
+            used = max(used, lane + 1)
+            until[lane] = end[index]
+            place[index] = lane
+        lanes[group] = used
