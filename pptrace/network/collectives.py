@@ -40,7 +40,7 @@ from pptrace.steps.columns import distinct
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from pptrace.network.contract import Links, Network, Paths
+    from pptrace.network.contract import Links, Network
     from pptrace.steps.columns import Int32s, Int64s
 
 Edge = tuple[int, int]
@@ -132,7 +132,7 @@ _LAUNCH_BATCH = 8
 class Plan(NamedTuple):
     """Algorithm and time of a collective over all groups of an axis.
 
-    >>> Plan(algorithm="ring", channels=1, fixed_ns=6, byte_ns=Fraction(3, 2), link="nic0").ns(3)
+    >>> Plan(algorithm="ring", channels=1, fixed_ns=6, byte_ns=Fraction(3, 2)).ns(3)
     11
     """
 
@@ -144,15 +144,13 @@ class Plan(NamedTuple):
     """Time of an empty vector."""
     byte_ns: Fraction
     """Time of each byte of the vector, in ns."""
-    link: str
-    """Name of the link that determines ``byte_ns``; empty where no link does."""
 
     def ns(self, size_bytes: int) -> int:
         """Return the time of a vector, rounded up."""
         return self.fixed_ns - (-size_bytes * self.byte_ns.numerator) // self.byte_ns.denominator
 
 
-NOTHING = Plan(algorithm="none", channels=0, fixed_ns=0, byte_ns=Fraction(0), link="")
+NOTHING = Plan(algorithm="none", channels=0, fixed_ns=0, byte_ns=Fraction(0))
 """Plan of a group with one member."""
 
 
@@ -179,7 +177,7 @@ def ring_plans(
         shortest_ns = np.sum([np.roll(hop, -offset, axis=1) for offset in range(rounds)], axis=0).min(axis=1)
         plans[rounds] = Plan(
             algorithm="ring", channels=channels, fixed_ns=int((rounds * hop.sum(axis=1) - shortest_ns).max()),
-            byte_ns=load.byte_ns * Fraction(rounds * (size - 1), size * channels), link=load.link,
+            byte_ns=load.byte_ns * Fraction(rounds * (size - 1), size * channels),
         )  # fmt: skip
     return plans
 
@@ -203,7 +201,7 @@ def tree_plan(network: Network, groups_by_members: Sequence[tuple[Members, Int32
         longest_ns, first = max(longest_ns, int((up + down).max())), first + len(pairs)
     return Plan(
         algorithm="tree", channels=channels, fixed_ns=longest_ns,
-        byte_ns=load.byte_ns / (2 * channels), link=load.link,
+        byte_ns=load.byte_ns / (2 * channels),
     )  # fmt: skip
 
 
@@ -227,7 +225,7 @@ def pairwise_plan(network: Network, groups: Int32s) -> Plan:
     launch_ns = np.maximum(-(-overhead_ns.sum(axis=1) // _LAUNCH_BATCH), overhead_ns.max(axis=1))
     return Plan(
         algorithm="pairwise", channels=1, fixed_ns=int(launch_ns.max() + load.latency_ns.max()),
-        byte_ns=load.byte_ns / size, link=load.link,
+        byte_ns=load.byte_ns / size,
     )  # fmt: skip
 
 
@@ -368,8 +366,6 @@ class Load(NamedTuple):
     """Wire latency of each flow on its slowest way."""
     byte_ns: Fraction
     """Time of a byte of each flow: on the link with most flows per capacity, or by a flow's rate limit."""
-    link: str
-    """Name of the link that determines ``byte_ns``; empty where no link does."""
 
 
 def flows_at_once(network: Network, src: Int32s, dst: Int32s) -> Load:
@@ -411,14 +407,12 @@ def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int6
         _check_routes(rate, src[batch], dst[batch])
         lowest_kbps[batch] = lowest_rates([*rate.T])
         unshared_kbps[batch] = np.where(length == 0, rate, 0).max(axis=1)
-    candidates: list[tuple[Fraction, str | int]] = [
-        _busiest_link(flows_by_ways, links), *_slowest_pair(lowest_kbps, src, dst),
-        (_busiest_endpoint(src, dst, flow_count, unshared_kbps), ""),
-    ]  # fmt: skip
-    byte_ns, link = max(candidates, key=lambda candidate: candidate[0])
-    if isinstance(link, int):
-        link = _tightest_link(network.paths(src[link : link + 1], dst[link : link + 1]), links)
-    return Load(overhead_ns=overhead, latency_ns=latency, byte_ns=byte_ns, link=link)
+    limits_kbps = lowest_kbps[lowest_kbps > 0]
+    byte_ns = max(
+        _busiest_link_ns(flows_by_ways, links), _busiest_endpoint_ns(src, dst, flow_count, unshared_kbps),
+        Fraction(_BYTE_NS, int(limits_kbps.min())) if limits_kbps.size else Fraction(0),
+    )  # fmt: skip
+    return Load(overhead_ns=overhead, latency_ns=latency, byte_ns=byte_ns)
 
 
 def _legs(network: Network, src: Int32s, dst: Int32s) -> list[Leg]:
@@ -438,44 +432,19 @@ def _check_routes(rate_kbps: Int64s, src: Int32s, dst: Int32s) -> None:
         raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
 
 
-def _busiest_link(flows_by_ways: Mapping[int, Int64s], links: Links) -> tuple[Fraction, str]:
-    """Return a byte's time on the first link with most flows per capacity, and the name of the link."""
+def _busiest_link_ns(flows_by_ways: Mapping[int, Int64s], links: Links) -> Fraction:
+    """Return a byte's time on the link with most flows per capacity."""
     denominator = lcm(*flows_by_ways)
     flows = sum(
         (count * (denominator // ways) for ways, count in flows_by_ways.items()),
         np.zeros(len(links), dtype=np.int64),
     )
-    slowest, link = Fraction(0), len(links)
-    for rate in distinct(links.rate_kbps[flows > 0]).tolist():
-        busiest = int(np.argmax(np.where(links.rate_kbps == rate, flows, 0)))
-        byte_ns = Fraction(int(flows[busiest]) * _BYTE_NS, denominator * rate)
-        if byte_ns > slowest or (byte_ns == slowest and busiest < link):
-            slowest, link = byte_ns, busiest
-    return slowest, links.name[link] if slowest else ""
+    rates = distinct(links.rate_kbps[flows > 0]).tolist()
+    busiest = ((int(flows[links.rate_kbps == rate].max()), rate) for rate in rates)
+    return max((Fraction(count * _BYTE_NS, denominator * rate) for count, rate in busiest), default=Fraction(0))
 
 
-def _slowest_pair(rate_kbps: Int64s, src: Int32s, dst: Int32s) -> list[tuple[Fraction, int]]:
-    """Return a byte's time on the slowest path without contention, and the first pair with it; none if unlimited.
-
-    ``rate_kbps`` has the lowest rate of each pair, 0 without a limit.
-    """
-    limited = rate_kbps[rate_kbps > 0]
-    if not limited.size:
-        return []
-    slowest = np.flatnonzero(rate_kbps == limited.min())
-    first = slowest[np.lexsort((dst[slowest], src[slowest]))[0]]
-    return [(Fraction(_BYTE_NS, int(limited.min())), int(first))]
-
-
-def _tightest_link(paths: Paths, links: Links) -> str:
-    """Return the name of the slowest link on the slowest of some paths; empty without links."""
-    row = int(np.argmin(np.where(paths.rate_kbps > 0, paths.rate_kbps, np.iinfo(np.int64).max)))
-    used = paths.link[paths.link_ptr[row] : paths.link_ptr[row + 1]]
-    cap = np.where(links.flow_rate_kbps[used] > 0, links.flow_rate_kbps[used], links.rate_kbps[used])
-    return links.name[used[np.argmin(cap)]] if used.size else ""
-
-
-def _busiest_endpoint(src: Int32s, dst: Int32s, flow_count: Int64s, rate_kbps: Int64s) -> Fraction:
+def _busiest_endpoint_ns(src: Int32s, dst: Int32s, flow_count: Int64s, rate_kbps: Int64s) -> Fraction:
     """Return a byte's time at the endpoint with most flows over paths without links, at the lowest rate."""
     without_links = np.flatnonzero(rate_kbps)
     if not without_links.size:

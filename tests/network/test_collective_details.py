@@ -43,14 +43,6 @@ def test_groups_in_one_node_use_no_nic_and_one_channel() -> None:
     assert [members.channels for members, _ in _group_by_members(job.groups("dp"), job.network)] == [1]
 
 
-def test_the_first_of_two_links_that_are_equally_slow_is_named() -> None:
-    """Two members of a node with ports of 1000 kB/s share a NIC of 2000."""
-    network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2, gpu_kbps=1000, nic_kbps=2000)
-    job = LinkCollectives(network=network, groups=Layout(dp=2, tp=2).groups)
-
-    assert job.fastest("all-gather", "dp", 10**6).link == "node0/port0up"
-
-
 def test_members_whose_numbers_alternate_between_nodes_stand_node_by_node_in_a_ring() -> None:
     job = Layout(dp=4, cp=2, order=("tp", "ep", "dp", "cp", "pp"))
     network = cluster(nodes=2, gpus=4, nics=1, per_leaf=2, gpu_kbps=10**6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log2
@@ -88,7 +87,7 @@ def test_on_one_switch_an_all_to_all_is_bound_by_a_port(members: int, size: int)
     others = members - 1
     launches = max(ceil(others * LAUNCH / 8), LAUNCH)
     assert result.ns(size) == launches + HOP + byte_ns(Fraction(others * size, members))
-    assert (result.algorithm, result.channels, result.link) == ("pairwise", 1, "port0up")
+    assert (result.algorithm, result.channels) == ("pairwise", 1)
 
 
 def across(nics: int, *, nodes: int = 2, **sizes: int) -> LinkCollectives:
@@ -103,7 +102,6 @@ def test_a_ring_over_two_nodes_is_bound_by_their_nics() -> None:
 
     assert result.algorithm == "ring"
     assert result.channels == 8
-    assert re.fullmatch(r"node\d/port(8|9|1\d)(up|down)|host\d+(up|down)", result.link)
     assert per_byte(across(8), "all-gather") == Fraction(15, 16) * 1000 / 8
     assert per_byte(across(8, nodes=4), "all-gather") == Fraction(31, 32) * 1000 / 8
 
@@ -138,7 +136,6 @@ def test_the_groups_of_all_pipeline_ranks_share_the_links() -> None:
     job = Layout(dp=2, tp=4, pp=2, order=("tp", "cp", "pp", "ep", "dp"))
     both = LinkCollectives(network=alone.network, groups=job.groups)
 
-    assert not alone.fastest("all-gather", "dp", 10**9).link.startswith("host")
     assert per_byte(both, "all-gather") == 8 * Fraction(1, 2) * 1000
 
 
@@ -146,7 +143,6 @@ def test_groups_inside_nodes_never_wait_for_the_fabric() -> None:
     job = across(1, dp=2, tp=8)
 
     assert per_byte(job, "all-gather", "tp") == Fraction(7, 8)
-    assert job.fastest("all-gather", "tp", 10**9).link == "node0/port0up"
 
 
 def test_an_oversubscribed_spine_is_what_a_collective_waits_for() -> None:
@@ -158,7 +154,6 @@ def test_an_oversubscribed_spine_is_what_a_collective_waits_for() -> None:
 
     assert per_byte(job(8), "all-to-all") == Fraction(15, 16) * 1000
     assert per_byte(job(2), "all-to-all") == Fraction(8 * 8, 16) * 1000 / 2
-    assert job(2).fastest("all-to-all", "dp", 10**9).link == "leaf0spine0u"
     # A ring crosses once each way, and takes both ways in turn.
     assert per_byte(job(2), "all-gather") == Fraction(15, 16) * 1000
 
@@ -168,7 +163,6 @@ def test_a_flow_that_does_not_fill_its_links_bounds_the_ring() -> None:
     job = LinkCollectives(network=network, groups=Layout(dp=2).groups)
 
     assert per_byte(job, "all-gather") == Fraction(1, 2) * 10_000
-    assert job.fastest("all-gather", "dp", 10**6).link == "leaf0spine0u"
 
 
 @given(size=st.integers(0, 10**9))
@@ -179,7 +173,6 @@ def test_over_a_network_without_links_members_send_one_flow_at_a_time(size: int)
 
     for collective in ("all-reduce", "all-gather", "all-to-all"):
         assert flat.ns(collective, "dp", size) == star(8).ns(collective, "dp", size)
-        assert flat.fastest(collective, "dp", size).link == ""
 
 
 def test_over_an_ideal_network_bytes_take_no_time() -> None:
@@ -194,7 +187,7 @@ def test_a_group_of_one_takes_no_time(collective: str, axis: str) -> None:
         collective, axis, 10**9
     )
 
-    assert (result.ns(10**9), result.algorithm, result.channels, result.link) == (0, "none", 0, "")
+    assert (result.ns(10**9), result.algorithm, result.channels) == (0, "none", 0)
 
 
 def test_an_unknown_collective_or_axis_is_the_caller_s_error() -> None:
