@@ -51,7 +51,17 @@ def _fat_trees() -> ModuleType:
     return fat_tree
 
 
-_FAT_TREE = "infiniband-fat-tree"
+def _nvlink(generation: int, **options: Any) -> dict[str, Any]:
+    return {"name": "nvlink", "generation": generation, **options}
+
+
+def _on_fat_tree(
+    node: dict[str, Any], generation: str, *, gpus: int = 8, nics: int = 8, **options: Any
+) -> dict[str, Any]:
+    """Return a cluster of nodes on an InfiniBand fat-tree of a generation with other ``options``."""
+    fabric = {"name": "infiniband-fat-tree", "generation": generation, **options}
+    return {"gpus": gpus, "nics": nics, "node": node, "fabric": fabric}
+
 
 _LINKS, _LINK_GBYTES = 18, 25
 """Links and GB/s per link of NVLink 4, which represent the rates of a mesh."""
@@ -67,7 +77,7 @@ def _mesh(reached: float) -> dict[str, Any]:
     """
     share = round(7 * reached / (_LINKS * _LINK_GBYTES), 6)
     rate = round(reached * 10**9)
-    return {"name": "nvlink", "generation": 4, "links": _LINKS, "efficiency": share, "flow_rate": rate}
+    return _nvlink(4, links=_LINKS, efficiency=share, flow_rate=rate)
 
 
 def _machines() -> tuple[ClusterOffer, ...]:
@@ -78,10 +88,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="dgx-a100",
             summary="NVIDIA DGX A100: 8 A100 80 GB on NVLink 3, 8 HDR InfiniBand NICs in rails.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 3},
-                "fabric": {"name": _FAT_TREE, "generation": "hdr", "rails": True},
-            },
+            values=_on_fat_tree(_nvlink(3), "hdr", rails=True),
             device="a100-sxm",
             source="NVIDIA DGX A100 user guide: 8 single-port ConnectX-6 200 Gb/s for clustering, 12 NVLinks per "
             "GPU",
@@ -89,10 +96,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="dgx-h100",
             summary="NVIDIA DGX H100: 8 H100 80 GB on NVLink 4, 8 NDR InfiniBand NICs in rails.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
-                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-            },
+            values=_on_fat_tree(_nvlink(4), "ndr", rails=True),
             device="h100-sxm",
             source="NVIDIA DGX H100 user guide: 8 single-port ConnectX-7 400 Gb/s, 18 NVLinks per GPU; "
             "DGX SuperPOD H100 reference architecture: rail-optimised fat-tree",
@@ -100,10 +104,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="gb200-nvl72",
             summary="NVIDIA GB200 NVL72: 72 B200 in one NVLink 5 domain, a 400 Gb/s NIC each.",
-            values={
-                "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5},
-                "fabric": {"name": _FAT_TREE, "generation": "ndr"},
-            },
+            values=_on_fat_tree(_nvlink(5), "ndr", gpus=72, nics=72),
             device="gb200",
             source="NVIDIA GB200 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink; DGX GB200 user guide, hardware: 18"
             " trays of 4 GPUs and 4 single-port ConnectX-7 400 Gb/s",
@@ -111,10 +112,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="gb300-nvl72",
             summary="NVIDIA GB300 NVL72: 72 B300 in one NVLink 5 domain, an 800 Gb/s NIC each.",
-            values={
-                "gpus": 72, "nics": 72, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
-                "fabric": {"name": _FAT_TREE, "generation": "xdr"},
-            },
+            values=_on_fat_tree(_nvlink(5, pcie_generation=6), "xdr", gpus=72, nics=72),
             device="gb300",
             source="NVIDIA Enterprise Reference Architecture, NVL72 AI Factory, components: 72 GPUs, 130 TB/s of "
             "NVLink, 4 ConnectX-8 in a tray of 4 GPUs; Google Cloud, networking and GPU machines, A4X Max: "
@@ -123,10 +121,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="dgx-b200",
             summary="NVIDIA DGX B200: 8 B200 on NVLink 5, 8 NDR InfiniBand NICs in rails.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5},
-                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-            },
+            values=_on_fat_tree(_nvlink(5), "ndr", rails=True),
             device="b200",
             source="NVIDIA DGX B200 user guide, component descriptions: 8 single-port ConnectX-7 of up to 400 "
             "Gb/s, 14.4 TB/s of NVLink for 8 GPUs; rails as DGX H100's, an assumption",
@@ -134,10 +129,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="dgx-b300",
             summary="NVIDIA DGX B300: 8 B300 on NVLink 5, 8 XDR InfiniBand NICs in rails.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 5, "pcie_generation": 6},
-                "fabric": {"name": _FAT_TREE, "generation": "xdr", "rails": True},
-            },
+            values=_on_fat_tree(_nvlink(5, pcie_generation=6), "xdr", rails=True),
             device="b300",
             source="NVIDIA DGX B300 user guide, as others quote it (the guide itself was not at hand): 8 "
             "ConnectX-8 with a port of 800 Gb/s each; NVLink as DGX B200's; rails as DGX H100's, an "
@@ -146,10 +138,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="dgx-h200",
             summary="NVIDIA DGX H200: 8 H200 141 GB on NVLink 4, 8 NDR InfiniBand NICs in rails.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
-                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-            },
+            values=_on_fat_tree(_nvlink(4), "ndr", rails=True),
             device="h200-sxm",
             source="NVIDIA DGX H100/H200 user guide, one for both systems: 8 single-port ConnectX-7 400 Gb/s, 18 "
             "NVLinks per GPU; rails as DGX H100's",
@@ -157,10 +146,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="h20-8gpu",
             summary="Ant Group's nodes of 2025: 8 H20 96 GB on NVLink 4, 4 NICs of 400 Gb/s.",
-            values={
-                "gpus": 8, "nics": 4, "node": {"name": "nvlink", "generation": 4},
-                "fabric": {"name": _FAT_TREE, "generation": "ndr"},
-            },
+            values=_on_fat_tree(_nvlink(4), "ndr", nics=4),
             device="h20",
             source="Zhang et al., Together with SGLang: Best Practices for Serving DeepSeek-R1 on H20-96G (LMSYS "
             "blog, 2025), table of H20 and H800: 900 GB/s of NVLink, 4 x 400 Gb/s of NICs; the tree between "
@@ -169,11 +155,10 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="vr200-nvl72",
             summary="NVIDIA Vera Rubin NVL72, announced: 72 Rubin in one NVLink 6 domain, 1.6 Tb/s of NICs each.",
-            values={
-                "gpus": 72, "nics": 72,
-                "node": {"name": "nvlink", "generation": 5, "links": 36, "pcie_generation": 6, "pcie_lanes": 32},
-                "fabric": {"name": _FAT_TREE, "generation": "xdr", "bandwidth": "1600 Gb/s"},
-            },
+            values=_on_fat_tree(
+                _nvlink(5, links=36, pcie_generation=6, pcie_lanes=32), "xdr",
+                gpus=72, nics=72, bandwidth="1600 Gb/s",
+            ),
             device="vr200",
             source="NVIDIA Vera Rubin NVL72 specifications (2026, before release): 72 GPUs, 3600 GB/s of NVLink 6 "
             "each, both ways; Decoding Nvidia's Rubin Networking Math (wheelersnetwork.com, 2025): 8 ConnectX-9 "
@@ -183,10 +168,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="aws-p5",
             summary="AWS p5.48xlarge: 8 H100 80 GB on NVLink 4, four 100 Gb/s EFA NICs each.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
-                "fabric": {"name": _FAT_TREE, "generation": "ndr"},
-            },
+            values=_on_fat_tree(_nvlink(4), "ndr"),
             device="h100-sxm",
             source="Amazon EC2 user guide, EFA on accelerated instances: 32 network cards and 3,200 Gb/s for the 8"
             " GPUs of a P5; assumption: a GPU's four cards act as one, over which each message is spread; "
@@ -195,10 +177,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="gcp-a3-mega",
             summary="Google Cloud a3-megagpu-8g: 8 H100 80 GB on NVLink 4, a 200 Gb/s NIC each.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4},
-                "fabric": {"name": _FAT_TREE, "generation": "hdr"},
-            },
+            values=_on_fat_tree(_nvlink(4), "hdr"),
             device="h100-sxm",
             source="Google Cloud, networking and GPU machines, A3 Mega: 1,800 Gb/s, in another version 1,600, "
             "which are 8 NICs of 200 Gb/s for GPUs, with or without the host's; the tree between them is "
@@ -207,10 +186,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="h800-8x100",
             summary="Kwai's nodes of 2024: 8 H800 80 GB on 8 NVLinks, 8 NICs of 100 Gb/s.",
-            values={
-                "gpus": 8, "nics": 8, "node": {"name": "nvlink", "generation": 4, "links": 8},
-                "fabric": {"name": _FAT_TREE, "generation": "edr"},
-            },
+            values=_on_fat_tree(_nvlink(4, links=8), "edr"),
             device="h800-sxm",
             source="Yuan et al. (USENIX ATC 2024), section 6: 8 H800 and 8 NICs of 100 Gb/s a node; H800 data "
             "sheet: "
@@ -220,10 +196,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
             name="mi300x-8gpu",
             summary="A node of 8 AMD MI300X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in "
             "rails.",
-            values={
-                "gpus": 8, "nics": 8, "node": _mesh(48),
-                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-            },
+            values=_on_fat_tree(_mesh(48), "ndr", rails=True),
             device="mi300x",
             source="AMD ROCm blog, Understanding RCCL Bandwidth and xGMI Performance (2025): a link of 64 GB/s to "
             "each of 7 GPUs, of which about 48 are reached; AMD Instinct MI3XX reference design: NICs in "
@@ -233,10 +206,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
             name="mi355x-8gpu",
             summary="A node of 8 AMD MI355X: an Infinity Fabric link between any two, 8 NICs of 400 Gb/s in "
             "rails.",
-            values={
-                "gpus": 8, "nics": 8, "node": _mesh(57.6),
-                "fabric": {"name": _FAT_TREE, "generation": "ndr", "rails": True},
-            },
+            values=_on_fat_tree(_mesh(57.6), "ndr", rails=True),
             device="mi355x",
             source="AMD ROCm documentation, distributed inference with MoRI: 8 MI355X with a Pensando Pollara 400 "
             "each, of 400 Gb/s; MI355X platform data sheet, as others quote it: 7 links of 153.6 GB/s both "
@@ -245,10 +215,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="pcie-8gpu",
             summary="A server of 8 A100 PCIe 80 GB behind two PCIe 4 switches, one HDR NIC.",
-            values={
-                "gpus": 8, "nics": 1, "node": {"name": "pcie", "generation": 4, "gpus_per_switch": 4},
-                "fabric": {"name": _FAT_TREE, "generation": "hdr"},
-            },
+            values=_on_fat_tree({"name": "pcie", "generation": 4, "gpus_per_switch": 4}, "hdr", nics=1),
             device="a100-pcie",
             source="NVIDIA A100 PCIe 80 GB data sheet: tensor peaks of the SXM4 module at 300 W, 1935 GB/s, "
             "PCIe 4.0; "
