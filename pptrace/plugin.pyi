@@ -28,6 +28,7 @@ from pptrace.memo import shared as shared
 from pptrace.network.cluster import Layout as Layout
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE
 from pptrace.network.contract import UNLIMITED as UNLIMITED
+from pptrace.network.contract import Flat as Flat
 from pptrace.network.contract import Links as Links
 from pptrace.network.contract import Paths as Paths
 from pptrace.plugins.hookspecs import hookimpl as hookimpl

@@ -142,40 +142,22 @@ def _order(action: Planned) -> tuple[int, int, bool, int]:
 
 
 def _run(decoder: Schedule, first_stage: int, times: Times) -> list[list[Planned]]:
-    """Return the actions of each rank with their times, if each rank runs its row of the decoder when it can.
+    """Return the actions of each rank of the decoder with their times; stages are counted from ``first_stage``."""
+    import numpy as np
 
-    Stages are counted from ``first_stage``.
-    """
-    from pptrace.plugin import Kind
+    from pptrace.plugin import Flat, Kind, Workload, simulate
 
-    ranks_by_stage, last = decoder.placement.stage_rank[0].tolist(), decoder.stages - 1
-    kinds, stages, microbatches = decoder.kind.tolist(), decoder.stage.tolist(), decoder.microbatch.tolist()
-    next_row, ends = decoder.row_ptr[:-1].tolist(), dict[tuple[bool, int, int], int]()
-    planned: list[list[Planned]] = [[] for _ in next_row]
-    waiting = list(range(decoder.ranks))
-    while waiting:
-        rank = waiting.pop()
-        while next_row[rank] < decoder.row_ptr[rank + 1]:
-            row = next_row[rank]
-            is_backward, stage, microbatch = kinds[row] == Kind.B, stages[row], microbatches[row]
-            ready = 0
-            if is_backward or stage:
-                # The last stage's backward follows its forward.
-                follows = (
-                    is_backward and stage < last,
-                    stage + (1 if stage < last else 0) if is_backward else stage - 1,
-                )
-                if (*follows, microbatch) not in ends:
-                    break
-                ready = ends[*follows, microbatch] + times.transfer * (ranks_by_stage[follows[1]] != rank)
-            start = max(ready, planned[rank][-1].end if planned[rank] else 0)
-            end = start + (times.backward if is_backward else times.forward)[first_stage + stage]
-            planned[rank].append(Planned(start, end, is_backward, first_stage + stage, microbatch))
-            ends[is_backward, stage, microbatch] = end
-            next_row[rank] += 1
-            following = stage + (-1 if is_backward else 1)
-            if 0 <= following <= last and ranks_by_stage[following] != rank:
-                waiting.append(ranks_by_stage[following])
+    forward, backward = np.array(times.forward[first_stage:]), np.array(times.backward[first_stage:])
+    costs = Workload.uniform(decoder.stages, f_ns=forward, b_ns=backward)
+    timeline = simulate(decoder, costs, Flat(latency_ns=times.transfer))
+    rows = np.flatnonzero(np.isin(timeline.kind, [Kind.F, Kind.B]))
+    columns = (
+        timeline.start_ns, timeline.end_ns, timeline.kind == Kind.B, first_stage + timeline.stage,
+        timeline.microbatch, timeline.rank_of_row(),
+    )  # fmt: skip
+    planned: list[list[Planned]] = [[] for _ in range(decoder.ranks)]
+    for *values, rank in zip(*(column[rows].tolist() for column in columns), strict=True):
+        planned[rank].append(Planned(*values))
     return planned
 
 

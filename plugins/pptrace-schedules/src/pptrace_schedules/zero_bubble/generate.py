@@ -13,17 +13,15 @@ backward sends its gradient later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.plugin import (
+    Flat,
     InFlight,
     Kind,
-    Links,
-    Paths,
     Schedule,
     ScheduleError,
     Workload,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Actions, Filled, Int32s, Int64s, Placement, ScheduleRequest, Timeline
 
-__all__ = ["Merging", "built", "merged", "without_weights"]
+__all__ = ["built", "merged", "without_weights"]
 
 _WORK = 400_000
 """Budget of placed actions; after half of it, no further order is tried."""
@@ -92,12 +90,8 @@ def built(
 
 def _merge(times: Times, filled: Filled) -> Iterator[tuple[Schedule, int, int]]:
     """Yield tables with merged backwards, each with the longest time of a rank and with its makespan."""
-    merging = Merging(
-        forward=times.forward, input_gradient=times.input_gradient, weight_gradient=times.weight_gradient,
-        backward=times.backward, transfer=times.transfer,
-    )  # fmt: skip
-    for table in merging.of(filled.schedule):
-        yield table, *merging.lengths(table)
+    for table in _merged_for(times, filled.schedule):
+        yield table, *_lengths(_run(times, table))
 
 
 def without_weights(table: Schedule) -> Schedule:
@@ -214,84 +208,47 @@ def _rank_of(table: Schedule) -> NDArray[np.intp]:
     return np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Merging:
-    """Durations that decide which backwards are merged; arrays have shape (stages,)."""
+def _merged_for(times: Times, table: Schedule) -> list[Schedule]:
+    """Return the table with all adjacent halves merged, and with only those whose merge delays no stage.
 
-    forward: Int64s
-    input_gradient: Int64s
-    weight_gradient: Int64s
-    backward: Int64s
-    transfer: int
-    """Time from one rank to another, without contention."""
-
-    def of(self, table: Schedule) -> list[Schedule]:
-        """Return the table with all adjacent halves merged, and with only those whose merge delays no stage.
-
-        The latter is never longer than the table itself: a gradient that comes later is there before its stage
-        starts with it, and a merged backward takes no longer than its halves. So each action may start when it
-        did, or earlier. If no merge delays a stage, both are one table.
-        """
-        pairs = _pairs(table)
-        harmless = self._harmless(table, pairs)
-        chosen = [pairs] if harmless.all() else [pairs, pairs[harmless]]
-        return [_with_merged(table, each) for each in chosen]
-
-    def lengths(self, table: Schedule) -> tuple[int, int]:
-        """Return the longest time from a rank's start to its end, and from the first start to the last end."""
-        timeline = self._timeline(table)
-        start, end = np.full(table.ranks, 2**62), np.zeros(table.ranks, dtype=np.int64)
-        actions = _actions(timeline)
-        rank = timeline.rank_of_row()[actions]
-        np.minimum.at(start, rank, timeline.start_ns[actions])
-        np.maximum.at(end, rank, timeline.end_ns[actions])
-        return int((end - start).max()), int(end.max() - start.min())
-
-    def _harmless(self, table: Schedule, pairs: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which backwards can be merged without delaying another stage."""
-        stage, microbatch = table.stage[pairs], table.microbatch[pairs]
-        started = self._gradients_start(table)
-        rank_of = table.placement.stage_rank[0]
-        next_stage = np.maximum(stage - 1, 0)
-        away = np.where(rank_of[stage] == rank_of[next_stage], 0, self.transfer)
-        there = started[stage, microbatch] + self.backward[stage] + away
-        harmless: NDArray[np.bool_] = (stage == 0) | (there <= started[next_stage, microbatch])
-        return harmless & (self.backward <= self.input_gradient + self.weight_gradient)[stage]
-
-    def _gradients_start(self, table: Schedule) -> Int64s:
-        """Return when input gradients start, shape (stages, microbatches)."""
-        timeline = self._timeline(table)
-        gradients = timeline.kind == Kind.I
-        started = np.zeros((table.stages, table.microbatches), dtype=np.int64)
-        started[timeline.stage[gradients], timeline.microbatch[gradients]] = timeline.start_ns[gradients]
-        return started
-
-    def _timeline(self, table: Schedule) -> Timeline:
-        costs = Workload.uniform(
-            table.stages, f_ns=self.forward, i_ns=self.input_gradient, w_ns=self.weight_gradient,
-            b_ns=self.backward,
-        )  # fmt: skip
-        return simulate(table, costs, _Wires(self.transfer))
+    The latter is never longer than the table itself: a gradient that comes later is there before its stage
+    starts with it, and a merged backward takes no longer than its halves. So each action may start when it
+    did, or earlier. If no merge delays a stage, both are one table.
+    """
+    pairs = _pairs(table)
+    harmless = _are_harmless(times, table, pairs)
+    chosen = [pairs] if harmless.all() else [pairs, pairs[harmless]]
+    return [_with_merged(table, each) for each in chosen]
 
 
-def _actions(timeline: Timeline) -> NDArray[np.bool_]:
-    return np.isin(timeline.kind, [Kind.F, Kind.I, Kind.W, Kind.B])
+def _are_harmless(times: Times, table: Schedule, pairs: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return which backwards can be merged without delaying another stage."""
+    timeline = _run(times, table)
+    gradients = timeline.kind == Kind.I
+    started = np.zeros((table.stages, table.microbatches), dtype=np.int64)
+    started[timeline.stage[gradients], timeline.microbatch[gradients]] = timeline.start_ns[gradients]
+    stage, microbatch = table.stage[pairs], table.microbatch[pairs]
+    rank_of = table.placement.stage_rank[0]
+    next_stage = np.maximum(stage - 1, 0)
+    away = np.where(rank_of[stage] == rank_of[next_stage], 0, times.transfer)
+    there = started[stage, microbatch] + times.backward[stage] + away
+    harmless: NDArray[np.bool_] = (stage == 0) | (there <= started[next_stage, microbatch])
+    return harmless & (times.backward <= times.input_gradient + times.weight_gradient)[stage]
 
 
-@dataclass(frozen=True, slots=True)
-class _Wires:
-    """A network where every message takes the same time."""
+def _run(times: Times, table: Schedule) -> Timeline:
+    costs = Workload.uniform(
+        table.stages, f_ns=times.forward, i_ns=times.input_gradient, w_ns=times.weight_gradient,
+        b_ns=times.backward,
+    )  # fmt: skip
+    return simulate(table, costs, Flat(latency_ns=times.transfer))
 
-    transfer: int
 
-    @property
-    def links(self) -> Links:
-        return Links(rate_kbps=np.zeros(0, dtype=np.int64))
-
-    def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        del dst
-        none = np.zeros(src.size, dtype=np.int64)
-        return Paths(
-            overhead_ns=none, latency_ns=np.full(src.size, self.transfer, dtype=np.int64), rate_kbps=none,
-            link_ptr=np.zeros(src.size + 1, dtype=np.int32), link=np.zeros(0, dtype=np.int32),
-        )  # fmt: skip
+def _lengths(timeline: Timeline) -> tuple[int, int]:
+    """Return the longest time from a rank's start to its end, and from the first start to the last end."""
+    start, end = np.full(timeline.ranks, 2**62), np.zeros(timeline.ranks, dtype=np.int64)
+    actions = np.isin(timeline.kind, [Kind.F, Kind.I, Kind.W, Kind.B])
+    rank = timeline.rank_of_row()[actions]
+    np.minimum.at(start, rank, timeline.start_ns[actions])
+    np.maximum.at(end, rank, timeline.end_ns[actions])
+    return int((end - start).max()), int(end.max() - start.min())
