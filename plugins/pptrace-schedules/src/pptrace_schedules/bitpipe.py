@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules.chimera import nearest_multiples
+from pptrace_schedules.one_f_one_b import check_two_chunks
 
 if TYPE_CHECKING:
     from pptrace.plugin import Int32s, Schedule, ScheduleRequest
-
-_CHUNKS = 2
 
 
 def build(request: ScheduleRequest) -> Schedule:
@@ -111,11 +110,7 @@ def _unit(rank: int, ranks: int) -> tuple[Int32s, Int32s, Int32s]:
 def check(request: ScheduleRequest) -> None:
     """Refuse odd ranks, other chunks than two, and microbatches that do not fill basic units."""
     ranks, microbatches = request.ranks, request.microbatches
-    if request.chunks not in {1, _CHUNKS}:
-        raise ConstraintError(
-            f"bitpipe has two chunks of the model on a rank per direction, not {request.chunks}",
-            nearest="2 chunks", key="parallel.vp",
-        )  # fmt: skip
+    check_two_chunks(request, "bitpipe")
     if ranks % 2:
         message = f"bitpipe pairs a rank with its mirror image, and {ranks} ranks are odd"
         raise ConstraintError(message, nearest=nearest_multiples(ranks, 2, "ranks"), key="parallel.pp")

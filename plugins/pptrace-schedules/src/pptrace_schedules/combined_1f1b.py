@@ -25,14 +25,15 @@ through the ranks. Peak activations of rank r, each a chunk's: min(v m, w + 1), 
 
 from __future__ import annotations
 
-from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
-from pptrace_schedules.interleaved_1f1b import looped_bubble
+from pptrace_schedules.interleaved_1f1b import held_after, looped_bubble, warm_ups
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from pptrace.plugin import Schedule, ScheduleRequest
 
 _FEWEST_CHUNKS = 2
@@ -42,27 +43,11 @@ def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     from dataclasses import replace
 
-    import numpy as np
-
     from pptrace_schedules.bidirectional import TURNS
-    from pptrace_schedules.row_patterns import one_forward_one_backward
+    from pptrace_schedules.row_patterns import in_rounds, one_forward_one_backward
 
-    ranks, chunks, size = request.ranks, request.chunks, _round_size(request)
-    whole = request.microbatches // size * size
-    each = np.arange(whole, dtype=np.int32).reshape(-1, 1, size)
-    rest = np.arange(whole, request.microbatches, dtype=np.int32)
-    numbers = np.arange(chunks, dtype=np.int32)
-    shape = (each.shape[0], chunks, size)
-    microbatch = np.concatenate([np.broadcast_to(each, shape).ravel(), np.tile(rest, chunks)])
-    chunk = np.concatenate([np.broadcast_to(numbers[:, None], shape).ravel(), np.repeat(numbers, rest.size)])
-    table = one_forward_one_backward(
-        request,
-        [_warm_up(request, rank) for rank in range(ranks)],
-        microbatch,
-        chunk * ranks,
-        (chunks - 1 - chunk) * ranks,
-        overlapped=True,
-    )
+    passes = in_rounds(request, _round_size(request))
+    table = one_forward_one_backward(request, _warm_ups(request), passes, overlapped=True)
     return replace(table, interleave=TURNS)
 
 
@@ -102,13 +87,11 @@ def check(request: ScheduleRequest) -> None:
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds in its first pair, its backward not yet done."""
-    whole = request.chunks * request.microbatches
-    return [Fraction(min(whole, _warm_up(request, rank) + 1)) for rank in range(request.ranks)]
+    return held_after(request, _warm_ups(request))
 
 
-def _warm_up(request: ScheduleRequest, rank: int) -> int:
-    ahead = (request.chunks - 1) * _round_size(request) + 2 * (request.ranks - 1 - rank) + 1
-    return min(ahead, request.chunks * request.microbatches)
+def _warm_ups(request: ScheduleRequest) -> list[int]:
+    return warm_ups(request, _round_size(request), more=1)
 
 
 def _round_size(request: ScheduleRequest) -> int:

@@ -52,7 +52,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
-from pptrace_schedules.one_f_one_b import check_one_chunk
+from pptrace_schedules.one_f_one_b import check_one_chunk, check_two_chunks
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
@@ -122,9 +122,6 @@ OFFER = ScheduleOffer(
 )
 
 
-_CHUNKS = 2
-
-
 def build_v(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     import numpy as np
@@ -135,18 +132,13 @@ def build_v(request: ScheduleRequest) -> Schedule:
     ranks, microbatches = request.ranks, request.microbatches
     rows = program(np.arange(ranks, dtype=np.int32), ranks, microbatches)
     stage = np.where(rows.chunk == 0, rows.row, 2 * ranks - 1 - rows.row)
-    return table(rows, Placement.v_shaped(ranks, microbatches, _CHUNKS), stage, rows.microbatch)
+    return table(rows, Placement.v_shaped(ranks, microbatches, 2), stage, rows.microbatch)
 
 
 def check_v(request: ScheduleRequest) -> None:
     """Refuse chunks that make no V, and fewer microbatches than stages."""
-    if request.chunks not in {1, _CHUNKS}:
-        raise ConstraintError(
-            f"dualpipe-v has two chunks of the model on a rank, not {request.chunks}",
-            nearest="2 chunks",
-            key="parallel.vp",
-        )
-    stages = _CHUNKS * request.ranks
+    check_two_chunks(request, "dualpipe-v")
+    stages = 2 * request.ranks
     if request.microbatches < stages:
         raise ConstraintError(
             f"dualpipe-v's warm-up through {stages} stages takes {stages} microbatches or more, not "
@@ -164,7 +156,7 @@ def bubble_v(request: ScheduleRequest) -> Fraction:
 
 def peak_activations_v(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds at most."""
-    return [Fraction(_CHUNKS * request.ranks + 1)] * request.ranks
+    return [Fraction(2 * request.ranks + 1)] * request.ranks
 
 
 DUALPIPE_V = ScheduleOffer(

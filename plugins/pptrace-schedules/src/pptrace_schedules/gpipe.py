@@ -40,17 +40,17 @@ def build(request: ScheduleRequest, *, reverses: bool = False) -> Schedule:
     import numpy as np
 
     from pptrace.plugin import Kind, Placement, Schedule
+    from pptrace_schedules.row_patterns import in_rounds
 
-    ranks, steps = request.ranks, request.chunks * request.microbatches
-    chunk, microbatch = np.divmod(np.arange(steps, dtype=np.int32), request.microbatches)
-    stage = np.concatenate([chunk, chunk[::-1]]) * ranks
-    backward = microbatch[::-1] if reverses else microbatch
+    ranks, passes = request.ranks, in_rounds(request, request.microbatches)
+    steps = request.chunks * request.microbatches
+    microbatch, stage = np.hstack([passes.forward, passes.forward[:, ::-1] if reverses else passes.backward])
     return Schedule.from_columns(
         Placement.looped(ranks, request.microbatches, request.chunks),
         np.arange(ranks + 1) * 2 * steps,
         np.tile(np.repeat(np.array([Kind.F, Kind.B], dtype=np.int8), steps), ranks),
         np.add.outer(np.arange(ranks, dtype=np.int32), stage).ravel(),
-        np.tile(np.concatenate([microbatch, backward]), ranks),
+        np.tile(microbatch, ranks),
     )
 
 

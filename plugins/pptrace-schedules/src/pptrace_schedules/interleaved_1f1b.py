@@ -32,40 +32,25 @@ _FEWEST_CHUNKS = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    import numpy as np
+    from pptrace_schedules.row_patterns import in_rounds, one_forward_one_backward
 
-    from pptrace_schedules.row_patterns import one_forward_one_backward
-
-    chunks, round_size = request.chunks, request.microbatches // _rounds(request.microbatches, request.ranks)
-    block, within = np.divmod(np.arange(chunks * request.microbatches, dtype=np.int32), round_size)
-    number, chunk = np.divmod(block, chunks)
-    return one_forward_one_backward(
-        request,
-        [_warm_up(request, rank) for rank in range(request.ranks)],
-        number * round_size + within,
-        chunk * request.ranks,
-        (chunks - 1 - chunk) * request.ranks,
-    )
+    size = round_size(request)
+    return one_forward_one_backward(request, warm_ups(request, size), in_rounds(request, size))
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse a single chunk per rank, and microbatches that make no rounds of equal size."""
+def check(request: ScheduleRequest, *, name: str = "interleaved-1f1b", instead: str = "1f1b") -> None:
+    """Refuse a single chunk per rank, and microbatches that make no rounds of equal size.
+
+    Raises:
+        ConstraintError: the schedule ``name`` is asked for them; ``instead`` takes a single chunk.
+    """
     if request.chunks < _FEWEST_CHUNKS:
         raise ConstraintError(
-            f"interleaved-1f1b needs at least {_FEWEST_CHUNKS} chunks of the model on a rank, not "
-            f"{request.chunks} (1f1b takes one)",
+            f"{name} needs at least {_FEWEST_CHUNKS} chunks of the model on a rank, not {request.chunks} "
+            f"({instead} takes one)",
             nearest=f"{_FEWEST_CHUNKS} chunks",
             key="parallel.vp",
         )
-    check_rounds(request, "interleaved-1f1b")
-
-
-def check_rounds(request: ScheduleRequest, name: str) -> None:
-    """Refuse microbatches that make no rounds of equal size.
-
-    Raises:
-        ConstraintError: the schedule ``name`` has such a number of microbatches.
-    """
     ranks, microbatches = request.ranks, request.microbatches
     if not _fits(microbatches, ranks):
         below = next(fewer for fewer in range(microbatches - 1, 0, -1) if _fits(fewer, ranks))
@@ -80,14 +65,28 @@ def check_rounds(request: ScheduleRequest, name: str) -> None:
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds when its first backward starts."""
+    return held_after(request, warm_ups(request, round_size(request)))
+
+
+def warm_ups(request: ScheduleRequest, size: int = 0, *, per_rank: int = 2, more: int = 0) -> list[int]:
+    """Return the forwards of each rank before its first turn of a forward and a backward.
+
+    They are those of all chunks but one in a round of ``size`` microbatches, ``per_rank`` for each later rank, and
+    ``more``.
+    """
+    ahead, whole = (request.chunks - 1) * size + more, request.chunks * request.microbatches
+    return [min(whole, ahead + per_rank * later) for later in reversed(range(request.ranks))]
+
+
+def held_after(request: ScheduleRequest, warm_up: list[int]) -> list[Fraction]:
+    """Return the chunks' activations that each rank holds when its first backward starts, after its warm-up."""
     whole = request.chunks * request.microbatches
-    return [Fraction(min(whole, _warm_up(request, rank) + 1)) for rank in range(request.ranks)]
+    return [Fraction(min(whole, forwards + 1)) for forwards in warm_up]
 
 
-def _warm_up(request: ScheduleRequest, rank: int) -> int:
-    round_size = request.microbatches // _rounds(request.microbatches, request.ranks)
-    ahead = (request.chunks - 1) * round_size + 2 * (request.ranks - 1 - rank)
-    return min(ahead, request.chunks * request.microbatches)
+def round_size(request: ScheduleRequest) -> int:
+    """Return the microbatches of each round."""
+    return request.microbatches // _rounds(request.microbatches, request.ranks)
 
 
 def _rounds(microbatches: int, ranks: int) -> int:

@@ -41,10 +41,10 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
-from pptrace_schedules.interleaved_1f1b import looped_bubble
+from pptrace_schedules.interleaved_1f1b import held_after, looped_bubble, warm_ups
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
@@ -54,24 +54,15 @@ _UPDATES = 4
 
 def build(request: ScheduleRequest, *, factor: int = 1) -> Schedule:
     """Return the table, with ``factor`` times the warm-up of 1F1B."""
-    import numpy as np
+    from pptrace_schedules.row_patterns import in_rounds, one_forward_one_backward
 
-    from pptrace_schedules.row_patterns import one_forward_one_backward
-
-    warm_up = [_warm_up(request, rank, factor) for rank in range(request.ranks)]
-    microbatch = np.arange(request.microbatches, dtype=np.int32)
-    first_stage = np.zeros_like(microbatch)
-    return one_forward_one_backward(request, warm_up, microbatch, first_stage, first_stage)
+    passes = in_rounds(request, request.microbatches)
+    return one_forward_one_backward(request, warm_ups(request, per_rank=factor), passes)
 
 
 def peak_activations(request: ScheduleRequest, *, factor: int = 1) -> list[Fraction]:
     """Return the microbatches that each rank holds when its first backward starts."""
-    warm_up = [_warm_up(request, rank, factor) for rank in range(request.ranks)]
-    return [Fraction(min(request.microbatches, forwards + 1)) for forwards in warm_up]
-
-
-def _warm_up(request: ScheduleRequest, rank: int, factor: int) -> int:
-    return min(request.microbatches, factor * (request.ranks - 1 - rank))
+    return held_after(request, warm_ups(request, per_rank=factor))
 
 
 def build_without_flush(request: ScheduleRequest) -> Schedule:
@@ -118,6 +109,20 @@ def check_one_chunk(request: ScheduleRequest, name: str, instead: str = "interle
         )
 
 
+def check_two_chunks(request: ScheduleRequest, name: str) -> None:
+    """Refuse more than two chunks per rank; a single one is the default of requests.
+
+    Raises:
+        ConstraintError: the schedule ``name`` is asked for more.
+    """
+    if request.chunks not in {1, 2}:
+        raise ConstraintError(
+            f"{name} has two chunks of the model on a rank, not {request.chunks}",
+            nearest="2 chunks",
+            key="parallel.vp",
+        )
+
+
 OFFER = ScheduleOffer(
     name="1f1b",
     summary="One forward and one backward in turns, after a warm-up as long as the way to the last rank.",
@@ -140,31 +145,33 @@ EAGER = ScheduleOffer(
     source="https://arxiv.org/abs/2211.05322",
 )
 
-PIPEDREAM_2BW = ScheduleOffer(
-    name="pipedream-2bw",
+
+def _without_flush(name: str, *, limit: str, **fields: Any) -> ScheduleOffer:
+    """Return the offer of a schedule without flushes; ``fields`` are those that differ."""
+    return ScheduleOffer(
+        name=name,
+        build=build_without_flush,
+        check=partial(check_without_flush, name=name, limit=limit),
+        options=lambda: import_module("pptrace_schedules.options").UpdateOptions,
+        bubble=lambda _request: Fraction(0),
+        peak_activations=lambda request: held_after(request, warm_ups(request, per_rank=1)),
+        only_by_name=True,
+        constraints="One chunk per rank; at least as many microbatches as ranks.",
+        **fields,
+    )
+
+
+PIPEDREAM_2BW = _without_flush(
+    "pipedream-2bw",
+    limit="holds two versions of the weights, which suffice",
     summary="1F1B without a flush between optimizer updates, with two versions of the weights.",
-    build=build_without_flush,
-    check=partial(
-        check_without_flush, name="pipedream-2bw", limit="holds two versions of the weights, which suffice"
-    ),
-    options=lambda: import_module("pptrace_schedules.options").UpdateOptions,
-    bubble=lambda _request: Fraction(0),
-    peak_activations=lambda request: [Fraction(request.ranks - rank) for rank in range(request.ranks)],
     weight_versions=2,
-    only_by_name=True,
-    constraints="One chunk per rank; at least as many microbatches as ranks.",
     source="https://arxiv.org/abs/2006.09503",
 )
 
-PACI = ScheduleOffer(
-    name="paci",
+PACI = _without_flush(
+    "paci",
+    limit="has a steady step between two updates",
     summary="1F1B without a flush between optimizer updates, with one version of the weights.",
-    build=build_without_flush,
-    check=partial(check_without_flush, name="paci", limit="has a steady step between two updates"),
-    options=lambda: import_module("pptrace_schedules.options").UpdateOptions,
-    bubble=lambda _request: Fraction(0),
-    peak_activations=lambda request: [Fraction(request.ranks - rank) for rank in range(request.ranks)],
-    only_by_name=True,
-    constraints="One chunk per rank; at least as many microbatches as ranks.",
     source="https://arxiv.org/abs/2606.07881",
 )

@@ -16,33 +16,43 @@ if TYPE_CHECKING:
     from pptrace.plugin import Int32s, ScheduleRequest
 
 
+class Passes(NamedTuple):
+    """Forwards and backwards of rank 0, each in order; those of rank ``r`` have the stage ``r`` after it."""
+
+    forward: Int32s
+    """Shape (2, passes): microbatch and stage."""
+    backward: Int32s
+    """Shape (2, passes)."""
+
+
+def in_rounds(request: ScheduleRequest, size: int) -> Passes:
+    """Return passes in rounds of ``size`` microbatches, which run through a chunk before the next.
+
+    Rounds of backwards run through the chunks in reverse. The last round may have fewer microbatches.
+    """
+    microbatch = np.tile(np.arange(request.microbatches, dtype=np.int32), request.chunks)
+    chunk = np.repeat(np.arange(request.chunks, dtype=np.int32), request.microbatches)
+    microbatch, chunk = np.stack([microbatch, chunk])[:, np.lexsort((chunk, microbatch // size))]
+    stages = chunk * request.ranks, (request.chunks - 1 - chunk) * request.ranks
+    return Passes(*(np.stack([microbatch, stage]) for stage in stages))
+
+
 def one_forward_one_backward(
-    request: ScheduleRequest,
-    warm_up: Sequence[int],
-    microbatch: Int32s,
-    forward: Int32s,
-    backward: Int32s,
-    microbatch_back: Int32s | None = None,
-    *,
-    overlapped: bool = False,
+    request: ScheduleRequest, warm_up: Sequence[int], passes: Passes, *, overlapped: bool = False
 ) -> Schedule:
     """Return the table of rows ``F…F  F B F B …  B…B`` with ``warm_up[r]`` forwards before the turns.
 
     Args:
-        request: the sizes; every rank runs ``chunks * microbatches`` steps forward and as many backward.
+        request: the sizes.
         warm_up: forwards of each rank before its first turn.
-        microbatch: shape (steps,): the microbatch of each step, forward as backward.
-        forward: shape (steps,): rank 0's stage at each forward step; rank ``r`` has the stage ``r`` after it.
-        backward: the same of each backward step.
-        microbatch_back: the microbatch of each backward step, where backwards have an order of their own.
+        passes: the forwards and as many backwards.
         overlapped: whether each turn's forward and backward are an overlapped pair.
     """
-    ranks, steps = request.ranks, microbatch.size
-    back_to = microbatch if microbatch_back is None else microbatch_back
+    forwards, backwards = passes
+    ranks, steps = request.ranks, forwards.shape[1]
     length = 2 * steps
     kind = np.full((ranks, length), Kind.F, dtype=np.int8)
     cells = np.empty((2, ranks, length), dtype=np.int32)
-    forwards, backwards = np.stack([microbatch, forward]), np.stack([back_to, backward])
     pair = np.full((ranks, length), -1, dtype=np.int32) if overlapped else None
     for rank, ahead in enumerate(warm_up):
         turns = steps - ahead

@@ -26,6 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
+from pptrace_schedules.interleaved_1f1b import held_after, warm_ups
 from pptrace_schedules.one_f_one_b import check_one_chunk
 
 if TYPE_CHECKING:
@@ -36,18 +37,12 @@ _SLICES = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    import numpy as np
+    from pptrace_schedules.row_patterns import in_rounds, one_forward_one_backward
 
-    from pptrace.plugin import ScheduleRequest
-    from pptrace_schedules.row_patterns import one_forward_one_backward
-
-    slices = parts(request)
-    forward = np.arange(request.microbatches * slices, dtype=np.int32)
-    backward = forward.reshape(-1, slices)[:, ::-1].ravel()
-    cut = ScheduleRequest(ranks=request.ranks, microbatches=forward.size)
-    warm_up = [_warm_up(request, rank) for rank in range(request.ranks)]
-    first_stage = np.zeros_like(forward)
-    return one_forward_one_backward(cut, warm_up, forward, first_stage, first_stage, backward)
+    slices, cut = parts(request), _cut(request)
+    passes = in_rounds(cut, cut.microbatches)
+    last_slice_first = passes.backward.reshape(2, -1, slices)[:, :, ::-1].reshape(2, -1)
+    return one_forward_one_backward(cut, _warm_ups(request), passes._replace(backward=last_slice_first))
 
 
 def parts(request: ScheduleRequest) -> int:
@@ -69,14 +64,18 @@ def bubble(request: ScheduleRequest) -> Fraction:
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the microbatches that each rank holds when its first backward starts."""
-    slices = parts(request)
-    whole = slices * request.microbatches
-    return [Fraction(min(whole, _warm_up(request, rank) + 1), slices) for rank in range(request.ranks)]
+    return [held / parts(request) for held in held_after(_cut(request), _warm_ups(request))]
 
 
-def _warm_up(request: ScheduleRequest, rank: int) -> int:
-    slices = parts(request)
-    return min(slices * request.microbatches, request.ranks - 1 - rank + slices - 1)
+def _cut(request: ScheduleRequest) -> ScheduleRequest:
+    """Return a request in which slices are microbatches."""
+    from pptrace.plugin import ScheduleRequest
+
+    return ScheduleRequest(ranks=request.ranks, microbatches=parts(request) * request.microbatches)
+
+
+def _warm_ups(request: ScheduleRequest) -> list[int]:
+    return warm_ups(_cut(request), per_rank=1, more=parts(request) - 1)
 
 
 OFFER = ScheduleOffer(

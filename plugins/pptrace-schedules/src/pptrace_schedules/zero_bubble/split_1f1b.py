@@ -46,8 +46,8 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ConstraintError, ScheduleOffer
-from pptrace_schedules.interleaved_1f1b import check_rounds
+from pptrace.plugin import ScheduleOffer
+from pptrace_schedules.interleaved_1f1b import check, round_size
 from pptrace_schedules.one_f_one_b import check_one_chunk
 from pptrace_schedules.zero_bubble.offers import bubble_of, is_fixed, options
 
@@ -59,32 +59,21 @@ if TYPE_CHECKING:
 
 __all__ = ["INTERLEAVED_ZB", "ZB_H1", "ZB_H2"]
 
-_FEWEST_CHUNKS = 2
-"""Of interleaved-zb per rank."""
 
-
-def _build_h1(request: ScheduleRequest) -> Schedule:
+def _build(request: ScheduleRequest, *, factor: int) -> Schedule:
+    """Return the table; ``factor`` is 1 for ZB-H1 and 2 for ZB-H2."""
     from pptrace_schedules.zero_bubble.generate import built
     from pptrace_schedules.zero_bubble.split_rows import one_chunk, one_chunk_orders
 
-    ranks = request.ranks
-    fixed = one_chunk(request, [ranks - 1 - rank for rank in range(ranks)], range(ranks))
-    return built(request, fixed, ranks, partial(one_chunk_orders, request))
+    late = [factor * rank for rank in range(request.ranks)]
+    fixed = one_chunk(request, late[::-1], late)
+    return built(request, fixed, factor * request.ranks, partial(one_chunk_orders, request))
 
 
 def _bubble_h1(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length."""
     ranks = request.ranks
     return bubble_of(request, 1, max(ranks - 1, 2 * ranks - 1 - request.microbatches))
-
-
-def _build_h2(request: ScheduleRequest) -> Schedule:
-    from pptrace_schedules.zero_bubble.generate import built
-    from pptrace_schedules.zero_bubble.split_rows import one_chunk, one_chunk_orders
-
-    ranks = request.ranks
-    late = [2 * rank for rank in range(ranks)]
-    return built(request, one_chunk(request, late[::-1], late), 2 * ranks, partial(one_chunk_orders, request))
 
 
 def _bubble_h2(request: ScheduleRequest) -> Fraction | None:
@@ -102,7 +91,7 @@ def _held(request: ScheduleRequest, most: int) -> list[Fraction]:
 ZB_H1 = ScheduleOffer(
     name="zb-h1",
     summary="1F1B with split backwards in 1F1B's memory: weight gradients fill two thirds of its bubble.",
-    build=_build_h1,
+    build=partial(_build, factor=1),
     options=options,
     check=lambda request: check_one_chunk(request, "zb-h1", "interleaved-zb"),
     bubble=_bubble_h1,
@@ -113,7 +102,7 @@ ZB_H1 = ScheduleOffer(
 ZB_H2 = ScheduleOffer(
     name="zb-h2",
     summary="Split backwards in twice 1F1B's memory: no rank idles between its first and its last action.",
-    build=_build_h2,
+    build=partial(_build, factor=2),
     options=options,
     check=lambda request: check_one_chunk(request, "zb-h2", "zb-v"),
     bubble=_bubble_h2,
@@ -136,32 +125,12 @@ def _build_interleaved(request: ScheduleRequest) -> Schedule:
 
 
 def _fixed_interleaved(request: ScheduleRequest) -> Schedule:
-    import numpy as np
-
-    from pptrace.plugin import Placement
+    from pptrace_schedules.row_patterns import in_rounds
     from pptrace_schedules.zero_bubble.split_rows import one_forward_one_input_gradient
 
-    ranks, chunks, size = request.ranks, request.chunks, _round(request)
-    block, within = np.divmod(np.arange(chunks * request.microbatches, dtype=np.int32), size)
-    number, chunk = np.divmod(block, chunks)
-    return one_forward_one_input_gradient(
-        Placement.looped(ranks, request.microbatches, chunks),
-        [(chunks - 1) * size + ranks - 1 - rank for rank in range(ranks)],
-        range(ranks),
-        (number * size + within, chunk * ranks, (chunks - 1 - chunk) * ranks),
-    )
-
-
-def _check_interleaved(request: ScheduleRequest) -> None:
-    """Refuse a single chunk per rank, and microbatches that make no rounds of equal size."""
-    if request.chunks < _FEWEST_CHUNKS:
-        raise ConstraintError(
-            f"interleaved-zb needs at least {_FEWEST_CHUNKS} chunks of the model on a rank, not {request.chunks} "
-            "(zb-h1 takes one)",
-            nearest=f"{_FEWEST_CHUNKS} chunks",
-            key="parallel.vp",
-        )
-    check_rounds(request, "interleaved-zb")
+    ranks, size = range(request.ranks), round_size(request)
+    ahead = [(request.chunks - 1) * size + later for later in reversed(ranks)]
+    return one_forward_one_input_gradient(request, ahead, ranks, in_rounds(request, size))
 
 
 def _bubble_interleaved(request: ScheduleRequest) -> Fraction | None:
@@ -176,18 +145,14 @@ def _peak_interleaved(request: ScheduleRequest) -> list[Fraction] | None:
 
     Generated orders of such rounds may hold fewer.
     """
-    if _round(request) > request.ranks and not is_fixed(request):
+    if round_size(request) > request.ranks and not is_fixed(request):
         return None
     return [Fraction(_most_interleaved(request))] * request.ranks
 
 
 def _most_interleaved(request: ScheduleRequest) -> int:
     chunks = request.chunks
-    return min(chunks * request.microbatches, (chunks - 1) * _round(request) + request.ranks)
-
-
-def _round(request: ScheduleRequest) -> int:
-    return request.microbatches // max(1, request.microbatches // request.ranks)
+    return min(chunks * request.microbatches, (chunks - 1) * round_size(request) + request.ranks)
 
 
 INTERLEAVED_ZB = ScheduleOffer(
@@ -195,7 +160,7 @@ INTERLEAVED_ZB = ScheduleOffer(
     summary="Interleaved 1F1B with split backwards: weight gradients fill its bubble, and memory is less.",
     build=_build_interleaved,
     options=options,
-    check=_check_interleaved,
+    check=partial(check, name="interleaved-zb", instead="zb-h1"),
     bubble=_bubble_interleaved,
     peak_activations=_peak_interleaved,
     constraints=(

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import InFlight, Kind, Placement, Schedule, list_schedule
+from pptrace_schedules.row_patterns import in_rounds
 from pptrace_schedules.zero_bubble.generate import without_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.plugin import Int32s, Int64s, ScheduleRequest
+    from pptrace.plugin import Int64s, ScheduleRequest
+    from pptrace_schedules.row_patterns import Passes
     from pptrace_schedules.zero_bubble.bounds import Times
 
 __all__ = ["one_chunk", "one_chunk_orders", "one_forward_one_input_gradient"]
@@ -25,32 +27,31 @@ _DRAINS = (1, 3)
 
 
 def one_forward_one_input_gradient(
-    placement: Placement, ahead: Sequence[int], late: Sequence[int], steps: tuple[Int32s, Int32s, Int32s]
+    request: ScheduleRequest, ahead: Sequence[int], late: Sequence[int], passes: Passes
 ) -> Schedule:
     """Return the table of rows ``F…F  F I F I …  F I W F I W …  I W I W …  W…W``.
 
     Args:
-        placement: stage ``s`` is on rank ``s`` mod ranks.
+        request: the sizes.
         ahead: per rank, forwards before the alternation of forwards and input gradients.
         late: per rank, input gradients before its first weight gradient.
-        steps: three arrays of shape (steps,): the microbatch of each step, and the stage of rank 0 at each forward
-            and at each backward step. The stage of rank ``r`` is larger by ``r``.
+        passes: the forwards and as many backwards.
     """
-    microbatch, forward, backward = steps
-    ranks, count = placement.ranks, microbatch.size
-    length = 3 * count
-    kind = np.empty((ranks, length), dtype=np.int8)
-    stage, microbatches = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
+    ranks, count = request.ranks, passes.forward.shape[1]
+    kind = np.empty((ranks, 3 * count), dtype=np.int8)
+    cells = np.empty((2, *kind.shape), dtype=np.int32)
     for rank in range(ranks):
         positions = _positions(count, min(ahead[rank], count), late[rank])
-        kinds, stages = (Kind.F, Kind.I, Kind.W), (forward, backward, backward)
-        for action_kind, position, first_stage in zip(kinds, positions, stages, strict=True):
+        kinds = (Kind.F, passes.forward), (Kind.I, passes.backward), (Kind.W, passes.backward)
+        for position, (action_kind, values) in zip(positions, kinds, strict=True):
             kind[rank, position] = action_kind
-            stage[rank, position] = first_stage + rank
-            microbatches[rank, position] = microbatch
+            cells[0, rank, position], cells[1, rank, position] = values
+    microbatch, stage = cells
+    stage += np.arange(ranks, dtype=np.int32)[:, None]
     return Schedule.from_columns(
-        placement, np.arange(ranks + 1) * length, kind.ravel(), stage.ravel(), microbatches.ravel()
-    )
+        Placement.looped(ranks, request.microbatches, request.chunks),
+        np.arange(ranks + 1) * kind.shape[1], kind.ravel(), stage.ravel(), microbatch.ravel(),
+    )  # fmt: skip
 
 
 def _positions(count: int, ahead: int, late: int) -> tuple[Int64s, Int64s, Int64s]:
@@ -66,10 +67,7 @@ def _positions(count: int, ahead: int, late: int) -> tuple[Int64s, Int64s, Int64
 
 def one_chunk(request: ScheduleRequest, ahead: Sequence[int], late: Sequence[int]) -> Schedule:
     """Return the table of :func:`one_forward_one_input_gradient` with one chunk per rank."""
-    microbatch = np.arange(request.microbatches, dtype=np.int32)
-    none = np.zeros_like(microbatch)
-    placement = Placement.looped(request.ranks, request.microbatches)
-    return one_forward_one_input_gradient(placement, ahead, late, (microbatch, none, none))
+    return one_forward_one_input_gradient(request, ahead, late, in_rounds(request, request.microbatches))
 
 
 def one_chunk_orders(request: ScheduleRequest, times: Times) -> Iterator[Schedule]:

@@ -44,7 +44,7 @@ with m. Peak activations of any rank: at most 2 floor((p + 1) / 3) + 2. Generate
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from pptrace_schedules.zero_bubble.offers import bubble_of, half_peak, is_fixed, min_peak, v_idle, v_offer
@@ -95,12 +95,14 @@ def _peak_activations_zb_v(request: ScheduleRequest) -> list[Fraction] | None:
     return [Fraction(2 * min(request.microbatches, request.ranks))] * request.ranks
 
 
-def _build_half(request: ScheduleRequest) -> Schedule:
+def _build_blocks(request: ScheduleRequest, *, is_min: bool) -> Schedule:
+    """Return the table of V-Min or V-Half."""
     from pptrace_schedules.zero_bubble.offers import v_shaped
-    from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, half_blocks
+    from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, half_blocks, min_blocks
 
-    most = half_peak(request.ranks)
-    return v_shaped(request, fill_blocks(half_blocks(request.ranks), request.microbatches, most), most)
+    most = (min_peak if is_min else half_peak)(request.ranks)
+    blocks = (min_blocks if is_min else half_blocks)(request.ranks)
+    return v_shaped(request, fill_blocks(blocks, request.microbatches, most), most)
 
 
 def _bubble_half(request: ScheduleRequest) -> Fraction | None:
@@ -130,14 +132,6 @@ def _peak_activations_half(request: ScheduleRequest) -> list[Fraction] | None:
     return [Fraction(half_peak(request.ranks))] * request.ranks
 
 
-def _build_min(request: ScheduleRequest) -> Schedule:
-    from pptrace_schedules.zero_bubble.offers import v_shaped
-    from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, min_blocks
-
-    most = min_peak(request.ranks)
-    return v_shaped(request, fill_blocks(min_blocks(request.ranks), request.microbatches, most), most)
-
-
 def _bubble_min(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length; None from where memory binds to as many microbatches as ranks."""
     ranks, microbatches = request.ranks, request.microbatches
@@ -164,7 +158,7 @@ ZB_V = v_offer(
 V_HALF = v_offer(
     "v-half",
     summary="Two chunks per rank in a V that hold half of 1F1B's activations, with half of its bubble.",
-    build=_build_half,
+    build=partial(_build_blocks, is_min=False),
     bubble=_bubble_half,
     peak_activations=_peak_activations_half,
     source="https://arxiv.org/abs/2405.15362",
@@ -172,7 +166,7 @@ V_HALF = v_offer(
 V_MIN = v_offer(
     "v-min",
     summary="Two chunks per rank in a V that hold a third of 1F1B's activations, with two thirds of its bubble.",
-    build=_build_min,
+    build=partial(_build_blocks, is_min=True),
     bubble=_bubble_min,
     source="https://arxiv.org/abs/2405.15362",
 )
