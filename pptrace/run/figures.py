@@ -138,7 +138,7 @@ def _links(run: SimulatedStep) -> list[dict[str, Any]] | None:
     return [
         {
             "link": use.names[0],
-            "alike": list(use.names[1:]),
+            "equal_links": list(use.names[1:]),
             "bytes_per_s": use.rate_kbps * 1000,
             "bytes": use.size_bytes,
             "utilisation": use.utilisation,

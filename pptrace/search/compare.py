@@ -479,8 +479,8 @@ class PolicyRow:
     """The schedule, as the user wrote it."""
     step_ns: int | None = None
     """The step; None if the schedule cannot run under the policy."""
-    excess: float | None = None
-    """Excess of the step over the schedule's shortest step under any policy, as a share."""
+    slowdown: float | None = None
+    """Difference from the schedule's shortest step under any policy, as a share of that step."""
     reason: str = ""
     """The reason why it cannot run, in one line."""
     deadlocks: bool = False
@@ -489,8 +489,8 @@ class PolicyRow:
     def row(self) -> Row:
         """Return one row of a tidy table."""
         return {
-            "schedule": self.schedule, "policy": self.policy, "step_ns": self.step_ns, "price": self.excess,
-            "refused": self.reason or None,
+            "schedule": self.schedule, "policy": self.policy, "step_ns": self.step_ns,
+            "slower": self.slowdown, "refused": self.reason or None,
         }  # fmt: skip
 
 
@@ -550,7 +550,7 @@ def compare_policies(
     shortest_ns = {label: _shortest_ns([row for row in rows if row.schedule == label]) for label in labels}
     return PolicyTable(
         rows=tuple(
-            replace(row, excess=row.step_ns / shortest_ns[row.schedule] - 1)
+            replace(row, slowdown=row.step_ns / shortest_ns[row.schedule] - 1)
             if row.step_ns and shortest_ns[row.schedule]
             else row
             for row in rows

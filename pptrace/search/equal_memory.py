@@ -65,7 +65,7 @@ class EqualSchedule:
     """The settings of all its variants: the schedule's name and settings, and the limit."""
     messages: Mapping[str, Any] = field(default_factory=dict)
     """Overrides of ``p2p`` if the configured policy cannot place its messages."""
-    common_policy: SettingsSearch | None = None
+    common_policy_variants: SettingsSearch | None = None
     """The same search under a policy for all tables, if a schedule needs that policy."""
     reason: str = ""
     """The reason why the configured variant, or every variant, cannot run, in one line."""
@@ -92,27 +92,29 @@ class EqualSchedule:
         return self.variants.best if self.variants else None
 
     @property
-    def common(self) -> Tried | None:
+    def common_policy_best(self) -> Tried | None:
         """The best variant under the common policy; None if no variant fits, or without a common policy."""
-        return self.common_policy.best if self.common_policy and self.common_policy.fits else None
+        search = self.common_policy_variants
+        return search.best if search and search.fits else None
 
     @property
-    def common_step_ns(self) -> int | None:
+    def common_policy_step_ns(self) -> int | None:
         """The step of the best variant under the common policy; None without such a variant."""
-        return self.common.step_ns if self.common else None
+        return self.common_policy_best.step_ns if self.common_policy_best else None
 
     @property
-    def common_variant(self) -> str:
+    def common_policy_variant(self) -> str:
         """The settings of the best variant under the common policy; empty if it is also the best variant."""
-        if not self.common or not self.best or not self.variants or self.common.change == self.best.change:
+        common_best, best = self.common_policy_best, self.best
+        if not common_best or not best or not self.variants or common_best.change == best.change:
             return ""
-        return variant_text(self.common.change, self.variants.configured.change) or "as configured"
+        return variant_text(common_best.change, self.variants.configured.change) or "as configured"
 
     @property
-    def common_arguments(self) -> str:
+    def common_policy_arguments(self) -> str:
         """The arguments of ``pptrace simulate`` that reproduce the best variant under the common policy."""
-        change = Change(settings=self.common_settings)
-        return change.with_settings(self.common.change.settings).arguments if self.common else ""
+        best, change = self.common_policy_best, Change(settings=self.common_policy_settings)
+        return change.with_settings(best.change.settings).arguments if best else ""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -120,7 +122,7 @@ class EqualSchedule:
         return {**self.given, **(self.best.change.settings if self.best else {})}
 
     @property
-    def common_settings(self) -> Mapping[str, Any]:
+    def common_policy_settings(self) -> Mapping[str, Any]:
         """The settings of all its variants under the common policy."""
         return {**{key: value for key, value in self.given.items() if not key.startswith("p2p.")}, **ANY_TABLE}
 
@@ -392,11 +394,10 @@ class _Searches:
         if row.best is None or not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
             return row
         if POLICY in row.messages:
-            return replace(row, common_policy=row.variants)
+            return replace(row, common_policy_variants=row.variants)
         title = f"{row.entry.label} under {ANY_TABLE[POLICY]}"
-        return replace(
-            row, common_policy=self._search(row.entry, root, row.common_settings, title, row.best.change)
-        )
+        search = self._search(row.entry, root, row.common_policy_settings, title, row.best.change)
+        return replace(row, common_policy_variants=search)
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
@@ -423,10 +424,10 @@ def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
     cells: Row = {"schedule": row.entry.label, "rank": row.rank}
     if row.run is not None:
         cells |= {
-            "form": row.variant,
+            "variant": row.variant,
             "arguments": row.arguments,
-            "alike_step_ns": row.common_step_ns,
-            "alike_arguments": row.common_arguments or None,
+            "common_policy_step_ns": row.common_policy_step_ns,
+            "common_policy_arguments": row.common_policy_arguments or None,
             **_figures(row.run, limit_bytes),
         }
     if row.variants is not None:
@@ -528,7 +529,7 @@ def _fastest(rows: Sequence[EqualSchedule]) -> list[str]:
     """Return the line of the fastest schedule, after that under the common policy if there is one."""
     runs = [(row.entry.label, row.run) for row in rows if row.run]
     uncertainty = uncertainty_of(run for _, run in runs)
-    common = [(row.common.step_ns or 0, row.entry.label) for row in rows if row.common]
+    common = [(row.common_policy_best.step_ns or 0, row.entry.label) for row in rows if row.common_policy_best]
     lines = []
     if common:
         lines = [_common_variants(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(common, uncertainty)}"]
@@ -546,7 +547,7 @@ def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
 
 def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Column]:
     runs = {schedule.entry.label: schedule.run for schedule in schedules if schedule.run}
-    has_common = any(schedule.common for schedule in schedules)
+    has_common = any(schedule.common_policy_best for schedule in schedules)
 
     def size_text(*sizes_bytes: int) -> str:
         return format_size(sum(sizes_bytes))
@@ -568,8 +569,8 @@ def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Co
         Column("hidden", ("hidden_communication_ns", "step_ns", "pp"), part_text),
         Column("exposed", ("exposed_communication_ns", "step_ns", "pp"), part_text),
         Column("p2p", ("policy",), str, len({row["policy"] for row in rows if row["rank"]}) > 1),
-        Column(f"all {ANY_TABLE[POLICY]}", ("schedule", "alike_step_ns"), common_text, has_common),
-        Column("variant", ("form",), lambda variant: variant or "as configured", is_words=True),
+        Column(f"all {ANY_TABLE[POLICY]}", ("schedule", "common_policy_step_ns"), common_text, has_common),
+        Column("variant", ("variant",), lambda variant: variant or "as configured", is_words=True),
     ]
 
 
@@ -577,14 +578,15 @@ def _common_variants(rows: Sequence[EqualSchedule]) -> str:
     """Return the line of the best variants that differ under the policy for all tables."""
     policy = ANY_TABLE[POLICY]
     text = f"all {policy}: each schedule's best variant under {policy}"
-    changed = [f"{row.entry.label} {row.common_variant}" for row in rows if row.common_variant]
+    changed = [f"{row.entry.label} {row.common_policy_variant}" for row in rows if row.common_policy_variant]
     return f"{text}, another one for {'; '.join(changed)}" if changed else f"{text}, the same variant for each"
 
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
     names = ", ".join(setting.name for setting in varied)
     searches = [row.variants for row in rows if row.variants]
-    searches += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.variants]
+    common = [row.common_policy_variants for row in rows if row.common_policy_variants is not row.variants]
+    searches += filter(None, common)
     simulated = sum(len(search.tried) for search in searches)
     candidates = sum(search.candidates for search in searches)
     untimed = without_copy_times(rows, varied)

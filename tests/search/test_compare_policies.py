@@ -1,4 +1,4 @@
-"""Schedules under every policy: steps are those of simulations, prices those over a schedule's shortest."""
+"""Schedules under every policy: steps are those of simulations, slowdowns those over a schedule's shortest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_policy_is_there_with_the_words_that_make_it_another() -> None:
     assert batched == set(Receive.words())
 
 
-def test_steps_are_what_simulate_says_and_prices_are_over_the_shortest() -> None:
+def test_steps_are_what_simulate_says_and_slowdowns_are_over_the_shortest() -> None:
     table = compared("eager,lumped").policies
     policies = table.by_policy()
 
@@ -54,8 +54,8 @@ def test_steps_are_what_simulate_says_and_prices_are_over_the_shortest() -> None
                 continue
             alone = simulate(schedule=schedule, sets=sets, registry=small_registry(), **STEP)
             assert row.step_ns == alone.metrics.step_ns
-            assert row.excess == pytest.approx(row.step_ns / least - 1)
-    assert any(row.excess for row in table.rows)
+            assert row.slowdown == pytest.approx(row.step_ns / least - 1)
+    assert any(row.slowdown for row in table.rows)
 
 
 def test_what_no_policy_lets_run_is_said_once() -> None:

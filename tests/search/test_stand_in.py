@@ -75,12 +75,12 @@ def test_it_runs_under_a_rule_that_takes_any_table_and_is_marked(values: dict[st
     assert sum(line.startswith(note) for line in lines) == 1
 
 
-def test_on_equal_memory_all_forms_are_told_under_one_policy_too() -> None:
+def test_on_equal_memory_all_variants_have_a_step_under_one_policy_too() -> None:
     comparison = compared("eager,chunky", memory="1 GiB", vary="vp")
-    alike = [row["alike_step_ns"] for row in comparison.table()]
+    steps = [row["common_policy_step_ns"] for row in comparison.table()]
 
-    assert alike == [step_ns("eager", "ordered"), step_ns("chunky", "ordered")]
-    assert alike[0] > comparison.table()[0]["step_ns"]
+    assert steps == [step_ns("eager", "ordered"), step_ns("chunky", "ordered")]
+    assert steps[0] > comparison.table()[0]["step_ns"]
     assert "fastest under ordered: " in comparison.summary()
     assert (
         "all ordered: each schedule's best variant under ordered, the same variant for each"
@@ -90,7 +90,7 @@ def test_on_equal_memory_all_forms_are_told_under_one_policy_too() -> None:
 
 
 @pytest.mark.needs_plugins
-def test_on_equal_memory_the_best_form_under_one_policy_is_searched() -> None:
+def test_on_equal_memory_the_best_variant_under_one_policy_is_searched() -> None:
     step = {
         "model": "llama3-8b", "device": "h100-sxm", "stack": "ideal", "parallel": {"pp": 4, "tp": 2, "dp": 2},
         "batch": {"microbatches": 8, "sequence": 4096},
@@ -99,12 +99,16 @@ def test_on_equal_memory_the_best_form_under_one_policy_is_searched() -> None:
     }  # fmt: skip
     interleaved, zb_v = compare(step, schedules="interleaved-1f1b,zb-v", memory="60 GiB", vary="vp").rows
 
-    assert (interleaved.variant, interleaved.common_variant, zb_v.common_variant) == ("vp 2", "vp 4", "")
+    assert (interleaved.variant, interleaved.common_policy_variant, zb_v.common_policy_variant) == (
+        "vp 2",
+        "vp 4",
+        "",
+    )
     again = simulate(step, schedule="interleaved-1f1b", vp=4, p2p="ordered").metrics.step_ns
-    assert interleaved.common_arguments.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
-    assert interleaved.common_step_ns == again
+    assert interleaved.common_policy_arguments.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
+    assert interleaved.common_policy_step_ns == again
     assert again < simulate(step, schedule="interleaved-1f1b", vp=2, p2p="ordered").metrics.step_ns
-    assert zb_v.common_step_ns == zb_v.variants.best.step_ns
+    assert zb_v.common_policy_step_ns == zb_v.variants.best.step_ns
 
 
 @pytest.mark.parametrize("values", [{}, {"memory": "1 GiB", "vary": "vp"}])
