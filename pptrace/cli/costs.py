@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli.options import experiment_flags, json_option, output_option
-from pptrace.cli.output import echo_documents, write_text
+from pptrace.cli.output import echo_documents, echo_notes, write_text
 
 if TYPE_CHECKING:
     from pptrace.cli.options import Source
@@ -34,7 +34,11 @@ def command(source: Source, output: str | None, *, as_json: bool) -> None:
     from pptrace.run.cost_listing import costs_document, costs_yaml
     from pptrace.run.preparation import prepare
 
-    prepared = prepare(load(source.file, source.sets, source.flags), Registry.load())
+    registry = Registry.load()
+    prepared = prepare(load(source.file, source.sets, source.flags), registry)
     echo_documents(costs_document(prepared.workload), as_json=as_json)
     if output is not None:
-        write_text(output, costs_yaml(prepared.workload, prepared.resolved.to_dict()))
+        text, missing = costs_yaml(prepared, registry)
+        write_text(output, text)
+        if missing:
+            echo_notes([f"{output} lacks {', '.join(missing)}: its step differs from that of the configuration"])

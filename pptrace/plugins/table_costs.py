@@ -297,7 +297,9 @@ class TableOptions(BaseModel):
     )
     activation: _Sizes = Field(default=0, description="Bytes that a forward leaves.")
     weight_activation: _Sizes = Field(
-        default=0, description="The part of them that the weight gradient needs after the input gradient."
+        default=0,
+        description="Bytes that the weight gradient needs after the input gradient. They exceed the activation "
+        "if the backward recomputes the forward.",
     )
     checkpoint: _Sizes = Field(
         default=0,
@@ -410,8 +412,7 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
     columns = {column: spread(key) for column, key in keys.items()}
     if request.subgroup:
         columns["subgroup_bytes"] = -(-columns["gathered_bytes"] // request.subgroup)
-    for key in ("weight_activation", "checkpoint"):
-        _check_part(key, columns[f"{key}_bytes"], columns["activation_bytes"])
+    _check_part("checkpoint", columns["checkpoint_bytes"], columns["activation_bytes"])
     if options["empty_input_gradient"]:
         columns["weight_activation_bytes"] = _with_first(
             columns["weight_activation_bytes"], columns["activation_bytes"][0]

@@ -6,6 +6,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.report.document import Document, Section, Table
 from pptrace.steps.kinds import Kind
@@ -13,6 +15,8 @@ from pptrace.steps.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.inputs import Prepared
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import KernelCost, Workload
 
@@ -20,16 +24,31 @@ Content = TypeVar("Content")
 
 _TIMES = {
     "forward": "f_ns", "backward": "b_ns", "input_gradient": "i_ns", "weight_gradient": "w_ns",
-    "recompute": "recompute_ns", "reduction": "reduce_ns", "update": "optimizer_ns",
-    "offload": "offload_ns", "reload": "reload_ns",
+    "recompute": "recompute_ns", "gather": "unshard_ns", "subgroup_gather": "unshard_subgroup_ns",
+    "reduction": "reduce_ns", "update": "optimizer_ns", "offload": "offload_ns", "reload": "reload_ns",
 }  # fmt: skip
-_INSIDE = {"forward": "f_collective_ns", "backward": "b_collective_ns"}
+"""Keys of times in ``costs: table``, and their columns of a workload."""
+_WRITTEN = {"forward", "backward", "recompute"}
+"""Keys that a table has even where the times are 0, since their defaults differ."""
+_UNWRITTEN_TIMES = {
+    "group_reduction": "reduce_groups_ns", "forward, communicating": "f_collective_ns",
+    "backward, communicating": "b_collective_ns",
+}  # fmt: skip
+"""Columns of times without a key in ``costs: table``."""
 _SIZES = {
     "activation": "activation_bytes", "weight_activation": "weight_activation_bytes",
     "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
-    "optimizer": "optimizer_bytes", "boundary": "boundary_bytes",
+    "optimizer": "optimizer_bytes", "gathered": "gathered_bytes", "unreduced": "unreduced_bytes",
+    "boundary": "boundary_bytes",
 }  # fmt: skip
-"""Keys of ``costs: table`` and their columns."""
+"""Keys of sizes in ``costs: table``, and their columns."""
+_COMPARED = {
+    **_TIMES, **_SIZES, "group_reduction": "reduce_groups_ns", "sync": "sync_ns", "reserved": "reserved_bytes",
+    "memory that the allocator reserves": "reserved_permille", "messages": "edge_bytes",
+    "buffers of messages": "buffer_bytes", "copied activations": "copied_bytes",
+    "waits for other replicas": "released_ns", "waits of collectives for other replicas": "meeting_ns",
+}  # fmt: skip
+"""Names of costs that decide time and memory of a step, and their columns or values of a workload."""
 _KERNEL_HEAD = ("stage", "", "segment", "kernel", "times", "takes", "operations", "moves")
 _SEGMENTED = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
 """Kinds of actions whose segments replace a key."""
@@ -37,7 +56,7 @@ _SEGMENTED = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", K
 
 def costs_document(workload: Workload) -> Document:
     """Return times, bytes, segments and kernels of each stage's actions, of one microbatch."""
-    columns = {**_TIMES, **{f"{key}, communicating": column for key, column in _INSIDE.items()}, **_SIZES}
+    columns = {**_TIMES, **_UNWRITTEN_TIMES, **_SIZES}
     known: dict[str, Any] = {key: _column(workload, column) for key, column in columns.items()}
     shown = {key: values for key, values in known.items() if any(values)}
     times = {key: values for key, values in shown.items() if key not in _SIZES}
@@ -64,6 +83,10 @@ def costs_document(workload: Workload) -> Document:
         sections.append(Section(title="kernels", blocks=(Table(head=_KERNEL_HEAD, rows=listed),)))
     rest = [
         f"{format_size(workload.reserved_bytes)} of memory reserved on each rank",
+        f"{workload.reserved_permille / 10:g} % of each rank's peak reserved by the allocator"
+        if workload.reserved_permille
+        else "",
+        f"{format_duration(workload.sync_ns)} of synchronisation after the reductions" if workload.sync_ns else "",
         _capacity(workload),
         f"{workload.model_flops:.4g} floating-point operations in the step" if workload.model_flops else "",
     ]
@@ -105,16 +128,57 @@ def _equal_stages(stages: Iterable[tuple[int, Content]]) -> Iterator[tuple[str, 
         yield str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}", content
 
 
-def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
-    """Return a configuration's text with ``costs: table`` in place of its model, device and costs."""
-    from pptrace.config.yaml_document import yaml_text
+def costs_yaml(prepared: Prepared, registry: Registry) -> tuple[str, list[str]]:
+    """Return a configuration with ``costs: table`` in place of its model, device and costs.
 
+    Returns:
+        Its text, and the names of costs of the step that it lacks.
+    """
+    from pptrace.config.resolution import document_of, load
+    from pptrace.config.yaml_document import yaml_text
+    from pptrace.run.preparation import build_costs, prepare
+
+    # The configuration keeps the keys that change these costs, such as speeds of ranks.
+    workload = build_costs(prepared.resolved, registry).workload_of(prepared.stage_table)
+    configuration = _with_table(workload, prepared.resolved.to_dict())
+    written = prepare(load(document_of(configuration), (), {}), registry)
+    missing = _differences(prepared, written)
+    head = "# Times and bytes of each stage, computed by pptrace costs: edit them, and simulate this file.\n"
+    if workload.segments:
+        head += "# Times of actions are those of their segments.\n"
+    if missing:
+        head += f"# It lacks: {', '.join(missing)}.\n"
+    return yaml_text(configuration, head=head, width=115), missing
+
+
+def _differences(prepared: Prepared, written: Prepared) -> list[str]:
+    """Return the names of costs that differ between two steps."""
+    if prepared.schedule.stages != written.schedule.stages:
+        return ["units of weights"]
+    names = [
+        name
+        for name, column in _COMPARED.items()
+        if not np.array_equal(getattr(prepared.workload, column), getattr(written.workload, column))
+    ]
+    classes, others = prepared.workload.classes, written.workload.classes
+    is_same = len(classes) == len(others) and all(
+        (costs.duration_ns(kind) == other.duration_ns(kind)).all()
+        for costs, other in zip(classes, others, strict=True)
+        for kind in _SEGMENTED
+    )
+    return names if is_same else [*names, "differences between microbatches"]
+
+
+def _with_table(workload: Workload, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with a table of costs in place of its model, device and costs."""
     table: dict[str, Any] = {"name": "table"}
     for keys, unit in ((_TIMES, "ns"), (_SIZES, "B")):
         for key, column in keys.items():
             values = _column(workload, column)
-            if any(values) or key in {"forward", "backward"}:
+            if any(values) or key in _WRITTEN:
                 table[key] = [f"{value}{unit}" for value in values]
+    if workload.sync_ns:
+        table["sync"] = f"{workload.sync_ns}ns"
     each = [f"{size}B" for size in workload.rank_capacity_bytes.tolist()]
     table |= {"reserved": f"{workload.reserved_bytes}B", "capacity": each or f"{workload.capacity_bytes}B"}
     kept = {key: value for key, value in configuration.items() if key not in {"model", "device", "costs"}}
@@ -123,13 +187,11 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
         # A framework's policy takes only its own switches, and no empty values.
         switches = {key: value for key, value in policy["options"].items() if value is not None}
         kept["p2p"] = {"policy": policy["policy"], "options": switches}
-    head = "# Times and bytes of each stage, computed by pptrace costs: edit them, and simulate this file.\n"
     if workload.segments:
-        head += "# Times of actions are those of their segments.\n"
         table |= _segments(workload)
         for kind in workload.segments:
             table.pop(_SEGMENTED.get(kind, "recompute"), None)
-    return yaml_text({**kept, "costs": table}, head=head, width=115)
+    return {**kept, "costs": table}
 
 
 def _segments(workload: Workload) -> dict[str, Any]:

@@ -35,14 +35,65 @@ def test_costs_written_as_a_table_give_the_same_step(tmp_path: Path, schedule: s
         "p2p": "megatron",
     }
     run = simulate(step)
-    workload = run.prepared.workload
-    (tmp_path / "costs.yaml").write_text(costs_yaml(workload, run.prepared.resolved.to_dict()), encoding="utf-8")
+    text, missing = costs_yaml(run.prepared, Registry.load())
+    (tmp_path / "costs.yaml").write_text(text, encoding="utf-8")
+    assert not missing
     assert simulate(tmp_path / "costs.yaml").metrics.step_ns == run.metrics.step_ns
-    document = costs_document(workload)
+    document = costs_document(run.prepared.workload)
     names = {section.title for section in document.sections}
     assert ("segments" in names) == segments
     assert "kernels" in names
     assert len(document.values["kernels"]) > 20
+
+
+SHARDED = {
+    "model": {"preset": "llama3-8b", "layers": 8, "recompute": "full"}, "parallel": {"pp": 4, "dp": 8},
+    "batch": {"microbatches": 8, "sequence": 8192}, "schedule": "1f1b", "device": "h100-sxm", "stack": "ideal",
+    "costs": {"name": "roofline", "zero": 3, "fragmentation": 0},
+    "data_parallel": {"bandwidth": "40 GB/s", "overlap": True, "reshard": "always"},
+}  # fmt: skip
+
+
+COPIES = {
+    "parallel": {"pp": 4, "dp": 2}, "batch": {"microbatches": 8}, "data_parallel": {"speeds": {"1": 0.5}},
+    "schedule": {"name": "1f1b", "offload": {"ratio": 0.5}},
+    "costs": {"name": "table", "forward": "2 ms", "activation": "1 GiB", "offload": "9 ms", "backward": "4 ms"},
+}  # fmt: skip
+"""Settings that change costs: copies of a part of the activations, and slow ranks."""
+
+
+@pytest.mark.parametrize("step", [SHARDED, COPIES])
+def test_a_step_is_the_same_with_its_costs_as_a_table(tmp_path: Path, step: dict[str, Any]) -> None:
+    run = simulate(step)
+    text, missing = costs_yaml(run.prepared, Registry.load())
+    (tmp_path / "costs.yaml").write_text(text, encoding="utf-8")
+    again = simulate(tmp_path / "costs.yaml")
+
+    assert not missing
+    assert again.metrics.step_ns == run.metrics.step_ns
+    assert (again.metrics.memory.peak_bytes == run.metrics.memory.peak_bytes).all()
+
+
+def test_costs_have_gathers() -> None:
+    workload = prepare(load(document_of(SHARDED), (), {}), Registry.load()).workload
+
+    assert costs_document(workload).values["gather"] == workload.unshard_ns.tolist() != [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "missing"),
+    [
+        ({"costs": {**SHARDED["costs"], "fragmentation": 0.05}}, ["memory that the allocator reserves"]),
+        ({"parallel": {"pp": 1, "dp": 8}}, ["units of weights"]),
+    ],
+)
+def test_costs_that_no_table_has_are_named(changed: dict[str, Any], missing: list[str]) -> None:
+    registry = Registry.load()
+    prepared = prepare(load(document_of({**SHARDED, **changed}), (), {}), registry)
+    text, named = costs_yaml(prepared, registry)
+
+    assert named == missing
+    assert f"# It lacks: {missing[0]}.\n" in text
 
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -117,7 +117,12 @@ def test_links_are_reported_and_drawn_at_the_rate_that_they_have(table: str) -> 
     assert run.traffic is not None
     counters = link_counters(run.timeline, run.traffic)
 
-    assert {name for link in links for name in (link["link"], *link["equal_links"])} == {"up0", "down1", "up1", "down0"}
+    assert {name for link in links for name in (link["link"], *link["equal_links"])} == {
+        "up0",
+        "down1",
+        "up1",
+        "down0",
+    }
     assert [link["bytes_per_s"] for link in links] == [1_000_000_000] * len(links)
     assert [link["utilisation"] for link in links] == pytest.approx([8 / 22] * len(links))
     assert {max(counter.value) for counter in counters} == {1_000_000_000}
