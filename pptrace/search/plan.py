@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from pptrace.config.flags import ARGUMENTS, names_arguments
 from pptrace.config.places import key_text
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.config.resolution import Config, check_arguments, document_of
-from pptrace.errors import ConfigError, OutputError
+from pptrace.errors import ConfigError, OutputError, PptraceError
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from pptrace.run.costs import Costs
     from pptrace.run.figures import Row
     from pptrace.search.candidates import Candidate
-    from pptrace.search.launch_arguments import Arguments
+    from pptrace.search.launch_arguments import Arguments, Framework
     from pptrace.search.plan_search import Unproved
     from pptrace.search.space import PlanProblem, Score
     from pptrace.steps.schedule import Schedule
@@ -266,10 +266,42 @@ class Plan(Printed):
         has_empty_stages = int(self.problem.facts.get("layers") or 0) < self.best.layout.pp * self.best.chunks
         stated = self.with_layers_per_stage
         experiments = {"megatron": self.experiment if has_empty_stages else stated}
-        return {
+        written = {
             name: framework.arguments(experiments.get(name, stated), self.schedule)
             for name, framework in FRAMEWORKS.items()
         }
+        return {
+            name: replace(arguments, notes=(*arguments.notes, *self._unwritten(FRAMEWORKS[name])))
+            for name, arguments in written.items()
+        }
+
+    def _unwritten(self, framework: Framework) -> list[str]:
+        """Return a note on each setting of the first place without which a framework's arguments are the same."""
+        if not framework.program:
+            return []
+        arguments = framework.arguments(self.experiment, self.schedule)
+        return [
+            f"{key} {value}: no argument sets it; set it in your configuration"
+            for key, value in self.best.settings.items()
+            if key in self._experiments_without
+            and framework.arguments(self._experiments_without[key], self.schedule) == arguments
+        ]
+
+    @cached_property
+    def _experiments_without(self) -> dict[str, Experiment]:
+        """:attr:`experiment` without each setting that changes it, by key.
+
+        Sizes and the schedule are left out: frameworks have arguments for them, or run the table.
+        """
+        experiments = {}
+        for key in self.best.settings:
+            if key in PLANNED or key.startswith("schedule."):
+                continue
+            others = [override for override in self.best.varied if key_text(override.path) != key]
+            with suppress(PptraceError):  # settings that need each other
+                resolved = self.problem.resolved(others)
+                experiments[key] = build_costs(resolved, self.problem.registry).resolved.experiment
+        return {key: experiment for key, experiment in experiments.items() if experiment != self.experiment}
 
     def table_command(self, arguments: Arguments) -> str | None:
         """Return the command that writes the table that launch arguments name; None without one.

@@ -615,6 +615,16 @@ def arguments_of(layers: int, **vary: Any) -> dict[str, Any]:
     return arguments
 
 
+def test_settings_without_an_argument_are_named() -> None:
+    found = arguments_of(16, **{"costs.dispatcher": ["deduplicated"], "costs.host_kernel": ["9 us"]})
+    noted = {name: [note.partition(":")[0] for note in found[name]["notes"]] for name in found}
+
+    assert "costs.host_kernel 9 us" in noted["megatron"]
+    assert "costs.host_kernel 9 us" in noted["torchtitan"]
+    assert noted["pytorch"] == ["_PipelineScheduleRuntime loads best.csv"]
+    assert not [note for note in noted["megatron"] if note.startswith(("schedule", "model.", "costs.zero"))]
+
+
 def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
     found = arguments_of(30)
 
