@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from pptrace.errors import PptraceError
@@ -30,47 +30,13 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-_SINGLE_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
-
-
-def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Return the offsets of the first byte and after the last byte, or ``None`` for the whole file.
-
-    A header of another form, or of several ranges, requests the whole file, as the standard allows.
-
-    Raises:
-        IndexError: the range is outside the ``size`` bytes of the file.
-
-    >>> byte_range("bytes=2-4", 10), byte_range("bytes=-3", 10), byte_range("lines=1-2", 10)
-    ((2, 5), (7, 10), None)
-    """
-    match = _SINGLE_RANGE.fullmatch(header or "")
-    if match is None or not any(match.groups()):
-        return None
-    first, last = match.groups()
-    if first and last and int(first) > int(last):
-        return None
-    start = int(first) if first else max(0, size - int(last))
-    stop = min(size, int(last) + 1) if first and last else size
-    if start >= stop:
-        raise IndexError(f"bytes {start} to {stop} of {size}")
-    return start, stop
-
 
 class Delivery:
-    """Counter of requests in progress and of sent parts of the trace; shared by all request threads.
-
-    >>> delivery = Delivery()
-    >>> delivery.sent(0, 4, size=10), delivery.complete
-    (None, False)
-    >>> delivery.sent(4, 10, size=10), delivery.complete
-    (None, True)
-    """
+    """Counter of requests in progress, and whether the trace was sent; shared by all request threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._parts: set[tuple[int, int]] = set()
         self._in_progress = 0
         self._last = clock()
         self.complete = False
@@ -86,15 +52,6 @@ class Delivery:
             with self._lock:
                 self._in_progress -= 1
                 self._last = self._clock()
-
-    def sent(self, start: int, stop: int, *, size: int) -> None:
-        """Record that bytes ``start`` to ``stop`` of the trace's ``size`` bytes were sent."""
-        with self._lock:
-            self._parts.add((start, stop))
-            contiguous = 0
-            for first, end in sorted(self._parts):
-                contiguous = max(contiguous, end) if first <= contiguous else contiguous
-            self.complete = self.complete or contiguous >= size
 
     @property
     def idle_s(self) -> float:
@@ -230,7 +187,7 @@ _TYPES = {
     ".woff2": "font/woff2",
 }
 """Content types of a UI's files; the system's table may have plain text for scripts."""
-_METHODS = "GET, HEAD, OPTIONS"
+_METHODS = "GET, OPTIONS"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -250,14 +207,9 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Request(self.connection, self.request_timeout))
 
     def do_GET(self) -> None:
-        """Send the trace, the requested part of it, or a file of the UI."""
+        """Send the trace, or a file of the UI."""
         with self.server.delivery.request():
-            self._respond(with_body=True)
-
-    def do_HEAD(self) -> None:
-        """Send the headers of ``GET`` without the body."""
-        with self.server.delivery.request():
-            self._respond(with_body=False)
+            self._send_file()
 
     def do_OPTIONS(self) -> None:
         """Answer the browser's preflight before a cross-origin request."""
@@ -266,7 +218,6 @@ class Handler(BaseHTTPRequestHandler):
                 return
             self.send_response(HTTPStatus.NO_CONTENT)
             self.send_header("Access-Control-Allow-Methods", _METHODS)
-            self.send_header("Access-Control-Allow-Headers", "Range")
             if self.headers.get("Access-Control-Request-Private-Network") == "true":
                 self.send_header("Access-Control-Allow-Private-Network", "true")
             self.end_headers()
@@ -298,7 +249,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
         return file
 
-    def _respond(self, *, with_body: bool) -> None:
+    def _send_file(self) -> None:
         path = self._file()
         if path is None:
             return
@@ -308,31 +259,14 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         with file:
-            self._send(path, file, with_body=with_body)
-
-    def _send(self, path: Path, file: IO[bytes], *, with_body: bool) -> None:
-        size, is_trace = os.fstat(file.fileno()).st_size, path == self.server.site.trace
-        try:
-            part = byte_range(self.headers.get("Range"), size)
-        except IndexError:
-            self.send_response(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
-            self.send_header("Content-Range", f"bytes */{size}")
-            self.send_header("Content-Length", "0")
+            size, is_trace = os.fstat(file.fileno()).st_size, path == self.server.site.trace
+            self.send_response(HTTPStatus.OK)
+            # no Content-Encoding for .gz: the UI needs the bytes of the file
+            self.send_header("Content-Type", _BINARY if is_trace else _TYPES.get(path.suffix, _BINARY))
+            self.send_header("Content-Length", str(size))
             self.end_headers()
-            return
-        start, stop = part or (0, size)
-        self.send_response(HTTPStatus.OK if part is None else HTTPStatus.PARTIAL_CONTENT)
-        if part is not None:
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        # no Content-Encoding for .gz: the UI needs the bytes of the file
-        self.send_header("Content-Type", _BINARY if is_trace else _TYPES.get(path.suffix, _BINARY))
-        self.send_header("Content-Length", str(stop - start))
-        self.send_header("Accept-Ranges", "bytes")
-        self.end_headers()
-        count = stop - start
-        is_sent = with_body and (count == 0 or self.connection.sendfile(file, start, count) == count)
-        if is_sent and is_trace:
-            self.server.delivery.sent(start, stop, size=size)
+            if self.connection.sendfile(file) == size and is_trace:
+                self.server.delivery.complete = True
 
 
 class _Request(io.RawIOBase):

@@ -96,7 +96,7 @@ def serving(site: Site) -> Iterator[tuple[Server, threading.Thread]]:
         thread = threading.Thread(target=server.run, args=(PATIENCE_S,))
         thread.start()
         yield server, thread
-        server.delivery.sent(0, 1, size=1)
+        server.delivery.complete = True
         thread.join(PATIENCE_S)
 
 
