@@ -65,6 +65,7 @@ def compare(
     memory: None = None,
     sets: Sequence[str] = (),
     registry: Registry | None = None,
+    progress: Callable[[str], None] | None = None,
     **values: Unpack[SettingsBesideSchedule],
 ) -> Comparison: ...
 
@@ -78,6 +79,7 @@ def compare(
     vary: str | Sequence[str] = (),
     sets: Sequence[str] = (),
     registry: Registry | None = None,
+    progress: Callable[[str], None] | None = None,
     **values: Unpack[SettingsBesideSchedule],
 ) -> EqualComparison: ...
 
@@ -92,6 +94,7 @@ def compare(
     vary: str | Sequence[str] = (),
     sets: Sequence[str] = (),
     registry: Registry | None = None,
+    progress: Callable[[str], None] | None = None,
     **values: Unpack[SettingsBesideSchedule],
 ) -> Comparison | EqualComparison:
     """Compare schedules by formula, by table and by simulation; or on equal memory.
@@ -104,6 +107,7 @@ def compare(
         vary: settings that may vary, as for ``--vary``: ``"vp,recompute"``.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed plugins by default.
+        progress: called with the progress as text.
         values: as for :func:`simulate`, without ``schedule``.
 
     Raises:
@@ -116,11 +120,11 @@ def compare(
     from pptrace.search.equal_memory import check_exclusive, compare_equal, parse_names
 
     basis = _basis(config, sets, registry, values)
-    entries = parse_entries(_listed(schedules), "schedules")
+    entries = parse_entries(_listed(schedules), "--schedules")
     check_exclusive(memory=memory is not None, policies=policies, vary=bool(vary))
     if memory is not None:
-        return compare_equal(basis, entries, memory, parse_names(_listed(vary)))
-    return compare_entries(basis, entries, policies=policies)
+        return compare_equal(basis, entries, memory, parse_names(_listed(vary)), progress)
+    return compare_entries(basis, entries, progress, policies=policies)
 
 
 @names_arguments
@@ -135,6 +139,7 @@ def crossover(
     workers: int | None = None,
     sets: Sequence[str] = (),
     registry: Registry | None = None,
+    progress: Callable[[str], None] | None = None,
     **values: Unpack[SettingsBesideSchedule],
 ) -> Crossover:
     """Find the values of a numeric key at which the faster of two schedules changes.
@@ -150,6 +155,7 @@ def crossover(
         workers: number of parallel simulations, in processes without ``executor``; one per core by default.
         sets: ``key.path=value`` texts, as for ``--set``.
         registry: the plugins; all installed plugins by default.
+        progress: called with the progress as text.
         values: as for :func:`simulate`, without ``schedule``.
 
     Raises:
@@ -158,13 +164,16 @@ def crossover(
     >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").crossovers  # doctest: +SKIP
     """
     from pptrace.search.basis import parse_entries
-    from pptrace.search.crossover import choose_executor
     from pptrace.search.crossover import crossover as cross
+    from pptrace.search.runner import choose
 
     basis = _basis(config, sets, registry, values)
-    pair = parse_entries(_listed(between), "between")
-    chosen = choose_executor(basis.registry, executor, workers, shared=registry is not None)
-    return cross(basis, pair, over, points=points, tolerance=parse_share(tolerance, "tolerance"), chosen=chosen)
+    pair = parse_entries(_listed(between), "--between")
+    chosen = None
+    if executor is not None or workers is not None:
+        chosen = choose(executor or "processes", basis.registry, workers or 0, shared=registry is not None)
+    share = parse_share(tolerance, "tolerance")
+    return cross(basis, pair, over, points=points, tolerance=share, watch=progress, chosen=chosen)
 
 
 @names_arguments
@@ -274,7 +283,9 @@ def _basis(
     from pptrace.search.basis import Basis
 
     check_arguments(values, [name for name in ARGUMENTS if name != "schedule"])
-    return Basis(file=document_of(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())
+    return Basis(
+        document=document_of(config), sets=tuple(sets), flags=values, registry=registry or Registry.load()
+    )
 
 
 def _listed(texts: str | Sequence[str]) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,23 +68,16 @@ def command(
     if as_json and as_csv:
         raise click.UsageError("--json or --csv, not both")
     file = source.file
-    from pptrace.plugins.registry import Registry
+    from pptrace.api import compare
     from pptrace.report.charts import check_picture
-    from pptrace.search.basis import Basis, parse_entries
-    from pptrace.search.compare import compare
-    from pptrace.search.equal_memory import check_exclusive, compare_equal, parse_names
 
-    check_exclusive(memory=memory is not None, policies=policies, vary=bool(vary), option="--")
     for output in outputs:
         check_picture(Path(output))
-    entries = parse_entries(schedules, "--schedules")
-    basis = Basis(file=file, sets=source.sets, flags=source.flags, registry=Registry.load())
     with status("comparing") as watch:
-        comparison = (
-            compare(basis, entries, watch, policies=policies)
-            if memory is None
-            else compare_equal(basis, entries, memory, parse_names(vary), watch, option="--")
-        )
+        comparison = unwrap(compare)(  # without the wrapper that names arguments in place of flags
+            file, schedules=schedules, policies=policies, memory=memory, vary=vary, sets=source.sets,
+            progress=watch, **source.flags,
+        )  # fmt: skip
     if as_csv:
         click.echo(comparison.to_csv(), nl=False)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -70,14 +71,11 @@ def command(
     if len(over) > 1:
         raise click.UsageError(f"one axis at a time, not {' and '.join(over)}")
     file = source.file
-    from pptrace.plugins.registry import Registry
-    from pptrace.search.basis import Basis, parse_entries
-    from pptrace.search.crossover import choose_executor, crossover
+    from pptrace.api import crossover
 
-    pair = parse_entries(between, "--between")
-    registry = Registry.load()
-    basis = Basis(file=file, sets=source.sets, flags=source.flags, registry=registry)
-    chosen = choose_executor(registry, executor, workers)
     with status("searching") as watch:
-        result = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch, chosen=chosen)
+        result = unwrap(crossover)(  # without the wrapper that names arguments in place of flags
+            file, between=between, over=over[0], points=points, tolerance=tolerance, executor=executor,
+            workers=workers, sets=source.sets, progress=watch, **source.flags,
+        )  # fmt: skip
     echo_result(result, as_json=as_json)

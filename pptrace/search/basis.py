@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Basis:
     """The common configuration of the runs of a search."""
 
-    file: Path | Document | None
-    """The configuration, as a path or its content; None for flags alone."""
+    document: Document
+    """The content of the configuration file."""
     sets: tuple[str, ...]
     """``key.path=value`` texts."""
     flags: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Basis:
 
     def resolve(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Resolved:
         """Return the configuration of one run."""
-        return load(self.file, self.sets, self.flags, [*varied, *entry.varied])
+        return load(self.document, self.sets, self.flags, [*varied, *entry.varied])
 
     def find(self, entry: Entry) -> ScheduleOffer | None:
         """Return the schedule of an entry; None for a table file, which is validated.
@@ -218,7 +218,7 @@ LIMITS = ("device.memory", "costs.capacity")
 """Keys of the device's memory in cost models."""
 
 
-def memory_limit(text: object, source: str) -> int:
+def memory_limit(text: object) -> int:
     """Read a limit such as ``76GiB``, in bytes.
 
     Raises:
@@ -227,20 +227,19 @@ def memory_limit(text: object, source: str) -> int:
     try:
         size = parse_size(text)
     except ConfigError as error:
-        raise ConfigError(error.message, file=source) from None
+        raise ConfigError(error.message, file="--memory") from None
     if not size:
-        raise ConfigError("nothing fits into 0 bytes", file=source)
+        raise ConfigError("nothing fits into 0 bytes", file="--memory")
     return size
 
 
-def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: str) -> dict[str, Any]:
+def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int) -> dict[str, Any]:
     """Return the settings that give a limit to the costs.
 
     Args:
         resolved: the configuration as written.
         costs: its costs.
         size_bytes: the limit.
-        source: its name in errors.
 
     Raises:
         ConfigError: the costs have no memory.
@@ -251,7 +250,7 @@ def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: st
         message = (
             f"costs {offer.name} have no memory: give a model and a device, or costs with bytes and a capacity"
         )
-        raise ConfigError(message, file=source)
+        raise ConfigError(message, file="--memory")
     device = costs.resolved.experiment.device
     settings: dict[str, Any] = {}
     if key.startswith("device.") and resolved.experiment.device is None and device is not None:

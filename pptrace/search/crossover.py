@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment
 from pptrace.config.quantities import DURATION, FLOPS, RATE, SIZE
-from pptrace.config.resolution import document_of
 from pptrace.config.schema import Experiment
 from pptrace.errors import ConfigError, PptraceError, ScheduleError, nearest
 from pptrace.report.document import Document, Printed, Table
@@ -24,14 +23,13 @@ from pptrace.run.summary import job_text, setting_text
 from pptrace.search.basis import short_reason
 from pptrace.search.compare import options_notes, work_note
 from pptrace.search.grid import Base
-from pptrace.search.runner import Runner, choose, run_point
+from pptrace.search.runner import Runner, run_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.config.quantities import Dimension
     from pptrace.config.resolution import Resolved
-    from pptrace.plugins.registry import Registry
     from pptrace.report.document import Block
     from pptrace.run.figures import Row
     from pptrace.run.run import Run
@@ -382,19 +380,6 @@ def _outward(value: int, after: int, before: int) -> Iterator[int]:
                 yield near
 
 
-def choose_executor(
-    registry: Registry, executor: str | Mapping[str, Any] | None, workers: int | None, *, shared: bool = False
-) -> ExecutorChoice | None:
-    """Return the executor of a search: processes if only ``workers`` is given, None without either.
-
-    Raises:
-        PptraceError: as for :func:`~pptrace.search.runner.choose`.
-    """
-    if executor is None and workers is None:
-        return None
-    return choose(executor or "processes", registry, workers or 0, shared=shared)
-
-
 _PAIR = 2
 _CHUNKS = "parallel.vp"
 _LARGEST_CERTAIN = 10**6
@@ -572,7 +557,7 @@ def crossover(
     if chosen is None or span.key == _CHUNKS:  # chunks on an executor would count as settings of the entry
         changes = search.changes(grid)
     else:
-        base = Base(document=document_of(basis.file), sets=basis.sets, flags=basis.flags)
+        base = Base(document=basis.document, sets=basis.sets, flags=basis.flags)
         with Runner(basis.registry, chosen) as runner:
             pair.simulate = partial(runner.run, call=partial(run_point, base=base))
             pair.prefetch(grid)

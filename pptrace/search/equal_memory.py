@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.config.resolution import document_of, load
+from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
 from pptrace.report.document import Code, Column, Document, Printed, Section, command_lines, table_of
@@ -256,8 +256,6 @@ def compare_equal(
     memory: object,
     vary: Sequence[str] = (),
     watch: Callable[[str], None] | None = None,
-    *,
-    option: str = "",
 ) -> EqualComparison:
     """Find the best variant of every schedule that fits a limit on every rank.
 
@@ -267,7 +265,6 @@ def compare_equal(
         memory: memory of a rank, such as ``76GiB``.
         vary: names of :data:`~pptrace.search.settings_search.VARIED`; by default all that need no request.
         watch: receives the name of each variant before it runs.
-        option: prefix of argument names in errors.
 
     Raises:
         PptraceError: an invalid size or name, schedules of different jobs, costs without memory, or no schedule
@@ -275,23 +272,21 @@ def compare_equal(
     """
     if not entries:
         raise ConfigError("no schedule to compare: write them as gpipe,1f1b", key="schedules")
-    source = f"{option}memory"
-    limit, settings = memory_limit(memory, source), varied_settings(vary, f"{option}vary")
+    limit, settings = memory_limit(memory), varied_settings(vary)
     roots = [basis.resolve(entry) for entry in entries]
     for entry, root in zip(entries, roots, strict=True):
         basis.check(entry, root)
     _check_jobs(entries, roots)
-    searches = _Searches(basis=basis, limit=limit, settings=settings, source=source, watch=watch)
+    searches = _Searches(basis=basis, limit=limit, settings=settings, watch=watch)
     rows = searches.rows(entries, roots)
     if not any(row.fits for row in rows):
-        raise none_fits(rows, limit, source)
+        raise none_fits(rows, limit)
     steps = [row.best.step_ns if row.fits and row.best else None for row in rows]
     rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
     if len({POLICY in row.messages for row in rows if row.fits}) > 1:
         rows = [searches.with_common_policy(row, root) for row, root in zip(rows, roots, strict=True)]
     return EqualComparison(
-        rows=tuple(rows), limit_bytes=limit, varied=settings, source=document_of(basis.file).source,
-        given=basis.given,
+        rows=tuple(rows), limit_bytes=limit, varied=settings, source=basis.document.source, given=basis.given,
     )  # fmt: skip
 
 
@@ -304,18 +299,16 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for text in texts for name in text.split(","))
 
 
-def check_exclusive(*, memory: bool, policies: bool, vary: bool, option: str = "") -> None:
+def check_exclusive(*, memory: bool, policies: bool, vary: bool) -> None:
     """Reject options that exclude each other.
 
     Raises:
         ConfigError: a memory limit with policies, or axes without a limit.
     """
     if memory and policies:
-        raise ConfigError(f"a comparison at equal memory has one policy: remove {option}policies")
+        raise ConfigError("a comparison at equal memory has one policy: remove --policies")
     if vary and not memory:
-        raise ConfigError(
-            f"needs {option}memory: it varies settings of a comparison at equal memory", file=f"{option}vary"
-        )
+        raise ConfigError("needs --memory: it varies settings of a comparison at equal memory", file="--vary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +318,6 @@ class _Searches:
     basis: Basis
     limit: int
     settings: tuple[VariableSetting, ...]
-    source: str
     watch: Callable[[str], None] | None
     workloads: dict[Any, Workload | None] = field(default_factory=dict)
 
@@ -344,7 +336,7 @@ class _Searches:
                 errors.append(error)
                 rows.append(EqualSchedule(entry=entry, reason=short_reason(error)))
             else:
-                limit = limit_settings(root, costs, self.limit, self.source)
+                limit = limit_settings(root, costs, self.limit)
                 rows.append(self._row(entry, root, limit, f"{entry.label} ({index + 1} of {len(entries)})"))
         if len(errors) == len(rows):
             raise errors[0]
@@ -360,7 +352,7 @@ class _Searches:
                 break
             messages |= overrides
         if search.run is not None and not search.run.metrics.memory.peak_bytes.any():
-            raise ConfigError("the costs have no bytes, so every schedule fits: leave it out", file=self.source)
+            raise ConfigError("the costs have no bytes, so every schedule fits: leave it out", file="--memory")
         return EqualSchedule(
             entry=entry, variants=search, messages=messages,
             given={"schedule.name": entry.name, **dict(entry.settings), **limit, **messages},
@@ -492,7 +484,7 @@ def _shortage_reason(row: EqualSchedule, limit_bytes: int) -> str:
     return f"{text}{with_remedy or sufficient_limit}"
 
 
-def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> PptraceError:
+def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int) -> PptraceError:
     """Return the error if no schedule fits, with the schedule of least memory."""
     valid = [(row.best.peak_bytes, row) for row in rows if row.best]
     if not valid:
@@ -500,10 +492,10 @@ def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> P
         for row in rows:
             labels.setdefault(row.reason, []).append(row.entry.label)
         reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in labels.items())
-        return PptraceError(f"{source}: no schedule runs in {format_size(limit_bytes)}: {reasons}")
+        return PptraceError(f"--memory: no schedule runs in {format_size(limit_bytes)}: {reasons}")
     nearest = min(valid, key=itemgetter(0))[1]
     return PptraceError(
-        f"{source}: no schedule fits {format_size(limit_bytes)}; {nearest.entry.label} needs the least: "
+        f"--memory: no schedule fits {format_size(limit_bytes)}; {nearest.entry.label} needs the least: "
         f"{_shortage_reason(nearest, limit_bytes)}"
     )
 

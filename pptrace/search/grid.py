@@ -252,7 +252,7 @@ class Base:
 
     def basis(self, registry: Registry) -> Basis:
         """Return the configuration with plugins."""
-        return Basis(file=self.document, sets=self.sets, flags=self.flags, registry=registry)
+        return Basis(document=self.document, sets=self.sets, flags=self.flags, registry=registry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

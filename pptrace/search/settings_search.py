@@ -77,12 +77,8 @@ class VariableSetting:
     """Whether it varies only if named."""
 
 
-def varied_settings(names: Sequence[str], source: str) -> tuple[VariableSetting, ...]:
-    """Return the named settings, in the order of the table; by default, all except those on request.
-
-    Args:
-        names: names for ``--vary``.
-        source: their name in errors.
+def varied_settings(names: Sequence[str]) -> tuple[VariableSetting, ...]:
+    """Return the settings named by ``--vary``, in the order of the table; by default, all except those on request.
 
     Raises:
         ConfigError: an unknown name.
@@ -90,7 +86,7 @@ def varied_settings(names: Sequence[str], source: str) -> tuple[VariableSetting,
     known = [setting.name for setting in VARIED]
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name!r} is not a variable setting{nearest(name, known)}", file=source)
+            raise ConfigError(f"{name!r} is not a variable setting{nearest(name, known)}", file="--vary")
     return tuple(s for s in VARIED if (s.name in names if names else not s.on_request))
 
 

@@ -493,13 +493,13 @@ def _trial(document: Document, registry: Registry, request: PlanRequest) -> Cost
 
 def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document:
     """Return the configuration with a memory limit of every rank."""
-    size = memory_limit(request.memory, "--memory")
+    size = memory_limit(request.memory)
     resolved = load(
         document, (), {}, [
             setting("parallel.pp", ranks_named(document.value.get("device"))), setting("batch.global", 1),
         ],
     )  # fmt: skip
-    settings = limit_settings(resolved, costs, size, "--memory")
+    settings = limit_settings(resolved, costs, size)
     over = [assignment(key, str(value), "--memory") for key, value in settings.items()]
     tree, places = overlaid(document.value, document.places, over)
     return Document(value=tree, places=places, source=document.source)

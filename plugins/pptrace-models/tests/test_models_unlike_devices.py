@@ -134,9 +134,7 @@ def test_a_schedule_that_fills_memory_fills_each_ranks_own(run: Callable[..., Ru
 
 def test_a_limit_gives_no_rank_more_than_its_device_has(run: Callable[..., Run], registry: Registry) -> None:
     own = run(device={"preset": "h100-sxm", "ranks": {"1": {"memory": "40 GiB"}, "2-3": "h200-sxm"}}).prepared
-    settings = limit_settings(
-        load(own.resolved.written), build_costs(own.resolved, registry), 60 * 2**30, "--memory"
-    )  # fmt: skip
+    settings = limit_settings(load(own.resolved.written), build_costs(own.resolved, registry), 60 * 2**30)
     limited = prepare(load(own.resolved.written, [f"{key}={value}" for key, value in settings.items()]), registry)
 
     assert (limited.workload.rank_capacity_bytes // 2**30).tolist() == [60, 40, 60, 60]
