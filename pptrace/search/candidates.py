@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.run.inputs import Prepared
     from pptrace.search.bounds import Bound
-    from pptrace.search.pricing import Member
     from pptrace.search.runner import ExecutorChoice
     from pptrace.search.space import Group, Layout, Score
+    from pptrace.search.space_bounds import Member
 
 
 class Outcome(StrEnum):

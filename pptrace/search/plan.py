@@ -34,7 +34,6 @@ from pptrace.search.launch_arguments import (
     values_of,
 )
 from pptrace.search.plan_search import Search
-from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
 from pptrace.search.runner import choose
 from pptrace.search.space import (
@@ -42,10 +41,10 @@ from pptrace.search.space import (
     CLUSTER,
     LAYERS,
     OBJECTIVES,
-    OPTIONS,
     PLAIN,
     PLANNED,
     RECOMPUTE,
+    RECOMPUTE_OPTIONS,
     SCHEDULE_OPTION,
     PlanRequest,
     Space,
@@ -53,6 +52,7 @@ from pptrace.search.space import (
     plan_problem,
     setting,
 )
+from pptrace.search.space_bounds import default_split
 from pptrace.search.sweep import PICTURES, TABLES, check_outputs, end_journals, write_table
 from pptrace.steps.actions import Form
 from pptrace.steps.text_forms import parse_table
@@ -643,10 +643,10 @@ _NONE = "none"
 _UNSEEN = frozenset({_NONE, "even", "0", "False", "-"})
 """Words of settings without an effect."""
 _SHORT = {key: name for name, key in ALIASES.items()} | {
-    key: key.removeprefix(f"{RECOMPUTE}_") for key in OPTIONS
+    key: key.removeprefix(f"{RECOMPUTE}_") for key in RECOMPUTE_OPTIONS
 }  # fmt: skip
 """Short names of keys of settings."""
-_SIZES = frozenset({*PLANNED, "parallel.sequence_parallel"})
+_LAYOUT_KEYS = frozenset({*PLANNED, "parallel.sequence_parallel"})
 """Keys whose values have separate columns, or follow from such keys."""
 _IDEAL = "ideal"
 """The default network, on which messages take no time."""
@@ -714,7 +714,7 @@ def _choices(plan: Plan) -> list[dict[str, str]]:
         if has_several_batches:
             choice["gbs"] = str(layout.sequences)
         for key, value in candidate.settings.items():
-            if not (key in _SIZES or key in derived or key.startswith(SCHEDULE_OPTION)):
+            if not (key in _LAYOUT_KEYS or key in derived or key.startswith(SCHEDULE_OPTION)):
                 choice[_SHORT.get(key, key)] = _word(key, value)
         choices.append(choice)
     return choices

@@ -30,9 +30,9 @@ from pptrace.memo import sharing
 from pptrace.plugins.guards import interruption
 from pptrace.search.candidates import FOREIGN, Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
-from pptrace.search.pricing import GroupBounds, Member, Price, Pricing
 from pptrace.search.runner import installed, process_memo
 from pptrace.search.space import LAYERS, PlanProblem, Space, setting
+from pptrace.search.space_bounds import GroupBounds, Member, MemberBound, SpaceBounds
 from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class CandidateGroup:
     candidates: list[Candidate] = field(default_factory=list)
     """A candidate per member; empty until the group is expanded."""
     has_pair_bound: bool = False
-    """Whether the bound of overlapped pairs is that of :meth:`Pricing.pair_bound`."""
+    """Whether the bound of overlapped pairs is that of :meth:`SpaceBounds.pair_bound`."""
     expanded: set[bool] = field(default_factory=set)
     """The parts that are expanded: without and with overlapped pairs."""
 
@@ -156,7 +156,7 @@ class Search:
     ) -> None:
         self.space, self.runner, self.bias = space, runner, bias
         self.request = space.request
-        self.pricing = Pricing(space)
+        self.space_bounds = SpaceBounds(space)
         self.watch = watch or (lambda _: None)
         self.groups, self.best, self.foreign, self.ended = {}, [], None, "complete"
         self.considered = self.simulated = 0
@@ -167,7 +167,7 @@ class Search:
         self._seen: dict[Any, Candidate] = {}
         self._bounds_ahead: Prefetch[int, GroupBounds] | None = None
         self._pair_bounds_ahead: Prefetch[int, Bound | None] | None = None
-        self._prices_ahead: Prefetch[tuple[int, bool], list[Price]] | None = None
+        self._member_bounds_ahead: Prefetch[tuple[int, bool], list[MemberBound]] | None = None
         self._deadline_ns = self.request.deadline_ns(monotonic_ns())
         self._reported_s = self._count_from_s = 0.0
         self._excluded = 0
@@ -189,7 +189,7 @@ class Search:
                     raise
                 self.ended = "interrupt"
             finally:
-                for prefetch in (self._bounds_ahead, self._pair_bounds_ahead, self._prices_ahead):
+                for prefetch in (self._bounds_ahead, self._pair_bounds_ahead, self._member_bounds_ahead):
                     if prefetch is not None:
                         prefetch.end()
             self._release_foreign()
@@ -234,7 +234,7 @@ class Search:
             self._add(number, bounds)
             inherited = bounds.for_recomputation() if recomputing else None
             for variant in recomputing:
-                own = self.pricing.bounds_of(variant) if inherited is None else inherited
+                own = self.space_bounds.bounds_of(variant) if inherited is None else inherited
                 self._add(variant, own, is_inherited=inherited is not None)
             self._tick()
             if index in _LOOKS and not self.request.exhaustive:
@@ -277,7 +277,7 @@ class Search:
     def _bounds_of(self, number: int) -> GroupBounds:
         """Return the bounds of the next group in the order of :meth:`_bound_ahead`."""
         ahead = self._bounds_ahead.take(number) if self._bounds_ahead is not None else None
-        return ahead or self.pricing.bounds_of(number)
+        return ahead or self.space_bounds.bounds_of(number)
 
     def _add(self, number: int, bounds: GroupBounds, *, is_inherited: bool = False) -> None:
         """Add a group with its bounds, and queue its parts unless they need more memory."""
@@ -290,20 +290,20 @@ class Search:
 
     def _set_bounds(self, group: CandidateGroup, bounds: GroupBounds) -> None:
         if bounds.concerns_all and self.request.objective != "gpus":
-            self.pricing.check(group.group)
+            self.space_bounds.check(group.group)
         self.considered -= len(group.members)
         layout, group.bounds, group.sizes = group.group.layout, bounds, {}
         if bounds.plain is None:
             entries = range(len(self.space.entries))
             group.members = tuple(Member(entry=entry, reason=bounds.reason) for entry in entries)
         else:
-            group.members = self.pricing.members(layout, overlaps=bounds.overlaps)
-            group.sizes = self.pricing.member_counts(layout, overlaps=bounds.overlaps)
+            group.members = self.space_bounds.members(layout, overlaps=bounds.overlaps)
+            group.sizes = self.space_bounds.member_counts(layout, overlaps=bounds.overlaps)
         self.considered += len(group.members)
 
     def _bound(self, group: CandidateGroup, bounds: GroupBounds | None = None) -> None:
         """Bound a group with inherited bounds by its own costs, and queue its parts again."""
-        self._set_bounds(group, bounds or self.pricing.bounds_of(group.group.number))
+        self._set_bounds(group, bounds or self.space_bounds.bounds_of(group.group.number))
         group.is_inherited = False
         self._queue_parts(group)
 
@@ -313,7 +313,7 @@ class Search:
         number = group.group.number
         bound = self._pair_bounds_ahead.take(number) if self._pair_bounds_ahead is not None else None
         if bound is None and not self.request.exhaustive:
-            bound = self.pricing.pair_bound(number)
+            bound = self.space_bounds.pair_bound(number)
         if bound is not None and group.bounds.paired is not None:
             step_ns = max(bound.step_ns, group.bounds.paired.step_ns)
             group.bounds = replace(group.bounds, paired=replace(bound, step_ns=step_ns), hides_collectives=False)
@@ -340,7 +340,7 @@ class Search:
         return self._score(part.bound, part.group.group.layout)
 
     def _has_pairs(self, member: Member) -> bool:
-        return self.pricing.has_pairs(self.space.entries[member.entry])
+        return self.space_bounds.has_pairs(self.space.entries[member.entry])
 
     def _outcome(self, group: CandidateGroup, member: Member) -> Outcome:
         """Return the outcome of a member that follows from the bounds of its group."""
@@ -390,16 +390,16 @@ class Search:
             if candidate.origin is not None and self._has_pairs(candidate.origin[1]) == part.has_pairs
         ]  # fmt: skip
         part.group.expanded.add(part.has_pairs)
-        prices = self._prices_ahead.take(part.key) if self._prices_ahead is not None else None
-        if prices is None:
-            prices = []
+        member_bounds = self._member_bounds_ahead.take(part.key) if self._member_bounds_ahead is not None else None
+        if member_bounds is None:
+            member_bounds = []
             for candidate, member in zip(candidates, self._members(part), strict=True):
                 self._tick(candidate)
-                prices += self.pricing.outline_prices(part.group.group, [member])
-        for candidate, price in zip(candidates, prices, strict=True):
-            self._apply(candidate, price)
-            if candidate.is_bounded and price.foreign:
-                candidate.outcome, candidate.reason = Outcome.FOREIGN, price.foreign
+                member_bounds += self.space_bounds.outline_bounds(part.group.group, [member])
+        for candidate, member_bound in zip(candidates, member_bounds, strict=True):
+            self._apply(candidate, member_bound)
+            if candidate.is_bounded and member_bound.foreign:
+                candidate.outcome, candidate.reason = Outcome.FOREIGN, member_bound.foreign
                 self._foreign.append(candidate)
             self._push(candidate)
         return candidates
@@ -408,30 +408,30 @@ class Search:
         """Bound a candidate by its whole table; it may become refused, or equal to another candidate."""
         if candidate.origin is None:
             return
-        price = self.pricing.price(*candidate.origin)
-        self._apply(candidate, price)
+        member_bound = self.space_bounds.table_bound(*candidate.origin)
+        self._apply(candidate, member_bound)
         candidate.origin = None
-        if price.step_key is None or price.reason or candidate.outcome is Outcome.EQUAL:
+        if member_bound.step_key is None or member_bound.reason or candidate.outcome is Outcome.EQUAL:
             return
-        first = self._seen.setdefault(price.step_key, candidate)
+        first = self._seen.setdefault(member_bound.step_key, candidate)
         if first is not candidate:
             candidate.outcome, candidate.reason = Outcome.EQUAL, first.name
 
-    def _apply(self, candidate: Candidate, price: Price) -> None:
+    def _apply(self, candidate: Candidate, member_bound: MemberBound) -> None:
         """Record the bound or the refusal of a table in its candidate."""
-        if price.chunks is not None:
-            candidate.chunks = price.chunks
-        if price.layers is not None and LAYERS not in candidate.settings:
-            candidate.varied += (setting(LAYERS, price.layers),)
-        if price.is_even:
+        if member_bound.chunks is not None:
+            candidate.chunks = member_bound.chunks
+        if member_bound.layers is not None and LAYERS not in candidate.settings:
+            candidate.varied += (setting(LAYERS, member_bound.layers),)
+        if member_bound.is_even:
             candidate.outcome, candidate.reason = Outcome.EQUAL, "an even split"
-        elif price.reason:
-            candidate.outcome = Outcome.MEMORY if price.needs_memory else Outcome.REFUSED
-            candidate.reason, candidate.bound, candidate.origin = price.reason, None, None
-        elif price.bound is not None:
-            candidate.bound = price.bound
-            candidate.score = max(candidate.score, self._score(price.bound, candidate.layout))
-            if not price.bound.fits and not self.request.exhaustive:
+        elif member_bound.reason:
+            candidate.outcome = Outcome.MEMORY if member_bound.needs_memory else Outcome.REFUSED
+            candidate.reason, candidate.bound, candidate.origin = member_bound.reason, None, None
+        elif member_bound.bound is not None:
+            candidate.bound = member_bound.bound
+            candidate.score = max(candidate.score, self._score(member_bound.bound, candidate.layout))
+            if not member_bound.bound.fits and not self.request.exhaustive:
                 candidate.outcome = Outcome.MEMORY
         if candidate.outcome is Outcome.EQUAL:
             candidate.origin = None
@@ -495,13 +495,13 @@ class Search:
     def _expand_ahead(self) -> None:
         """Start to expand parts in worker processes, in the order of their bounds."""
         executor = self.runner.worker_executor()
-        if self._prices_ahead is None and executor is not None and len(self._parts) >= _AHEAD_FROM:
+        if self._member_bounds_ahead is None and executor is not None and len(self._parts) >= _AHEAD_FROM:
             parts = [part for _, _, part in sorted(self._parts)]
             groups = (part.group.group for part in self._not_excluded(parts) if part.has_pairs)
             numbers = ((group.number, group.number) for group in groups)
             self._pair_bounds_ahead = self._prefetch(executor, "pair_bound", numbers, size=4)
             items = ((part.key, (part.key, self._members(part))) for part in self._not_excluded(parts))
-            self._prices_ahead = self._prefetch(executor, "expanded_prices", items, size=1)
+            self._member_bounds_ahead = self._prefetch(executor, "part_bounds", items, size=1)
 
     def _not_excluded(self, parts: Iterable[Part]) -> Iterator[Part]:
         return (part for part in parts if not self._is_excluded(self._part_score(part)))
@@ -509,10 +509,10 @@ class Search:
     def _prefetch(
         self, executor: Executor, method: str, items: Iterable[tuple[_Key, Any]], *, size: int
     ) -> Prefetch[_Key, Any]:
-        """Return the values of a method of :class:`Pricing` that worker processes compute in advance."""
+        """Return the values of a method of :class:`SpaceBounds` that worker processes compute in advance."""
         problem = self.space.problem
         values = {each.name: getattr(problem, each.name) for each in fields(problem) if each.name != "registry"}
-        call = partial(_call_pricing, pickle.dumps((values, self.request)), method)
+        call = partial(_call_space_bounds, pickle.dumps((values, self.request)), method)
         return Prefetch(executor, call, items, ahead=2 * self.runner.workers, size=size)
 
     def _members(self, part: Part) -> tuple[Member, ...]:
@@ -582,7 +582,7 @@ class Search:
                 self._refine(candidate)
                 tables += 1
             else:
-                self._apply(candidate, self.pricing.foreign_price(*candidate.origin))
+                self._apply(candidate, self.space_bounds.foreign_bound(*candidate.origin))
                 outlined.add(candidate.number)
             if candidate.outcome is Outcome.FOREIGN and candidate not in batch:
                 heappush(queue, (candidate.score, candidate.number, candidate))
@@ -599,7 +599,7 @@ class Search:
         for candidate in self._foreign:
             if candidate.origin is not None and not self._is_excluded(candidate.score):
                 self._tick()
-                self._apply(candidate, self.pricing.foreign_price(*candidate.origin))
+                self._apply(candidate, self.space_bounds.foreign_bound(*candidate.origin))
         return [candidate for candidate in self._foreign if candidate.outcome is Outcome.FOREIGN]
 
     def _rank_foreign(self, batch: Sequence[Candidate]) -> None:
@@ -773,18 +773,18 @@ class Prefetch(Generic[_Key, _Value]):
             self._running.append(([key for key, _ in task], future))
 
 
-def _call_pricing(space: bytes, method: str, items: list[Any]) -> list[Any]:
-    """Return the values of a method of the space's :class:`Pricing`, in a worker process."""
-    pricing = _pricing(space)
+def _call_space_bounds(space: bytes, method: str, items: list[Any]) -> list[Any]:
+    """Return the values of a method of the space's :class:`SpaceBounds`, in a worker process."""
+    space_bounds = _space_bounds(space)
     with sharing(process_memo()):
-        return [getattr(pricing, method)(item) for item in items]
+        return [getattr(space_bounds, method)(item) for item in items]
 
 
 @lru_cache(maxsize=1)
-def _pricing(space: bytes) -> Pricing:
+def _space_bounds(space: bytes) -> SpaceBounds:
     values: Any
     values, request = pickle.loads(space)  # noqa: S301 - pickled by the process of this plan
-    return Pricing(Space(PlanProblem(**values, registry=installed()), request))
+    return SpaceBounds(Space(PlanProblem(**values, registry=installed()), request))
 
 
 def spread_indices(count: int) -> Iterator[int]:

@@ -65,7 +65,7 @@ ALIASES = {
 """Short names of keys that vary."""
 
 
-class Grid(NamedTuple):
+class EncoderSizes(NamedTuple):
     """Sizes of a grid of encoders; None for those of the decoder."""
 
     key: str
@@ -94,7 +94,7 @@ class Layout:
     micro: int = 0
     sequences: int = 0
     """The global batch."""
-    grids: tuple[Grid, ...] = ()
+    grids: tuple[EncoderSizes, ...] = ()
     """Grids of encoders, if one of them is on separate GPUs; ``pp`` counts their ranks."""
 
     @property
@@ -242,10 +242,10 @@ def _key(axis: Axis) -> str:
     return key_of(axis.key) if axis.is_coupled else key_text(first[0].path)
 
 
-_SIZES = ("pp", "tp", "cp", "ep", "dp", "vp")
-_GRID_SIZES = ("pp", "tp", "cp", "dp")
+_LAYOUT_SIZES = ("pp", "tp", "cp", "ep", "dp", "vp")
+_ENCODER_SIZES = ("pp", "tp", "cp", "dp")
 """Sizes of a grid of encoders."""
-PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.global", "schedule.name")
+PLANNED = (*(f"parallel.{size}" for size in _LAYOUT_SIZES), "batch.micro", "batch.global", "schedule.name")
 """Keys that a plan chooses, unless the command line sets them."""
 SCHEDULE_OPTION = "schedule.options."
 """The beginning of keys of options that only some schedules have."""
@@ -339,7 +339,7 @@ def plan_problem(
     sequences = _sequences(tree, places)
     schedule = str((tree.get("schedule") or {}).get("name") or "")
     grids = _separate_grids(tree.get("parallel") or {}, axes)
-    for section, keys in (("parallel", _SIZES), ("batch", ("global", "micro", "microbatches"))):
+    for section, keys in (("parallel", _LAYOUT_SIZES), ("batch", ("global", "micro", "microbatches"))):
         tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
     if grids:
         _without_sizes(tree["parallel"])
@@ -371,7 +371,7 @@ def plan_problem(
         derived=tuple(derived),
         sequences=sequences, schedule=schedule, sequence=costs.resolved.experiment.batch.sequence or 0,
         framework=_framework(request, costs.resolved, registry),
-        configured={key: value_of(costs.resolved, key) for key in _SWITCHES},
+        configured={key: value_of(costs.resolved, key) for key in _DEFAULT_AXES},
         given={
             key_text(assigned.path): assigned.value for assigned in given
             if key_text(assigned.path) not in PLANNED and assigned.value is not None
@@ -387,10 +387,11 @@ def _separate_grids(parallel: Mapping[str, Any], axes: Mapping[str, Axis]) -> di
         sections[grid_key("")] = parallel["encoder"]
     for key in axes:
         section, _, size = key.rpartition(".")
-        if section.startswith(grid_key("")) and size in _GRID_SIZES:
+        if section.startswith(grid_key("")) and size in _ENCODER_SIZES:
             sections.setdefault(section, {})
     grids = {
-        key: {size: grid[size] for size in _GRID_SIZES if size in (grid or {})} for key, grid in sections.items()
+        key: {size: grid[size] for size in _ENCODER_SIZES if size in (grid or {})}
+        for key, grid in sections.items()
     }
     has_ranks = any(sizes.get("pp") or f"{key}.pp" in axes for key, sizes in grids.items())
     return grids if has_ranks else {}
@@ -400,7 +401,7 @@ def _without_sizes(parallel: dict[str, Any]) -> None:
     """Remove the sizes of encoders' grids, which a plan chooses, from a section."""
 
     def rest(grid: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {key: value for key, value in (grid or {}).items() if key not in _GRID_SIZES}
+        return {key: value for key, value in (grid or {}).items() if key not in _ENCODER_SIZES}
 
     if parallel.get("encoder") is not None:
         parallel["encoder"] = rest(parallel["encoder"])
@@ -506,7 +507,7 @@ def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document
 
 
 RECOMPUTE = "model.recompute"
-OPTIONS: dict[str, tuple[str, Any]] = {
+RECOMPUTE_OPTIONS: dict[str, tuple[str, Any]] = {
     "model.recompute_modules": ("selective", []), "model.recompute_method": ("full", None),
     "model.recompute_num_layers": ("full", None),
 }  # fmt: skip
@@ -523,7 +524,7 @@ def compatible_settings(settings: Sequence[Assignment], model: Mapping[str, Any]
     words = [override.value for override in settings if key_text(override.path) == RECOMPUTE]
     if not words:
         return tuple(settings)
-    reset_values = {key: empty for key, (word, empty) in OPTIONS.items() if word != words[-1]}
+    reset_values = {key: empty for key, (word, empty) in RECOMPUTE_OPTIONS.items() if word != words[-1]}
     kept = tuple(override for override in settings if key_text(override.path) not in reset_values)
     configured = [key for key in reset_values if model.get(key.partition(".")[2])]
     return (*kept, *(setting(key, reset_values[key]) for key in configured))
@@ -548,7 +549,7 @@ _EVEN, _BALANCED = "even", "balanced"
 _NEAREST = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Orders of the axes on a cluster: replicas, or pipeline neighbours, inside a node."""
 _ZERO, _SHARD = "costs.zero", "data_parallel.shard"
-_SWITCHES = (RECOMPUTE, _ZERO)
+_DEFAULT_AXES = (RECOMPUTE, _ZERO)
 _OFFLOADED = "model.offloaded_layers"
 _SHARDED = 3
 """ZeRO's stage that shards weights."""
@@ -570,7 +571,7 @@ class Space:
         self.layers = int(problem.facts.get("layers") or 0)
         self.counts = self._counts()
         self.grids = tuple(product(*(self._grid_choices(key) for key in problem.grids)))
-        self.sizes = {name: self._sizes(name) for name in _SIZES}
+        self.sizes = {name: self._sizes(name) for name in _LAYOUT_SIZES}
         self.micro = self._numbers("batch.micro") or _MICRO
         self.sequences = self._numbers("batch.global") or ((problem.sequences,) if problem.sequences else ())
         if not self.sequences:
@@ -638,7 +639,7 @@ class Space:
                 pp = encoder_ranks + decoder_ranks
                 yield Layout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, grids=grids)
 
-    def _grid_choices(self, key: str) -> list[Grid]:
+    def _grid_choices(self, key: str) -> list[EncoderSizes]:
         """Return the sizes of a grid of encoders: varied, configured, or by default.
 
         By default, an encoder on separate GPUs has tensor-parallel sizes that divide its heads, inside a node, and
@@ -660,7 +661,7 @@ class Space:
             tensor = [size for size in range(1, self.problem.node_gpus + 1) if heads % size == 0]
             replicas = [1 << power for power in range(most.bit_length()) if pp << power < most]
             choices += [
-                Grid(key, pp, tp, cp, dp)
+                EncoderSizes(key, pp, tp, cp, dp)
                 for tp, cp, dp in product(
                     sizes("tp", tensor if pp else [None]), sizes("cp", [None]),
                     sizes("dp", replicas if pp else [None]),
@@ -679,7 +680,7 @@ class Space:
         values = {f"parallel.{name}": getattr(layout, name) for name in ("pp", "tp", "cp", "ep", "dp")}
         values |= {"batch.micro": layout.micro, "batch.global": layout.sequences}
         for grid in layout.grids:
-            sizes = {name: getattr(grid, name) for name in _GRID_SIZES}
+            sizes = {name: getattr(grid, name) for name in _ENCODER_SIZES}
             values |= {f"{grid.key}.{name}": size for name, size in sizes.items() if size is not None}
         written = "sequence_parallel" in (self.problem.document.value or {}).get("parallel", {})
         if layout.tp == 1 or not written:
@@ -863,7 +864,7 @@ class Space:
             shard: replicas in a node that share state where sharded weights are tried by default; else 0.
         """
         axes = self.problem.axes
-        of_grids = {f"{key}.{size}" for key in self.problem.grids for size in _GRID_SIZES}
+        of_grids = {f"{key}.{size}" for key in self.problem.grids for size in _ENCODER_SIZES}
         for axis in axes.values():
             _check_coupled(axis)
         axis_values = [
@@ -873,7 +874,7 @@ class Space:
         ]
         framework = FRAMEWORKS.get(self.problem.framework)
         usual_values = {**WIDELY, **(framework.values if framework else {})}
-        for key in _SWITCHES:
+        for key in _DEFAULT_AXES:
             words = self._words(key) if key not in axes else ()
             usual = {*usual_values.get(key, words), self.problem.configured[key]}
             values = [value for value in words if value in usual]
@@ -915,7 +916,9 @@ def _recomputations(combinations: Sequence[tuple[Assignment, ...]]) -> list[tupl
     for settings in combinations:
         values = {key_text(override.path): override.value for override in settings}
         words.append(values.get(RECOMPUTE))
-        others.append(repr([(key, value) for key, value in values.items() if key not in {RECOMPUTE, *OPTIONS}]))
+        others.append(
+            repr([(key, value) for key, value in values.items() if key not in {RECOMPUTE, *RECOMPUTE_OPTIONS}])
+        )
     variants: dict[str, list[int]] = {}
     for index in sorted(range(len(words)), key=lambda index: words[index] != _NOTHING):
         variants.setdefault(others[index], []).append(index)

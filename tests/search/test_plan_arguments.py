@@ -27,7 +27,7 @@ from pptrace.search.launch_arguments import (
     torchtitan_arguments,
     torchtitan_schedule,
 )
-from pptrace.search.pricing import default_split
+from pptrace.search.space_bounds import default_split
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.text_forms import Dialect, in_dialect, parse_table, read_table
 

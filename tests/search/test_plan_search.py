@@ -23,7 +23,7 @@ from pptrace.search import plan_search
 from pptrace.search.bounds import Outline, bound_of, sharded_step_ns, work_bound
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.pricing import Pricing, _digest, _GroupCosts, balanced_partition, balanced_split
+from pptrace.search.space_bounds import SpaceBounds, _digest, _GroupCosts, balanced_partition, balanced_split
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
@@ -225,7 +225,7 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
         for member, candidate in zip(group.members, group.candidates, strict=True):
             if candidate in ran:
                 entry = everything.search.space.entries[member.entry]
-                work = group.bounds.of(has_pairs=everything.search.pricing.has_pairs(entry))
+                work = group.bounds.of(has_pairs=everything.search.space_bounds.has_pairs(entry))
                 assert work.step_ns <= candidate.row["step_ns"]
                 assert work.peak_bytes <= candidate.row["peak_memory_bytes"]
     assert [_summary(candidate) for candidate in bounded.ranked] == [
@@ -303,8 +303,9 @@ def test_the_bound_of_an_outline_is_at_most_that_of_its_table(registry: Registry
         for member in group.members:
             if member.reason or member.is_covered:
                 continue
-            pricing = plan_result.search.pricing
-            (outline,), table = pricing.outline_prices(group.group, [member]), pricing.price(group.group, member)
+            space_bounds = plan_result.search.space_bounds
+            (outline,) = space_bounds.outline_bounds(group.group, [member])
+            table = space_bounds.table_bound(group.group, member)
             if outline.bound and table.bound:
                 assert outline.bound.step_ns <= table.bound.step_ns
                 assert outline.bound.peak_bytes <= table.bound.peak_bytes
@@ -423,11 +424,11 @@ def test_groups_that_share_costs_have_the_bounds_of_their_own(
         "order": ["tp-cp-ep-dp-pp"],
     }
     space = planned(registry, config=config, gpus=16, vary=vary, top=1).search.space
-    shared = Pricing(space)
+    shared = SpaceBounds(space)
 
     bounds = [shared.bounds_of(number) for number in range(space.groups)]
 
-    assert bounds == [Pricing(space).bounds_of(number) for number in range(space.groups)]
+    assert bounds == [SpaceBounds(space).bounds_of(number) for number in range(space.groups)]
     assert len({bound.plain for bound in bounds}) > 1
 
 
@@ -435,7 +436,7 @@ def test_groups_that_recompute_have_no_lower_bounds_than_they_inherit(registry: 
     config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 2}}
     vary = {"schedule": ["1f1b", "combined-1f1b"], "tp": [2], "pp": [1, 4], "micro": [1, 8]}
     space = planned(registry, config=config, gpus=16, vary=vary, top=1).search.space
-    pricing = Pricing(space)
+    space_bounds = SpaceBounds(space)
     families = [space.variants_of(number) for number in range(space.groups)]
     compared = 0
 
@@ -443,8 +444,8 @@ def test_groups_that_recompute_have_no_lower_bounds_than_they_inherit(registry: 
     for number, family in enumerate(families):
         assert number in family
         assert families[family[0]] == family
-        inherited = pricing.bounds_of(family[0]).for_recomputation()
-        own = pricing.bounds_of(number)
+        inherited = space_bounds.bounds_of(family[0]).for_recomputation()
+        own = space_bounds.bounds_of(number)
         for has_pairs in (False, True) if inherited is not None else ():
             low, high = inherited.of(has_pairs=has_pairs), own.of(has_pairs=has_pairs)
             assert (low is None) == (high is None)
@@ -559,7 +560,7 @@ def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch:
     monkeypatch.setattr(plan_search, "_PEEKS", (1,))
     asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
     alone = planned(registry, **asked)
-    monkeypatch.setattr(plan_search, "_call_pricing", failing)
+    monkeypatch.setattr(plan_search, "_call_space_bounds", failing)
 
     plan_result = planned(registry, **asked, **ELSEWHERE)
 

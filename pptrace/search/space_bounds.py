@@ -36,7 +36,7 @@ from pptrace.search.bounds import (
     work_bound,
 )
 from pptrace.search.launch_arguments import FRAMEWORKS
-from pptrace.search.space import LAYERS, OPTIONS, PLAIN, RECOMPUTE, setting
+from pptrace.search.space import LAYERS, PLAIN, RECOMPUTE, RECOMPUTE_OPTIONS, setting
 from pptrace.steps.action_insertion import with_branches, with_units
 from pptrace.steps.workload import Workload
 
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
 
-_COST_KEYS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
+_COST_KEYS = (RECOMPUTE, *RECOMPUTE_OPTIONS, "costs.zero", LAYERS)
 """Settings that affect a step only through its costs: with equal costs, steps are duplicates."""
-_COST_REQUEST_KEYS = ("batch.micro", RECOMPUTE, *OPTIONS, "costs.zero")
+_COST_REQUEST_KEYS = ("batch.micro", RECOMPUTE, *RECOMPUTE_OPTIONS, "costs.zero")
 """Settings whose groups share a request to the cost model, unless a rule of the stack reads them."""
-_STATELESS = frozenset({"batch.micro", "batch.global", "parallel.order", RECOMPUTE, *OPTIONS})
+_STATELESS = frozenset({"batch.micro", "batch.global", "parallel.order", RECOMPUTE, *RECOMPUTE_OPTIONS})
 """Settings that change neither the training state of a stage nor whether its actions have segments."""
-_SIZES = frozenset(f"parallel.{size}" for size in ("pp", "tp", "cp", "ep", "dp"))
+_SIZE_KEYS = frozenset(f"parallel.{size}" for size in ("pp", "tp", "cp", "ep", "dp"))
 """Keys of the sizes of a layout."""
 _OF_COLLECTIVES = frozenset({"costs.segments", "costs.overlap_tp"})
 """Settings that change collectives and what hides them, and no computation."""
@@ -129,7 +129,7 @@ class GroupBounds:
     is_short: bool = False
     """Whether 1F1B needs more memory than there is."""
     hides_collectives: bool = True
-    """Whether :attr:`paired` is without collectives; else it is that of :meth:`Pricing.pair_bound`."""
+    """Whether :attr:`paired` is without collectives; else it is that of :meth:`SpaceBounds.pair_bound`."""
     overlaps: bool = False
     """Whether overlapped pairs hide communication on one rank."""
     reason: str = ""
@@ -170,7 +170,7 @@ class GroupBounds:
 
 
 @dataclass(slots=True, kw_only=True)
-class Price:
+class MemberBound:
     """The bound of a member from its table and costs."""
 
     chunks: int | None = None
@@ -202,7 +202,7 @@ class _TableOutline(NamedTuple):
     """The error of its schedule."""
 
 
-class Pricing:
+class SpaceBounds:
     """Bounds of groups and their members, with caches of tables and costs."""
 
     def __init__(self, space: Space) -> None:
@@ -273,7 +273,7 @@ class Pricing:
                 for has_pairs in (False, True)
             )
         except PptraceError as error:
-            concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZES
+            concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZE_KEYS
             return GroupBounds(
                 reason=short_reason(error), concerns_all=_concerns_all(error), concerns_sizes=concerns_sizes
             )
@@ -343,58 +343,62 @@ class Pricing:
         """
         self._costs_of(group, "").workload(group.layout.pp, edges=group.layout.edges)
 
-    def expanded_prices(self, item: tuple[tuple[int, bool], Sequence[Member]]) -> list[Price]:
-        """Return :meth:`outline_prices` for members of the group with a number."""
+    def part_bounds(self, item: tuple[tuple[int, bool], Sequence[Member]]) -> list[MemberBound]:
+        """Return :meth:`outline_bounds` for members of the group with a number."""
         (number, _), members = item
-        return self.outline_prices(self.space.group(number), members)
+        return self.outline_bounds(self.space.group(number), members)
 
-    def outline_prices(self, group: Group, members: Sequence[Member]) -> list[Price]:
+    def outline_bounds(self, group: Group, members: Sequence[Member]) -> list[MemberBound]:
         """Return the bounds of members from the outlines of their tables.
 
         Members that the framework of the plan does not run have the bounds of their group.
         """
-        return [self._guarded(self._outline_price, group, member) for member in members]
+        return [self._guarded(self._bound_outline, group, member) for member in members]
 
-    def foreign_price(self, group: Group, member: Member) -> Price:
+    def foreign_bound(self, group: Group, member: Member) -> MemberBound:
         """Return the bound of a member that the framework does not run, from the outline of its table."""
-        return self._guarded(partial(self._outline_price, foreign=True), group, member)
+        return self._guarded(partial(self._bound_outline, foreign=True), group, member)
 
-    def price(self, group: Group, member: Member) -> Price:
+    def table_bound(self, group: Group, member: Member) -> MemberBound:
         """Return the bound of a member from its whole table."""
-        return self._guarded(self._price, group, member)
+        return self._guarded(self._bound_table, group, member)
 
     def has_pairs(self, entry: Entry) -> bool:
         """Return whether tables of a schedule may have overlapped pairs."""
         return self.problem.registry.schedules[entry.name].offer.has_pairs
 
-    def _guarded(self, compute: Callable[[Price, Group, Member], None], group: Group, member: Member) -> Price:
-        price = Price()
+    def _guarded(
+        self, compute: Callable[[MemberBound, Group, Member], None], group: Group, member: Member
+    ) -> MemberBound:
+        result = MemberBound()
         try:
-            compute(price, group, member)
+            compute(result, group, member)
         except PptraceError as error:
-            price.reason = short_reason(error)
-            price.needs_memory = isinstance(error, ConstraintError) and error.needs_memory
-        return price
+            result.reason = short_reason(error)
+            result.needs_memory = isinstance(error, ConstraintError) and error.needs_memory
+        return result
 
-    def _outline_price(self, price: Price, group: Group, member: Member, *, foreign: bool = False) -> None:
+    def _bound_outline(self, result: MemberBound, group: Group, member: Member, *, foreign: bool = False) -> None:
         entry, layout = self.entries[member.entry], group.layout
         key = entry.label, layout.pp, layout.branches, layout.microbatches, member.chunks
-        outline, price.foreign, error = self._outlines.of(key, lambda: self._outline(entry, layout, member.chunks))
+        outline, result.foreign, error = self._outlines.of(
+            key, lambda: self._outline(entry, layout, member.chunks)
+        )
         if error is not None:
             raise error
-        if outline is None or _changes_more(entry) or (price.foreign and not foreign):
+        if outline is None or _changes_more(entry) or (result.foreign and not foreign):
             return
         name = self._costs_name[entry.label]
         fault = self._pair_fault(group, name) if outline.has_pairs and not foreign else ""
         if fault:
-            price.foreign = f"schedule {entry.name}: {fault}"
+            result.foreign = f"schedule {entry.name}: {fault}"
             return
         costs = self._bounding_costs_of(group, name)
         workload = self._split_costs(
-            price, group, member, costs, outline.chunks, edges=outline.edges, has_pairs=outline.has_pairs
+            result, group, member, costs, outline.chunks, edges=outline.edges, has_pairs=outline.has_pairs
         )
         if workload is not None:
-            price.bound = outline.bound(workload, costs.experiment)
+            result.bound = outline.bound(workload, costs.experiment)
 
     def _outline(self, entry: Entry, layout: Layout, chunks: int | None) -> _TableOutline:
         try:
@@ -416,7 +420,7 @@ class Pricing:
 
     def _split_costs(
         self,
-        price: Price,
+        result: MemberBound,
         group: Group,
         member: Member,
         costs: _GroupCosts,
@@ -425,29 +429,29 @@ class Pricing:
         edges: tuple[tuple[int, int], ...],
         has_pairs: bool,
     ) -> Workload | None:
-        """Return the costs with the split of a member, and note it in the price; None if it is the even split.
+        """Return the costs with the split of a member, and note it in the result; None if it is the even split.
 
         Only chains of a decoder's stages have a balanced split.
         """
         stages = group.layout.pp * chunks
-        price.chunks = chunks
+        result.chunks = chunks
         is_chain = not (edges or group.layout.branches)
         split = "even" if member.split == "balanced" and not is_chain else member.split
         bounding_costs = self._bounding_costs_of(group, self._costs_name[self.entries[member.entry].label])
-        price.layers = bounding_costs.split(split, stages, self.space.layers)
-        price.is_even = price.layers is None and member.split == "balanced"
-        return None if price.is_even else costs.workload(stages, price.layers, edges=edges, has_pairs=has_pairs)
+        result.layers = bounding_costs.split(split, stages, self.space.layers)
+        result.is_even = result.layers is None and member.split == "balanced"
+        return None if result.is_even else costs.workload(stages, result.layers, edges=edges, has_pairs=has_pairs)
 
-    def _price(self, price: Price, group: Group, member: Member) -> None:
+    def _bound_table(self, result: MemberBound, group: Group, member: Member) -> None:
         entry, layout = self.entries[member.entry], group.layout
         costs = self._costs_of(group, self._costs_name[entry.label])
         cached = self.tables.of(entry, layout, member.chunks)
         has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
         edges = cached.table.placement.graph if cached.table else ()
-        workload = self._split_costs(price, group, member, costs, cached.chunks, edges=edges, has_pairs=has_pairs)
+        workload = self._split_costs(result, group, member, costs, cached.chunks, edges=edges, has_pairs=has_pairs)
         if workload is None:
             return
-        layer_settings = (setting(LAYERS, price.layers),) if price.layers is not None else ()
+        layer_settings = (setting(LAYERS, result.layers),) if result.layers is not None else ()
         resolved = self.problem.resolved((*group.varied, *entry.varied, *member.settings, *layer_settings))
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
@@ -456,15 +460,15 @@ class Pricing:
                 entry, cached, times(workload, costs.costs.network, layout.pp, layout.branches)
             )
         self.tables.check_policy(resolved, cached)
-        price.step_key = _step_key(costs, entry, cached, workload)
-        if price.step_key not in self._bounds and cached.table is not None:
+        result.step_key = _step_key(costs, entry, cached, workload)
+        if result.step_key not in self._bounds and cached.table is not None:
             provided = self.problem.registry.schedules[entry.name]
             bound = bound_of(cached.table, cached.request, workload, resolved.experiment, provided)
             if layout.pp == 1 and workload.gathered_bytes.any():
                 step_ns = _sharded_step_ns(costs.costs, cached.table)
                 bound = replace(bound, step_ns=max(bound.step_ns, step_ns))
-            self._bounds[price.step_key] = bound
-        price.bound = self._bounds[price.step_key]
+            self._bounds[result.step_key] = bound
+        result.bound = self._bounds[result.step_key]
 
     def _of_entry(self, layout: Layout, index: int, entry: Entry, *, overlaps: bool) -> Iterator[Member]:
         """Yield a schedule's members: one per accepted number of chunks and per split."""
