@@ -115,12 +115,18 @@ class Candidate:
         return Change(settings={key: value for key, value in self.settings.items() if value is not None}).arguments
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Its parallel sizes, chunks and sequences of a microbatch by name."""
+        layout = self.layout
+        return {
+            "pp": layout.pp, "vp": self.chunks, "tp": layout.tp, "cp": layout.cp, "ep": layout.ep,
+            "dp": layout.dp, "micro": layout.micro,
+        }  # fmt: skip
+
+    @property
     def name(self) -> str:
         """Schedule and sizes in one line."""
-        layout = self.layout
-        sizes = {"pp": layout.pp, "vp": self.chunks, "tp": layout.tp, "cp": layout.cp, "ep": layout.ep,
-                 "dp": layout.dp, "micro": layout.micro}  # fmt: skip
-        listed = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in {"pp", "micro"}]
+        listed = [f"{name} {size}" for name, size in self.sizes.items() if size > 1 or name in {"pp", "micro"}]
         return f"{self.schedule}, {' '.join(listed)}"
 
 

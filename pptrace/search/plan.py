@@ -503,9 +503,7 @@ def _row(candidate: Candidate) -> Row:
     layout, bound = candidate.layout, candidate.bound
     figures = {key: value for key, value in candidate.row.items() if key not in {*_NOT_SHOWN, "gpus"}}
     return {
-        "schedule": candidate.schedule, "gpus": layout.gpus, "pp": layout.pp, "vp": candidate.chunks,
-        "tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp,
-        "micro": layout.micro, "global": layout.sequences,
+        "schedule": candidate.schedule, "gpus": layout.gpus, **candidate.sizes, "global": layout.sequences,
         "command": _command(candidate), "fate": candidate.outcome.value,
         "reason": candidate.reason or None,
         "bound_step_ns": bound.step_ns if bound else None,
@@ -636,7 +634,8 @@ def _bias(path: Path, problem: PlanProblem) -> Bias:
     return fit_bias(runs, rows)
 
 
-_SIZE_NAMES = ("pp", "vp", "tp", "cp", "ep", "dp", "mbs")
+_SIZE_NAMES = {"micro": "mbs"}
+"""Headings of sizes with another name."""
 _OPTIONAL = frozenset({"vp", "cp", "ep"})
 """Sizes that are left out if they are 1 in all places."""
 _NONE = "none"
@@ -708,11 +707,10 @@ def _choices(plan: Plan) -> list[dict[str, str]]:
     has_several_batches = len({candidate.layout.sequences for candidate in plan.ranked}) > 1
     choices = []
     for candidate in plan.ranked:
-        layout = candidate.layout
-        sizes = (layout.pp, candidate.chunks, layout.tp, layout.cp, layout.ep, layout.dp, layout.micro)
-        choice = {"schedule": candidate.schedule, **dict(zip(_SIZE_NAMES, map(str, sizes), strict=True))}
+        sizes = {_SIZE_NAMES.get(name, name): str(size) for name, size in candidate.sizes.items()}
+        choice = {"schedule": candidate.schedule, **sizes}
         if has_several_batches:
-            choice["gbs"] = str(layout.sequences)
+            choice["gbs"] = str(candidate.layout.sequences)
         for key, value in candidate.settings.items():
             if not (key in _LAYOUT_KEYS or key in derived or key.startswith(SCHEDULE_OPTION)):
                 choice[_SHORT.get(key, key)] = _word(key, value)

@@ -41,7 +41,7 @@ from pptrace.steps.action_insertion import with_branches, with_units
 from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
@@ -721,12 +721,15 @@ def _step_key(costs: _GroupCosts, entry: Entry, cached: CachedTable, workload: W
 
 def _digest(workload: Workload) -> str:
     """Return a digest of all costs of a step."""
+    return _digest_of(getattr(costs, name) for costs in (workload, *workload.classes) for name in _COLUMNS)
+
+
+def _digest_of(values: Iterable[object]) -> str:
+    """Return a digest of arrays and plain values."""
     digest = hashlib.sha256()
-    for costs in (workload, *workload.classes):
-        for name in _COLUMNS:
-            value = getattr(costs, name)
-            digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
-            digest.update(b"|")
+    for value in values:
+        digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+        digest.update(b"|")
     return digest.hexdigest()[:16]
 
 
@@ -888,16 +891,11 @@ class TableCache:
 
 def _table_digest(table: Schedule) -> str:
     """Return a digest of the content of a table."""
-    digest = hashlib.sha256()
     placement = table.placement
-    for column in (
+    return _digest_of([
         table.row_ptr, *table.cells, *placement.pass_ranks, placement.microbatch_route, placement.edges,
-        *table.waits,
-    ):  # fmt: skip
-        digest.update(column.tobytes())
-        digest.update(b"|")
-    digest.update(repr((sorted(table.interleave.items()), table.recompute_waits)).encode())
-    return digest.hexdigest()[:16]
+        *table.waits, sorted(table.interleave.items()), table.recompute_waits,
+    ])  # fmt: skip
 
 
 _MIN_STAGES = 3
