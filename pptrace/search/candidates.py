@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -21,14 +22,12 @@ from pptrace.search.runner import (
     journal_path,
     plugins_text,
     row_or_error,
-    with_shared_results,
 )
 from pptrace.search.what_if import at_speeds, jittered
 from pptrace.steps.pytorch_tables import compute_only
 from pptrace.steps.text_forms import table_text
 from pptrace.timeline.idle import IdleCause
 from pptrace.version import __version__
-from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,19 +176,18 @@ def run_candidate(
     varied, machine, framework = item
 
     def simulate_row() -> Row:
-        with always_compiled():
-            prepared = prepare(load(document, (), {}, varied), plugins)
-            if framework:
-                arguments = FRAMEWORKS[framework].arguments(prepared.resolved.experiment, prepared.stage_table)
-                if arguments.without:
-                    return {FOREIGN: arguments.without[0]}
-            run = Run.of(machine.apply(prepared) if machine else prepared, plugins)
+        prepared = prepare(load(document, (), {}, varied), plugins)
+        if framework:
+            arguments = FRAMEWORKS[framework].arguments(prepared.resolved.experiment, prepared.stage_table)
+            if arguments.without:
+                return {FOREIGN: arguments.without[0]}
+        run = Run.of(machine.apply(prepared) if machine else prepared, plugins)
         return {
             **figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins),
             SEARCHED_TABLE: _searched_table(prepared, plugins),
         }  # fmt: skip
 
-    return row_or_error(partial(with_shared_results, simulate_row), short_reason, "--workers")
+    return row_or_error(simulate_row, short_reason, actions=sys.maxsize)
 
 
 FOREIGN = "foreign"

@@ -369,35 +369,30 @@ def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, act
             "plugins": plugins_text(prepared.plugins),
         }
 
-    row = row_or_error(
-        lambda: _with_many_runs(simulate_row, actions), str, "ranks or microbatches, or fewer --workers"
-    )
-    return row | {"pptrace": __version__}
+    return row_or_error(simulate_row, str, actions) | {"pptrace": __version__}
 
 
-def _with_many_runs(call: Callable[[], Row], actions: int) -> Row:
-    """Return the row of a call that shares results with earlier ones; ``actions`` are as for :func:`run_point`."""
-    with many_runs(actions):
-        return with_shared_results(call)
+def row_or_error(simulate_row: Callable[[], Row], reason_of: Callable[[PptraceError], str], actions: int) -> Row:
+    """Return the row of a simulation, or the reason of its failure as ``error``.
 
+    The simulation shares results with earlier ones of this process.
 
-def with_shared_results(call: Callable[[], Row]) -> Row:
-    """Return the row of a call that shares results with earlier calls of this process."""
+    Args:
+        simulate_row: returns the row.
+        reason_of: returns the reason of an error.
+        actions: actions of this simulation and the following ones, which decide whether kernels are compiled.
+    """
     try:
-        with sharing(process_memo()):
-            return call()
-    except DeadlockError:  # shared graphs have redundant edges, which its cycle could contain
-        return call()
-
-
-def row_or_error(call: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:
-    """Return the row of a call, or the reason of its failure as ``error``."""
-    try:
-        return call()
+        with many_runs(actions):
+            try:
+                with sharing(process_memo()):
+                    return simulate_row()
+            except DeadlockError:  # shared graphs have redundant edges, which its cycle could contain
+                return simulate_row()
     except PptraceError as error:
         reason = reason_of(error)
     except MemoryError:
-        reason = f"out of memory: take fewer {less}"
+        reason = "out of memory: take fewer ranks or microbatches, or fewer --workers"
     except Exception as error:  # noqa: BLE001 - a failed point does not end the other ones
         reason = f"{one_line(error)} (a bug: pptrace simulate shows where)"
     return {"error": " ".join(reason.split())}
@@ -606,8 +601,4 @@ def _run_figures(
         resolved = load(document_of(dict(configuration)), (), {})
         return figures(simulate(resolved, registry or installed()))
 
-    return row_or_error(
-        lambda: _with_many_runs(simulate_figures, actions),
-        lambda error: str(error).removeprefix("config: "),
-        "--workers",
-    )
+    return row_or_error(simulate_figures, lambda error: str(error).removeprefix("config: "), actions)

@@ -122,11 +122,11 @@ def check_outputs(paths: Sequence[Path], others: tuple[str, ...] = (), known: st
     check_distinct(paths)
     for path in paths:
         suffix = path.suffix.lower()
-        if suffix in TABLES:
-            check_table(path)
+        if suffix == ".parquet":
+            _pyarrow(path)
         elif suffix in PICTURES:
             check_picture(path)
-        elif suffix not in others:
+        elif suffix not in (*TABLES, *others):
             raise OutputError(f"no such format; write {known}", file=path)
         _check_writable(path)
 
@@ -433,19 +433,6 @@ def columns_of(axes: Sequence[str], rows: Iterable[Row]) -> list[str]:
 def is_input(column: str) -> bool:
     """Return whether a column is a key of the configuration, not a figure."""
     return "." in column
-
-
-def check_table(path: Path) -> None:
-    """Refuse a file name that is not a table's.
-
-    Raises:
-        OutputError: another suffix than .csv or .parquet.
-        PptraceError: a Parquet file without pyarrow.
-    """
-    if path.suffix.lower() not in TABLES:
-        raise OutputError(f"a table ends in {' or '.join(TABLES)}", file=path)
-    if path.suffix.lower() == ".parquet":
-        _pyarrow(path)
 
 
 def write_table(path: Path, temporary: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
