@@ -180,7 +180,7 @@ def run_candidate(
         if framework:
             arguments = FRAMEWORKS[framework].arguments(prepared.resolved.experiment, prepared.stage_table)
             if arguments.without:
-                return {FOREIGN: arguments.without[0]}
+                return {Outcome.FOREIGN: arguments.without[0]}
         run = Run.of(machine.apply(prepared) if machine else prepared, plugins)
         return {
             **figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins),
@@ -190,8 +190,6 @@ def run_candidate(
     return row_or_error(simulate_row, short_reason, actions=sys.maxsize)
 
 
-FOREIGN = "foreign"
-"""The cell of the reason why a framework does not run a candidate."""
 SEARCHED_TABLE = "searched_table"
 """The cell of the simulated table as text if a search found it; another search may find another table."""
 

@@ -424,6 +424,7 @@ class Plan(Printed):
         """
         paths = [Path(target) for target in targets]
         check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT, _RECIPE), _OUTPUT_SUFFIXES)
+        check_framework(paths, self.problem)
         with ExitStack() as pending:
             for path in paths:
                 self._write(path, pending)
@@ -447,10 +448,9 @@ class Plan(Printed):
             columns = list(dict.fromkeys(key for row in rows for key in row))
             write_table(path, temporary, columns, rows)
         elif suffix == _SCRIPT:
-            temporary.write_text(self.script(path), encoding="utf-8", newline="\n")
+            temporary.write_text(self.script(), encoding="utf-8", newline="\n")
             temporary.chmod(0o755)
         elif suffix == _RECIPE:
-            check_framework([path], self.problem)
             arguments = self.frameworks["megatron"]
             recipe = bridge_recipe(self.with_layers_per_stage, arguments, self.schedule, self.best.name)
             temporary.write_text(recipe, encoding="utf-8", newline="\n")
@@ -461,14 +461,9 @@ class Plan(Printed):
         else:
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
-    def script(self, path: Path) -> str:
-        """Return a shell script with which the framework of the plan runs the first place.
-
-        Raises:
-            OutputError: the plan is for any framework, or for one without a program.
-        """
+    def script(self) -> str:
+        """Return a shell script with which the framework of the plan runs the first place."""
         name = self.problem.framework
-        check_framework([path], self.problem)
         arguments = self.frameworks[name]
         return FRAMEWORKS[name].script(self.best.name, arguments, self.table_command(arguments))
 

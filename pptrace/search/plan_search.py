@@ -22,13 +22,13 @@ from itertools import islice
 from math import gcd
 from operator import attrgetter
 from time import monotonic, monotonic_ns
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.errors import ConfigError
 from pptrace.memo import sharing
 from pptrace.plugins.guards import interruption
-from pptrace.search.candidates import FOREIGN, Candidate, Outcome
+from pptrace.search.candidates import Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 from pptrace.search.runner import installed, process_memo
 from pptrace.search.space import LAYERS, PlanProblem, Space, setting
@@ -36,7 +36,7 @@ from pptrace.search.space_bounds import GroupBounds, Member, MemberBound, SpaceB
 from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
     from pptrace.run.figures import Row
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from pptrace.search.bounds import Bound
     from pptrace.search.candidates import CandidateRunner
     from pptrace.search.space import Group, Layout, Score
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -165,9 +162,7 @@ class Search:
         self._foreign: list[Candidate] = []
         self._places: dict[Any, Candidate] = {}
         self._seen: dict[Any, Candidate] = {}
-        self._bounds_ahead: Prefetch[int, GroupBounds] | None = None
-        self._pair_bounds_ahead: Prefetch[int, Bound | None] | None = None
-        self._member_bounds_ahead: Prefetch[tuple[int, bool], list[MemberBound]] | None = None
+        self._ahead: dict[str, Prefetch] = {}
         self._deadline_ns = self.request.deadline_ns(monotonic_ns())
         self._reported_s = self._count_from_s = 0.0
         self._excluded = 0
@@ -189,9 +184,8 @@ class Search:
                     raise
                 self.ended = "interrupt"
             finally:
-                for prefetch in (self._bounds_ahead, self._pair_bounds_ahead, self._member_bounds_ahead):
-                    if prefetch is not None:
-                        prefetch.end()
+                for prefetch in self._ahead.values():
+                    prefetch.end()
             self._release_foreign()
             if not self.best:
                 raise self._no_result_error()
@@ -239,8 +233,9 @@ class Search:
             self._tick()
             if index in _LOOKS and not self.request.exhaustive:
                 self._look()
-                if self._bounds_ahead is None:
-                    self._bound_ahead(variants[0] for variants in islice(self._variants(), index, None))
+                if "bounds_of" not in self._ahead:
+                    later = (variants[0] for variants in islice(self._variants(), index, None))
+                    self._compute_ahead("bounds_of", ((number, number) for number in later), size=16)
         self._bound_inheriting()
         self._branch()
         self._simulate_foreign()
@@ -258,7 +253,7 @@ class Search:
             part.group.group.number for _, _, part in sorted(self._parts)
             if part.group.is_inherited and not self._is_excluded(self._part_score(part))
         )  # fmt: skip
-        self._bound_ahead(inheriting)
+        self._compute_ahead("bounds_of", ((number, number) for number in inheriting), size=16)
         for number in inheriting:
             group = self.groups[number]
             bounds = self._bounds_of(number)
@@ -268,16 +263,10 @@ class Search:
         self._parts = [entry for entry in self._parts if entry[0] == self._estimate(entry[-1])]
         heapify(self._parts)
 
-    def _bound_ahead(self, numbers: Iterable[int]) -> None:
-        """Let worker processes bound groups in advance, in this order."""
-        executor = self.runner.worker_executor()
-        if executor is not None:
-            self._bounds_ahead = self._prefetch(executor, "bounds_of", ((each, each) for each in numbers), size=16)
-
     def _bounds_of(self, number: int) -> GroupBounds:
-        """Return the bounds of the next group in the order of :meth:`_bound_ahead`."""
-        ahead = self._bounds_ahead.take(number) if self._bounds_ahead is not None else None
-        return ahead or self.space_bounds.bounds_of(number)
+        """Return the bounds of the next group in the order in which workers compute them."""
+        bounds: GroupBounds | None = self._take("bounds_of", number)
+        return bounds or self.space_bounds.bounds_of(number)
 
     def _add(self, number: int, bounds: GroupBounds, *, is_inherited: bool = False) -> None:
         """Add a group with its bounds, and queue its parts unless they need more memory."""
@@ -297,8 +286,7 @@ class Search:
             entries = range(len(self.space.entries))
             group.members = tuple(Member(entry=entry, reason=bounds.reason) for entry in entries)
         else:
-            group.members = self.space_bounds.members(layout, overlaps=bounds.overlaps)
-            group.sizes = self.space_bounds.member_counts(layout, overlaps=bounds.overlaps)
+            group.members, group.sizes = self.space_bounds.members(layout, overlaps=bounds.overlaps)
         self.considered += len(group.members)
 
     def _bound(self, group: CandidateGroup, bounds: GroupBounds | None = None) -> None:
@@ -311,7 +299,7 @@ class Search:
         """Bound the overlapped pairs of a group by costs with segments."""
         group.has_pair_bound = True
         number = group.group.number
-        bound = self._pair_bounds_ahead.take(number) if self._pair_bounds_ahead is not None else None
+        bound: Bound | None = self._take("pair_bound", number)
         if bound is None and not self.request.exhaustive:
             bound = self.space_bounds.pair_bound(number)
         if bound is not None and group.bounds.paired is not None:
@@ -390,7 +378,7 @@ class Search:
             if candidate.origin is not None and self._has_pairs(candidate.origin[1]) == part.has_pairs
         ]  # fmt: skip
         part.group.expanded.add(part.has_pairs)
-        member_bounds = self._member_bounds_ahead.take(part.key) if self._member_bounds_ahead is not None else None
+        member_bounds: list[MemberBound] | None = self._take("part_bounds", part.key)
         if member_bounds is None:
             member_bounds = []
             for candidate, member in zip(candidates, self._members(part), strict=True):
@@ -494,26 +482,39 @@ class Search:
 
     def _expand_ahead(self) -> None:
         """Start to expand parts in worker processes, in the order of their bounds."""
-        executor = self.runner.worker_executor()
-        if self._member_bounds_ahead is None and executor is not None and len(self._parts) >= _AHEAD_FROM:
-            parts = [part for _, _, part in sorted(self._parts)]
-            groups = (part.group.group for part in self._not_excluded(parts) if part.has_pairs)
-            numbers = ((group.number, group.number) for group in groups)
-            self._pair_bounds_ahead = self._prefetch(executor, "pair_bound", numbers, size=4)
-            items = ((part.key, (part.key, self._members(part))) for part in self._not_excluded(parts))
-            self._member_bounds_ahead = self._prefetch(executor, "part_bounds", items, size=1)
+        is_alone = self.runner.worker_executor() is None
+        if is_alone or "part_bounds" in self._ahead or len(self._parts) < _AHEAD_FROM:
+            return
+        parts = [part for _, _, part in sorted(self._parts)]
+        groups = (part.group.group for part in self._not_excluded(parts) if part.has_pairs)
+        self._compute_ahead("pair_bound", ((group.number, group.number) for group in groups), size=4)
+        items = ((part.key, (part.key, self._members(part))) for part in self._not_excluded(parts))
+        self._compute_ahead("part_bounds", items, size=1)
 
     def _not_excluded(self, parts: Iterable[Part]) -> Iterator[Part]:
         return (part for part in parts if not self._is_excluded(self._part_score(part)))
 
-    def _prefetch(
-        self, executor: Executor, method: str, items: Iterable[tuple[_Key, Any]], *, size: int
-    ) -> Prefetch[_Key, Any]:
-        """Return the values of a method of :class:`SpaceBounds` that worker processes compute in advance."""
-        problem = self.space.problem
-        values = {each.name: getattr(problem, each.name) for each in fields(problem) if each.name != "registry"}
-        call = partial(_call_space_bounds, pickle.dumps((values, self.request)), method)
-        return Prefetch(executor, call, items, ahead=2 * self.runner.workers, size=size)
+    def _compute_ahead(self, method: str, items: Iterable[tuple[Hashable, Any]], *, size: int) -> None:
+        """Let worker processes, if there are any, compute the values of a method of :class:`SpaceBounds`.
+
+        Args:
+            method: its name.
+            items: keys with arguments, in the order in which the search needs the values.
+            size: items of a task.
+        """
+        executor = self.runner.worker_executor()
+        if executor is not None:
+            problem = self.space.problem
+            values = {
+                each.name: getattr(problem, each.name) for each in fields(problem) if each.name != "registry"
+            }
+            call = partial(_call_space_bounds, pickle.dumps((values, self.request)), method)
+            self._ahead[method] = Prefetch(executor, call, items, ahead=2 * self.runner.workers, size=size)
+
+    def _take(self, method: str, key: Hashable) -> Any:
+        """Return the value of a method that workers computed in advance; None without one."""
+        prefetch = self._ahead.get(method)
+        return None if prefetch is None else prefetch.take(key)
 
     def _members(self, part: Part) -> tuple[Member, ...]:
         """Return the members of a part that can run."""
@@ -543,8 +544,8 @@ class Search:
         framework = self.space.problem.framework
         rows = self.runner.rows(batch, None, lambda number: self._report(f", {number:,}{done}"), framework)
         for candidate, row in zip(batch, rows, strict=True):
-            if row.get(FOREIGN):
-                candidate.outcome, candidate.reason = Outcome.FOREIGN, str(row[FOREIGN])
+            if row.get(Outcome.FOREIGN):
+                candidate.outcome, candidate.reason = Outcome.FOREIGN, str(row[Outcome.FOREIGN])
                 self._foreign.append(candidate)
                 continue
             candidate.row = row
@@ -714,14 +715,14 @@ class Search:
         return (*need, expanded <= _NEEDS) if need is not None else None
 
 
-class Prefetch(Generic[_Key, _Value]):
+class Prefetch:
     """Values that worker processes compute in advance, in a known order."""
 
     def __init__(
         self,
         executor: Executor,
-        call: Callable[[list[Any]], list[_Value]],
-        items: Iterable[tuple[_Key, Any]],
+        call: Callable[[list[Any]], list[Any]],
+        items: Iterable[tuple[Hashable, Any]],
         *,
         ahead: int,
         size: int,
@@ -737,12 +738,12 @@ class Prefetch(Generic[_Key, _Value]):
         """
         self._executor, self._call, self._items = executor, call, iter(items)
         self._ahead, self._size = ahead, size
-        self._running: deque[tuple[list[_Key], Future[list[_Value]]]] = deque()
-        self._values: dict[_Key, _Value] = {}
+        self._running: deque[tuple[list[Hashable], Future[list[Any]]]] = deque()
+        self._values: dict[Hashable, Any] = {}
         self._has_ended = False
         self._submit()
 
-    def take(self, key: _Key) -> _Value | None:
+    def take(self, key: Hashable) -> Any:
         """Return the value of a key; None if no worker computes it, for example after a failure."""
         while key not in self._values and self._running:
             keys, future = self._running.popleft()

@@ -221,32 +221,28 @@ class SpaceBounds:
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
         self._segmented: _Recent[Any, bool] = _Recent(_KEPT_FAMILIES)
         self._checked: dict[tuple[str, str], Any] = {}
-        self._members: dict[Any, tuple[Member, ...]] = {}
-        self._member_counts: dict[Any, Counter[bool]] = {}
+        self._members: dict[Any, tuple[tuple[Member, ...], Counter[bool]]] = {}
         self._bounds: dict[Any, Bound] = {}
         self._states: dict[Any, GroupBounds] = {}
         self._fixed: dict[Any, frozenset[str]] = {}
 
-    def members(self, layout: Layout, *, overlaps: bool) -> tuple[Member, ...]:
-        """Return the members of a layout's groups: one per schedule, accepted number of chunks, and split."""
+    def members(self, layout: Layout, *, overlaps: bool) -> tuple[tuple[Member, ...], Mapping[bool, int]]:
+        """Return the members of a layout's groups, and the number that can run, without and with overlapped pairs.
+
+        There is one member per schedule, accepted number of chunks, and split.
+        """
         key = layout.pp, layout.branches, layout.microbatches, overlaps
         if key not in self._members:
-            self._members[key] = tuple(
+            members = tuple(
                 member
                 for index, entry in enumerate(self.entries)
                 for member in self._of_entry(layout, index, entry, overlaps=overlaps)
             )
-        return self._members[key]
-
-    def member_counts(self, layout: Layout, *, overlaps: bool) -> Mapping[bool, int]:
-        """Return the number of :meth:`members` that can run, without and with overlapped pairs."""
-        key = layout.pp, layout.branches, layout.microbatches, overlaps
-        if key not in self._member_counts:
             counts: Counter[bool] = Counter()
-            for member in self.members(layout, overlaps=overlaps):
+            for member in members:
                 counts[self.has_pairs(self.entries[member.entry])] += not (member.reason or member.is_covered)
-            self._member_counts[key] = counts
-        return self._member_counts[key]
+            self._members[key] = members, counts
+        return self._members[key]
 
     def bounds_of(self, number: int) -> GroupBounds:
         """Return lower bounds of all members of the group with a number, for any table."""
