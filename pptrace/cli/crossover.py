@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli.options import (
-    Share,
     complete_listed_offers,
     complete_offers,
     complete_words,
     experiment_flags,
     json_option,
+    share,
 )
 from pptrace.cli.output import echo_result, status
 
@@ -43,7 +43,7 @@ _MOST_POINTS = 1000
     help="Values of the first scan; bisection then finds the crossovers between two of them.",
 )  # fmt: skip
 @click.option(
-    "--tolerance", type=Share(), metavar="PERCENT", default=0.01, show_default="1%",
+    "--tolerance", type=share, metavar="PERCENT", default=0.01, show_default="1%",
     help="Relative accuracy of a crossover; counts are exact.",
 )  # fmt: skip
 @click.option(

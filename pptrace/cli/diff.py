@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli.options import Share, complete_files, json_option, measured_options, outputs_option
+from pptrace.cli.options import complete_files, json_option, measured_options, outputs_option, share
 from pptrace.cli.output import echo_documents, report_written
 
 if TYPE_CHECKING:
@@ -28,11 +28,9 @@ _SAME, _DIFFERENT = 0, 1
 @click.argument("first", shell_complete=complete_files)
 @click.argument("second", shell_complete=complete_files)
 @click.option(
-    "--tolerance", type=Share(), default="2%", show_default=True, help="Relative difference that counts as equal."
+    "--tolerance", type=share, default="2%", show_default=True, help="Relative difference that counts as equal."
 )
-@click.option(
-    "--fail-over", type=Share(), help="Gate: fail only where the second step is longer by more than this."
-)
+@click.option("--fail-over", type=share, help="Gate: fail only where the second step is longer by more than this.")
 @click.option(
     "--step", default="median", show_default=True,
     help="Which step of a recording: a number, median, or all (medians over all steps); 1,3 for one per side.",

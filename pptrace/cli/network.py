@@ -26,19 +26,16 @@ pptrace network dgx-h100x4 --between 0,9
 pptrace network llama.yaml -o cluster.svg"""
 
 
-class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
-    name = "GPU,GPU"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        first, comma, second = str(value).partition(",")
-        if not comma or not first.strip().isdecimal() or not second.strip().isdecimal():
-            self.fail(f"{value!r} is not a pair of GPUs: write two numbers, such as 0,9", param, ctx)
-        return int(first), int(second)
+def _pair(text: str) -> tuple[int, int]:
+    first, comma, second = text.partition(",")
+    if not comma or not first.strip().isdecimal() or not second.strip().isdecimal():
+        raise click.BadParameter(f"{text!r} is not a pair of GPUs: write two numbers, such as 0,9")
+    return int(first), int(second)
 
 
 @click.command("network", epilog=_EXAMPLES)
 @click.argument("cluster", metavar="CLUSTER")
-@click.option("--between", type=_Pair(), help="Show the route and the capacity between two GPUs.")
+@click.option("--between", type=_pair, metavar="GPU,GPU", help="Show the route and the capacity between two GPUs.")
 @experiment_flags("pp", "tp", "dp", "cp", config=False)
 @output_option(
     "Draw the cluster: an .svg, .png or .pdf file.", *_PICTURES,

@@ -154,20 +154,19 @@ def output_option(text: str, *suffixes: str, subject: str = "") -> Option:
     )
 
 
-class Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
-    """A share such as ``2%`` or ``0.02``."""
+def share(text: str) -> float:
+    """Return the share of 1 that an option states, such as ``2%`` or ``0.02``.
 
-    name = "share"
+    Raises:
+        click.BadParameter: it is no share.
+    """
+    from pptrace.config.quantities import parse_share
+    from pptrace.errors import ConfigError
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the share of 1."""
-        from pptrace.config.quantities import parse_share
-        from pptrace.errors import ConfigError
-
-        try:
-            return parse_share(value, "")
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
+    try:
+        return parse_share(text, "")
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def json_option(text: str = "Print JSON.") -> Option:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.config.flags import key_of
 from pptrace.config.quantities import DURATION, FLOPS, RATE, SIZE
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.run.figures import Cell, Row
+
+Panels: TypeAlias = "dict[str, list[Row]]"
+"""The rows of each chart of a picture by its title, the values of its axes."""
 
 _SCHEDULES = ("schedule", "schedule.name")
 _MOST_PANELS = 24
@@ -71,16 +74,6 @@ class Roles:
     """The axes of panels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """One chart of a picture."""
-
-    title: str
-    """The values of its axes."""
-    rows: tuple[Row, ...]
-    """Its runs."""
-
-
 def figure_of(column: str, rows: Sequence[Row]) -> Figure:
     """Return a column with a suitable unit.
 
@@ -130,18 +123,19 @@ def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers
     return Roles(x=chosen, lines=lines, panels=tuple(key for key in rest if key != lines))
 
 
-def panels_of(keys: Sequence[str], rows: Sequence[Row]) -> list[Panel]:
+def panels_of(keys: Sequence[str], rows: Sequence[Row]) -> Panels:
     """Return a panel for each combination of these axes' values, in the order of the sweep.
 
     Raises:
         ConfigError: more than a page holds.
     """
     values = [list(dict.fromkeys(row[key] for row in rows)) for key in keys]
-    panels = []
+    panels = {}
     for cells in product(*values):
         within = [row for row in rows if all(row[key] == cell for key, cell in zip(keys, cells, strict=True))]
         title = ", ".join(f"{key} {cell}" for key, cell in zip(keys, cells, strict=True))
-        panels += [Panel(title=title, rows=tuple(within))] * bool(within)
+        if within:
+            panels[title] = within
     if len(panels) > _MOST_PANELS:
         what = " x ".join(keys)
         message = (
@@ -248,10 +242,10 @@ def save_picture(over: Sequence[str], rows: Sequence[Row], picture: Picture, pat
     write_picture(path, size, lambda drawn: draw(drawn, roles, figures, panels))
 
 
-def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Sequence[Panel]) -> None:
-    rows = [row for panel in panels for row in panel.rows]
+def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Panels) -> None:
+    rows = [*chain(*panels.values())]
     names = _labels_of(rows, roles.lines)
-    for axes, panel in zip(_axes(drawn, panels, roles), panels, strict=True):
+    for axes, panel in zip(_axes(drawn, panels, roles), panels.values(), strict=True):
         for index, name in enumerate(names):
             for figure, dashes in zip(figures, _DASHES, strict=False):
                 draw_line(axes, _points(panel, roles, name, figure).items(), index, dashes)
@@ -265,9 +259,9 @@ def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Seq
     _legend(drawn, names, figures)
 
 
-def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Sequence[Panel]) -> None:
-    names, (figure,) = _labels_of([row for panel in panels for row in panel.rows], roles.lines), figures
-    for axes, panel in zip(_axes(drawn, panels, roles), panels, strict=True):
+def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Panels) -> None:
+    names, (figure,) = _labels_of([*chain(*panels.values())], roles.lines), figures
+    for axes, panel in zip(_axes(drawn, panels, roles), panels.values(), strict=True):
         base = _points(panel, roles, names[0], figure)
         for index, name in enumerate(names):
             values = _points(panel, roles, name, figure).items()
@@ -278,16 +272,16 @@ def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[Figure], panels
     _legend(drawn, names, figures)
 
 
-def _points(panel: Panel, roles: Roles, name: str, figure: Figure) -> dict[float, float]:
+def _points(rows: Sequence[Row], roles: Roles, name: str, figure: Figure) -> dict[float, float]:
     """Return the known values of one line by x."""
     return {
         number_of(row[roles.x]) or 0.0: value
-        for row in panel.rows
+        for row in rows
         if (roles.lines is None or str(row[roles.lines]) == name) and (value := figure.of(row)) is not None
     }
 
 
-def _axes(drawn: Any, panels: Sequence[Panel], roles: Roles) -> list[Any]:
+def _axes(drawn: Any, panels: Panels, roles: Roles) -> list[Any]:
     """Return the axes of panels, with titles and ticks along x."""
     columns = min(len(panels), _COLUMNS)
     grid = drawn.subplots(-(-len(panels) // columns), columns, sharex=True, sharey=True, squeeze=False)
@@ -295,9 +289,9 @@ def _axes(drawn: Any, panels: Sequence[Panel], roles: Roles) -> list[Any]:
         spare.set_visible(False)
         grid.flat[spare.get_subplotspec().num1 - columns].xaxis.set_tick_params(labelbottom=True)
     drawn.supxlabel(roles.x)
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        axes.set_title(panel.title, fontsize=9)
-        ticks = {number_of(row[roles.x]) or 0.0: str(row[roles.x]) for row in panel.rows}
+    for axes, (title, rows) in zip(grid.flat, panels.items(), strict=False):
+        axes.set_title(title, fontsize=9)
+        ticks = {number_of(row[roles.x]) or 0.0: str(row[roles.x]) for row in rows}
         places = sorted(ticks)
         if places[0] > 0 and places[-1] / places[0] >= _DOUBLING:
             axes.set_xscale("log", base=2)
@@ -356,17 +350,17 @@ def _save_winners(roles: Roles, rows: Sequence[Row], figure: Figure, path: Path)
 
     def draw(drawn: Any) -> None:
         grid = drawn.subplots(len(panels), 1, squeeze=False, sharex=True)
-        for axes, panel in zip(grid.flat, panels, strict=True):
+        for axes, (title, panel) in zip(grid.flat, panels.items(), strict=True):
             runs = {
                 (line, column): [
-                    row for row in panel.rows if row[roles.x] == column and (not vertical or row[vertical] == line)
+                    row for row in panel if row[roles.x] == column and (not vertical or row[vertical] == line)
                 ]
                 for line in lines
                 for column in columns
             }
             cells = [[_cell(runs[line, column], names, roles, figure) for column in columns] for line in lines]
             draw_cells(axes, [str(column) for column in columns], [str(line) for line in lines if vertical], cells)
-            axes.set(ylabel=vertical or "", title=panel.title)
+            axes.set(ylabel=vertical or "", title=title)
         best = "highest" if figure.more_is_better else "lowest"
         drawn.suptitle(f"{best} {figure.title}, and its margin over the second", x=0.01, ha="left")
         drawn.supxlabel(roles.x)
