@@ -9,21 +9,7 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pptrace.plugins.offers import (
-        ClusterOffer,
-        CostModelOffer,
-        DeviceOffer,
-        ExecutorOffer,
-        ExplanationOffer,
-        ExporterOffer,
-        ImporterOffer,
-        MessagePolicyOffer,
-        ModelOffer,
-        NetworkOffer,
-        ScheduleOffer,
-        StackOffer,
-    )
-    from pptrace.plugins.providers import CommandOffer
+    from pptrace.plugins import offers, providers
 
 PROJECT = "pptrace"
 """Name of the project for pluggy, and the group of its entry points."""
@@ -36,78 +22,78 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def pptrace_schedules() -> Iterable[ScheduleOffer]:
+def pptrace_schedules() -> Iterable[offers.ScheduleOffer]:
     """Yield pipeline schedules, for ``schedule.name``."""
     return ()
 
 
 @hookspec
-def pptrace_networks() -> Iterable[NetworkOffer]:
+def pptrace_networks() -> Iterable[offers.NetworkOffer]:
     """Yield network models, for ``network.name``, ``cluster.node`` and ``cluster.fabric``."""
     return ()
 
 
 @hookspec
-def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
+def pptrace_message_policies() -> Iterable[offers.MessagePolicyOffer]:
     """Yield policies that issue the messages between pipeline ranks, for ``p2p.policy``."""
     return ()
 
 
 @hookspec
-def pptrace_cost_models() -> Iterable[CostModelOffer]:
+def pptrace_cost_models() -> Iterable[offers.CostModelOffer]:
     """Yield models of the time and memory of actions, for ``costs.name``."""
     return ()
 
 
 @hookspec
-def pptrace_models() -> Iterable[ModelOffer]:
+def pptrace_models() -> Iterable[offers.ModelOffer]:
     """Yield presets of trained models, for ``model.preset``."""
     return ()
 
 
 @hookspec
-def pptrace_devices() -> Iterable[DeviceOffer]:
+def pptrace_devices() -> Iterable[offers.DeviceOffer]:
     """Yield presets of devices, for ``device.preset``."""
     return ()
 
 
 @hookspec
-def pptrace_stacks() -> Iterable[StackOffer]:
+def pptrace_stacks() -> Iterable[offers.StackOffer]:
     """Yield presets of software stacks, for ``stack``."""
     return ()
 
 
 @hookspec
-def pptrace_clusters() -> Iterable[ClusterOffer]:
+def pptrace_clusters() -> Iterable[offers.ClusterOffer]:
     """Yield presets of clusters, for ``cluster.preset``."""
     return ()
 
 
 @hookspec
-def pptrace_executors() -> Iterable[ExecutorOffer]:
+def pptrace_executors() -> Iterable[offers.ExecutorOffer]:
     """Yield executors that run the points of a sweep, for ``--executor``."""
     return ()
 
 
 @hookspec
-def pptrace_exporters() -> Iterable[ExporterOffer]:
+def pptrace_exporters() -> Iterable[offers.ExporterOffer]:
     """Yield formats in which pptrace writes a step, by file name suffix."""
     return ()
 
 
 @hookspec
-def pptrace_importers() -> Iterable[ImporterOffer]:
+def pptrace_importers() -> Iterable[offers.ImporterOffer]:
     """Yield trace formats that pptrace reads."""
     return ()
 
 
 @hookspec
-def pptrace_explanations() -> Iterable[ExplanationOffer]:
+def pptrace_explanations() -> Iterable[offers.ExplanationOffer]:
     """Yield analyses of measured runs, for ``pptrace explain``."""
     return ()
 
 
 @hookspec
-def pptrace_commands() -> Iterable[CommandOffer]:
+def pptrace_commands() -> Iterable[providers.CommandOffer]:
     """Yield commands of ``pptrace``."""
     return ()

@@ -39,21 +39,7 @@ if TYPE_CHECKING:
 
     from pluggy import HookimplOpts
 
-    from pptrace.plugins.offers import (
-        ClusterOffer,
-        CostModelOffer,
-        DeviceOffer,
-        ExecutorOffer,
-        ExplanationOffer,
-        ExporterOffer,
-        ImporterOffer,
-        MessagePolicyOffer,
-        ModelOffer,
-        NetworkOffer,
-        ScheduleOffer,
-        StackOffer,
-    )
-    from pptrace.plugins.providers import CommandOffer
+    from pptrace.plugins import offers, providers
 
 Offer = TypeVar("Offer", bound=AnyOffer)
 DISABLE = "PPTRACE_DISABLE_PLUGINS"
@@ -112,29 +98,33 @@ class Registry:
     ['hockney']
     """
 
-    schedules: OfferKind[ScheduleOffer] = OfferKind(
+    schedules: OfferKind[offers.ScheduleOffer] = OfferKind(
         "pptrace_schedules", "offers:ScheduleOffer", "pptrace-schedules"
     )
-    networks: OfferKind[NetworkOffer] = OfferKind("pptrace_networks", "offers:NetworkOffer", "pptrace-networks")
-    message_policies: OfferKind[MessagePolicyOffer] = OfferKind(
+    networks: OfferKind[offers.NetworkOffer] = OfferKind(
+        "pptrace_networks", "offers:NetworkOffer", "pptrace-networks"
+    )
+    message_policies: OfferKind[offers.MessagePolicyOffer] = OfferKind(
         "pptrace_message_policies", "offers:MessagePolicyOffer", "pptrace-frameworks"
     )
-    cost_models: OfferKind[CostModelOffer] = OfferKind(
+    cost_models: OfferKind[offers.CostModelOffer] = OfferKind(
         "pptrace_cost_models", "offers:CostModelOffer", "pptrace-models"
     )
-    models: OfferKind[ModelOffer] = OfferKind("pptrace_models", "offers:ModelOffer", "pptrace-models")
-    devices: OfferKind[DeviceOffer] = OfferKind("pptrace_devices", "offers:DeviceOffer", "pptrace-models")
-    stacks: OfferKind[StackOffer] = OfferKind("pptrace_stacks", "offers:StackOffer", "pptrace-frameworks")
-    clusters: OfferKind[ClusterOffer] = OfferKind("pptrace_clusters", "offers:ClusterOffer", "pptrace-networks")
-    executors: OfferKind[ExecutorOffer] = OfferKind("pptrace_executors", "offers:ExecutorOffer")
-    exporters: OfferKind[ExporterOffer] = OfferKind("pptrace_exporters", "offers:ExporterOffer")
-    importers: OfferKind[ImporterOffer] = OfferKind(
+    models: OfferKind[offers.ModelOffer] = OfferKind("pptrace_models", "offers:ModelOffer", "pptrace-models")
+    devices: OfferKind[offers.DeviceOffer] = OfferKind("pptrace_devices", "offers:DeviceOffer", "pptrace-models")
+    stacks: OfferKind[offers.StackOffer] = OfferKind("pptrace_stacks", "offers:StackOffer", "pptrace-frameworks")
+    clusters: OfferKind[offers.ClusterOffer] = OfferKind(
+        "pptrace_clusters", "offers:ClusterOffer", "pptrace-networks"
+    )
+    executors: OfferKind[offers.ExecutorOffer] = OfferKind("pptrace_executors", "offers:ExecutorOffer")
+    exporters: OfferKind[offers.ExporterOffer] = OfferKind("pptrace_exporters", "offers:ExporterOffer")
+    importers: OfferKind[offers.ImporterOffer] = OfferKind(
         "pptrace_importers", "offers:ImporterOffer", "pptrace-profilers"
     )
-    explanations: OfferKind[ExplanationOffer] = OfferKind(
+    explanations: OfferKind[offers.ExplanationOffer] = OfferKind(
         "pptrace_explanations", "offers:ExplanationOffer", "pptrace-stragglers"
     )
-    commands: OfferKind[CommandOffer] = OfferKind(
+    commands: OfferKind[providers.CommandOffer] = OfferKind(
         "pptrace_commands", "providers:CommandOffer", "pptrace-profilers"
     )
 
@@ -148,7 +138,7 @@ class Registry:
         self._plugins: dict[Provider, object] = {}
         self._offers: dict[tuple[Provider, str], tuple[Provided[Any], ...]] = {}
         self._offered: dict[str, Offered[Any]] = {}
-        self._schedules_in_files: dict[str, Provided[ScheduleOffer]] = {}
+        self._schedules_in_files: dict[str, Provided[offers.ScheduleOffer]] = {}
         self._warn: Callable[[str], None] = _print_warning
         self._trace = trace
         self._manager = _Manager(PROJECT)

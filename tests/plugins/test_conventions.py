@@ -47,7 +47,7 @@ def test_every_kind_of_offer_has_an_attribute_of_the_registry_and_a_documented_h
     assert getattr(Registry, kind.plural) is kind
     assert hook.__doc__.startswith("Yield ")
     assert not signature.parameters
-    assert signature.return_annotation == f"Iterable[{kind.offer.__name__}]"
+    assert signature.return_annotation == f"Iterable[{kind.path.replace(':', '.')}]"
 
 
 def test_every_hook_has_a_kind_of_offer() -> None:
