@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from numbers import Rational
+from pkgutil import resolve_name
 from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TextIO, TypeVar, cast
 
@@ -124,24 +125,12 @@ def _is_fractions(value: object) -> bool:
     return value is None or (isinstance(value, Sequence) and all(isinstance(item, Rational) for item in value))
 
 
-def _is_timeline(value: object) -> bool:
-    from pptrace.timeline.timeline import Timeline
-
-    return isinstance(value, Timeline)
-
-
-def _is_command(value: object) -> bool:
-    from click import Command
-
-    return isinstance(value, Command)
+def _is_a(path: str) -> Callable[[object], bool]:
+    """Return a check whether a value is of the class at a path ``MODULE:NAME``, which it imports."""
+    return lambda value: isinstance(value, resolve_name(path))
 
 
-def _is_explanation(value: object) -> bool:
-    from pptrace.plugins.offers import ExplanationPart
-
-    return value is None or isinstance(value, ExplanationPart)
-
-
+_is_explanation = _is_a("pptrace.plugins.offers:ExplanationPart")
 _MODEL = ("a pydantic model class", lambda value: isinstance(value, type) and hasattr(value, "model_validate"))
 _COUNT = ("a whole number from 1", lambda value: isinstance(value, int) and value >= 1)
 _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
@@ -153,9 +142,9 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "chunks": _COUNT,
     "parts": _COUNT,
     "part_times": ("one Fraction per part", lambda value: value is not None and _is_fractions(value)),
-    "read": ("a Timeline", _is_timeline),
-    "explain": ("an ExplanationPart or None", _is_explanation),
-    "load": ("a click command", _is_command),
+    "read": ("a Timeline", _is_a("pptrace.timeline.timeline:Timeline")),
+    "explain": ("an ExplanationPart or None", lambda value: value is None or _is_explanation(value)),
+    "load": ("a click command", _is_a("click:Command")),
 }
 """Expected return value by field name: description and check."""
 

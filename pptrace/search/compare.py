@@ -513,10 +513,10 @@ class PolicyTable:
         return [{**row.row(), "settings": dict(row.settings)} for row in self.rows]
 
 
-def policy_settings(names: Iterable[str]) -> dict[str, dict[str, str]]:
+def settings_by_policy(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the settings of policies by their titles: the core's with their variants, then those of plugins.
 
-    >>> policy_settings(["ordered"])["ordered, stream pair"]
+    >>> settings_by_policy(["ordered"])["ordered, stream pair"]
     {'p2p.policy': 'ordered', 'p2p.stream': 'pair'}
     """
     settings: dict[str, dict[str, str]] = {}
@@ -542,7 +542,7 @@ def compare_policies(
         watch: receives the name of each policy before it runs.
     """
     rows: list[PolicyRow] = []
-    for policy, settings in policy_settings(basis.registry.message_policies).items():
+    for policy, settings in settings_by_policy(basis.registry.message_policies).items():
         if watch is not None:
             watch(f"policy {policy}")
         rows += [_policy_row(basis, entry, policy, settings) for entry in entries]

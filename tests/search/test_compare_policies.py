@@ -15,7 +15,7 @@ from pptrace.api import compare, simulate
 from pptrace.cli.main import cli
 from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import ConfigError
-from pptrace.search.compare import policy_settings
+from pptrace.search.compare import settings_by_policy
 
 NETWORK = {"name": "hockney", "bandwidth": "1 GB/s"}
 COSTS = {"name": "table", "forward": "1 ms", "backward": "2 ms", "boundary": "1 MB"}
@@ -27,7 +27,7 @@ def compared(schedules: str, **values: Any) -> Any:
 
 
 def test_every_policy_is_there_with_the_words_that_make_it_another() -> None:
-    settings = policy_settings([*reversed(PolicyName.words()), "framework"])
+    settings = settings_by_policy([*reversed(PolicyName.words()), "framework"])
     ordered = {item["p2p.stream"] for item in settings.values() if item["p2p.policy"] == "ordered"}
     batched = {item["p2p.receive"] for item in settings.values() if item["p2p.policy"] == "batched"}
 
@@ -43,7 +43,7 @@ def test_steps_are_what_simulate_says_and_slowdowns_are_over_the_shortest() -> N
     table = compared("eager,lumped").policies
     policies = table.by_policy()
 
-    assert list(policies) == list(policy_settings(PolicyName.words()))
+    assert list(policies) == list(settings_by_policy(PolicyName.words()))
     for at, schedule in enumerate(("eager", "lumped")):
         rows = [rows[at] for rows in policies.values()]
         least = min(row.step_ns for row in rows if row.step_ns is not None)
@@ -95,7 +95,7 @@ def test_text_json_and_csv_say_the_same() -> None:
     assert [str(row["step_ns"] or "") for row in rows] == [row["step_ns"] for row in cells]
     assert {row["schedule"] for row in rows} == {"1f1b", "interleaved-1f1b:vp=2"}
     assert any(row["refused"] and "deadlocks" in row["refused"] for row in rows)
-    for policy in policy_settings(PolicyName.words()):
+    for policy in settings_by_policy(PolicyName.words()):
         line = next(line for line in text.splitlines() if line.startswith(f"{policy}  "))
         message = [row for row in rows if row["policy"] == policy]
         assert line.count("deadlocks") == sum(row["step_ns"] is None for row in message)
