@@ -83,9 +83,9 @@ class Shell:
         return result.stdout
 
 
-def _modules() -> Iterator[str]:
+def _modules(*plugins: str) -> Iterator[str]:
     """Yield the modules of the core and of installed plugins, but none that imports a library with threads."""
-    for package in ("pptrace", *(f"pptrace_{name}" for name in sorted(IN_HOUSE))):
+    for package in ("pptrace", *(f"pptrace_{name}" for name in plugins)):
         if spec := find_spec(package):
             names = [each.name for each in walk_packages(spec.submodule_search_locations, f"{package}.")]
             yield from (name for name in names if not name.startswith("pptrace.testing"))  # needs pytest
@@ -104,9 +104,16 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
     command = tmp_path_factory.mktemp("command")
-    with ForkedPython(*_modules(), python=str(programs / "python")) as python:
+    with ForkedPython(*_modules(*sorted(IN_HOUSE)), python=str(programs / "python")) as python:
         python.write_commands(command)
         yield Shell(programs=programs, command=command)
+
+
+@pytest.fixture(scope="session")
+def forked_python() -> Iterator[ForkedPython]:
+    """Yield a Python that has imported the core, for programs whose start is not what is tested."""
+    with ForkedPython(*_modules()) as python:
+        yield python
 
 
 @pytest.fixture

@@ -79,26 +79,36 @@ class ForkedPython:
             )
             file.chmod(0o755)
 
-    def start(self, folder: Path, *arguments: str, program: str | Path = PPTRACE) -> Program:
-        """Start code, or the file of a path, with arguments in a folder."""
+    def start(self, folder: Path, *arguments: str, program: str | Path = PPTRACE, **streams: int) -> Program:
+        """Start code, or the file of a path, with arguments in a folder.
+
+        ``stdout`` and ``stderr`` are open files in place of those that ``printed`` reads.
+        """
         request = {
             "program": str(program), "is_file": isinstance(program, Path), "arguments": arguments,
             "folder": str(folder), "environment": dict(os.environ),
         }  # fmt: skip
-        streams = Path(tempfile.mkdtemp(dir=self._folder.name))
+        printed = Path(tempfile.mkdtemp(dir=self._folder.name))
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server.connect(self._address)
         with ExitStack() as opened:
-            files = [opened.enter_context(Path(os.devnull).open())]
-            files += [opened.enter_context((streams / name).open("w")) for name in ("stdout", "stderr")]
-            socket.send_fds(server, [json.dumps(request).encode()], [file.fileno() for file in files])
-        return Program(process=int(server.recv(32)), streams=streams, server=server)
+            files = [opened.enter_context(Path(os.devnull).open()).fileno()]
+            for name in ("stdout", "stderr"):
+                file = opened.enter_context((printed / name).open("w"))
+                files.append(streams.get(name, file.fileno()))
+            socket.send_fds(server, [json.dumps(request).encode()], files)
+        return Program(process=int(server.recv(32)), streams=printed, server=server)
 
     def run(
-        self, folder: Path, *arguments: str, program: str | Path = PPTRACE, limit_s: float = 300
+        self,
+        folder: Path,
+        *arguments: str,
+        program: str | Path = PPTRACE,
+        limit_s: float = 300,
+        **streams: int,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end."""
-        started = self.start(folder, *arguments, program=program)
+        started = self.start(folder, *arguments, program=program, **streams)
         status = started.wait(limit_s)
         return subprocess.CompletedProcess(arguments, status, started.printed("stdout"), started.printed("stderr"))
 
@@ -118,7 +128,12 @@ class Program:
         """Return what it has printed so far."""
         return (self.streams / stream).read_text(encoding="utf-8")
 
-    def wait(self, limit_s: float) -> int:
+    @property
+    def has_ended(self) -> bool:
+        """Whether its exit status is known."""
+        return bool(select.select([self.server], [], [], 0)[0])
+
+    def wait(self, limit_s: float = 300) -> int:
         """Return its exit status, negative for a signal; kill it at the limit.
 
         Raises:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +10,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAIN = "from pptrace.cli.main import main; main()"
-ENDED_WHILE_WRITING = f"""
+    from forked_python import ForkedPython
+
+ENDED_WHILE_WRITING = """
 import os, signal, sys
 
 writes, ended = [], []
@@ -28,7 +27,8 @@ def end(event, arguments):
             writes.append(path)
 
 sys.addaudithook(end)
-{MAIN}
+from pptrace.cli.main import main
+main()
 """
 """The command line, which gets SIGTERM when it has created a file in its folder and goes on."""
 
@@ -72,10 +72,10 @@ def arguments_of(name: str, commands: Mapping[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_sigterm_leaves_no_temporary_file_and_the_old_one(name: str, folder: Path) -> None:
-    command = [sys.executable, "-c", ENDED_WHILE_WRITING, *arguments_of(name, WRITES)]
-
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_sigterm_leaves_no_temporary_file_and_the_old_one(
+    name: str, folder: Path, forked_python: ForkedPython
+) -> None:
+    ended = forked_python.run(folder, *arguments_of(name, WRITES), program=ENDED_WHILE_WRITING)
 
     assert ended.returncode == 143, ended.stderr
     assert ended.stderr.splitlines()[-1] == "pptrace: terminated"
@@ -85,12 +85,9 @@ def test_sigterm_leaves_no_temporary_file_and_the_old_one(name: str, folder: Pat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize("name", PRINTS)
-@pytest.mark.usefixtures("folder")
-def test_a_full_standard_output_is_one_line(name: str) -> None:
-    command = [sys.executable, "-c", MAIN, *arguments_of(name, PRINTS)]
-
+def test_a_full_standard_output_is_one_line(name: str, folder: Path, forked_python: ForkedPython) -> None:
     with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        ended = forked_python.run(folder, *arguments_of(name, PRINTS), stdout=full.fileno())
 
     assert ended.stderr == "pptrace: standard output is full: free some space, or write elsewhere\n"
     assert ended.returncode == 2

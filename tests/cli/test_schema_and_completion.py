@@ -5,7 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from forked_python import ForkedPython
+
     from conftest import Answer
 
     Pptrace = Callable[..., Answer]
 
 HEAVY = ("numpy", "llvmlite", "pydantic", "yaml", "rich", "google.protobuf")
 COMPLETE = """
-set +e
-export PPTRACE_DISABLE_PLUGINS=all
 eval "$(_PPTRACE_COMPLETE=bash_source pptrace)"
 compopt() { printf '%s %s\\n' "$@"; }
 COMP_WORDS=(pptrace TYPED) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
@@ -48,9 +48,9 @@ def test_the_schema_takes_what_simulate_takes_and_refuses_the_rest(pptrace: Pptr
 
 
 @pytest.mark.needs_plugins
-def test_the_schema_has_what_cost_models_read_of_models_and_devices(shell: Any, tmp_path: Path) -> None:
+def test_the_schema_has_what_cost_models_read_of_models_and_devices(pptrace: Pptrace) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.Draft202012Validator(json.loads(shell.run("pptrace schema", tmp_path)))
+    validator = jsonschema.Draft202012Validator(json.loads(pptrace("schema").out))
     step = {"schedule": "1f1b", "parallel": {"pp": 4}, "model": {"preset": "llama3-8b"}, "device": "h100-sxm"}
 
     assert list(validator.iter_errors(step)) == []
@@ -142,12 +142,17 @@ def completed(*words: str) -> list[str]:
     ],
 )
 def test_bash_completes_names_and_files(
-    shell: Any, tmp_path: Path, words: list[str], options: list[str], replies: list[str]
+    forked_python: ForkedPython, tmp_path: Path, words: list[str], options: list[str], replies: list[str]
 ) -> None:
-    typed = " ".join(shlex.quote(word) for word in words)
-    lines = [line for line in shell.run(COMPLETE.replace("TYPED", typed), tmp_path).splitlines() if line]
+    forked_python.write_commands(tmp_path)
+    script = COMPLETE.replace("TYPED", shlex.join(words))
 
-    assert lines == options + replies
+    done = subprocess.run(
+        ["bash", "-c", script], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert [line for line in done.stdout.splitlines() if line] == options + replies
 
 
 def test_completing_a_name_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +19,14 @@ from pptrace.search.runner import Journal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forked_python import ForkedPython
+
     from conftest import Answer
 
     Pptrace = Callable[..., Answer]
 
 
-SLOW = ("--schedule", "./mine.py:slow", "--over", "microbatches=2..24+2", "--workers", "2")
+SLOW = ("sweep", "step.yaml", "--schedule", "./mine.py:slow", "--over", "microbatches=2..24+2", "--workers", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +39,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def sweep(pptrace: Pptrace) -> Pptrace:
     return lambda *arguments: pptrace("sweep", "step.yaml", *arguments, "--executor", "serial")
-
-
-def started(*arguments: str, folder: Path | None = None) -> subprocess.Popen[str]:
-    code = "import sys; from pptrace.cli.main import main; main()"
-    environment = {**os.environ, "PPTRACE_DISABLE_PLUGINS": "all"}
-    command = [sys.executable, "-c", code, "sweep", "step.yaml", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stderr=pipe, stdout=pipe, text=True)
 
 
 def rows_in(journal: str) -> int:
@@ -285,31 +277,30 @@ def test_the_journal_of_another_command_is_refused(sweep: Pptrace) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, forked_python: ForkedPython) -> bytes:
     """Return the table of a sweep that ran to its end."""
     path = tmp_path_factory.mktemp("undisturbed")
     fill(path)
-    with started(*SLOW, "-o", "whole.csv", folder=path) as whole:
-        assert whole.wait() == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
+        assert forked_python.run(path, *SLOW, "-o", "whole.csv").returncode == 0
     return (path / "whole.csv").read_bytes()
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_ended_goes_on_and_gives_the_bytes_of_an_undisturbed_one(
-    end: signal.Signals, undisturbed: bytes
+    end: signal.Signals, undisturbed: bytes, folder: Path, forked_python: ForkedPython
 ) -> None:
-    with started(*SLOW, "-o", "r.csv") as sweep:
-        while rows_in("r.csv.journal") < 3 and sweep.poll() is None:
-            time.sleep(0.01)
-        sweep.send_signal(end)
-        sweep.wait()
+    sweep = forked_python.start(folder, *SLOW, "-o", "r.csv")
+    while rows_in("r.csv.journal") < 3 and not sweep.has_ended:
+        time.sleep(0.01)
+    os.kill(sweep.process, end)
+    sweep.wait()
     done = rows_in("r.csv.journal")
     time.sleep(0.5)  # a worker that outlived the sweep would still count
     calls()
 
-    with started(*SLOW, "-o", "r.csv") as again:
-        assert again.wait() == 0
-
+    assert forked_python.run(folder, *SLOW, "-o", "r.csv").returncode == 0
     assert 3 <= done < 12
     assert calls() == (12 - done) * 2
     assert Path("r.csv").read_bytes() == undisturbed

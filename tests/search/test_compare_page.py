@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from forked_python import ForkedPython
 
 
 def blocks(root: Path, language: str) -> list[str]:
@@ -37,9 +39,11 @@ def test_every_command_on_the_page_is_the_example_s(root: Path) -> None:
 
 
 @pytest.mark.needs_plugins
-def test_the_page_s_code_runs(root: Path, examples: Path, shell: Any) -> None:
-    (examples.parent / "code.py").write_text("".join(blocks(root, "python")))
+def test_the_page_s_code_runs(root: Path, examples: Path, forked_python: ForkedPython) -> None:
+    program = examples.parent / "code.py"
+    program.write_text("".join(blocks(root, "python")))
 
-    shell.run("python code.py", examples.parent)
+    ran = forked_python.run(examples.parent, program=program)
 
+    assert ran.returncode == 0, ran.stderr
     assert (examples.parent / "compare.png").is_file()

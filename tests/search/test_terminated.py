@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-import subprocess
-import sys
 import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,8 @@ from pptrace.search.runner import Journal
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from forked_python import ForkedPython, Program
 
 SCHEDULES = """
 import multiprocessing
@@ -45,6 +46,7 @@ model: {layers: 4, hidden: 1024, heads: 8, ffn: 4096, vocabulary: 32000}
 device: a100-sxm
 network: {name: hockney, bandwidth: 25 GB/s}
 """
+PROGRAM = "import sys; sys.dont_write_bytecode = True; from pptrace.cli.main import main; main()"
 COMMANDS = {
     "sweep": "costs.yaml --schedule ./schedules.py:held --over microbatches=2..40+2 -o out.csv",
     "crossover": "costs.yaml --between ./schedules.py:held,./schedules.py:early:pp=4 --over microbatches=1..64",
@@ -60,29 +62,25 @@ def fill(folder: Path) -> Path:
     return folder
 
 
-def started(name: str, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from pptrace.cli.main import main; main()", name, *COMMANDS[name].split()]
-    return subprocess.Popen(
-        [*command, "--workers", "2"], cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+def start(name: str, folder: Path, python: ForkedPython, **streams: int) -> Program:
+    return python.start(folder, name, *COMMANDS[name].split(), "--workers", "2", program=PROGRAM, **streams)
 
 
-def finished(name: str, folder: Path) -> tuple[str, dict[str, bytes]]:
+def finished(name: str, folder: Path, python: ForkedPython) -> tuple[str, dict[str, bytes]]:
     """Run a command to its end, and return what it prints and the files in its folder."""
-    with started(name, folder) as running:
-        printed, errors = running.communicate()
-    assert running.returncode == 0, errors
-    return printed, {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "held"}
+    running = start(name, folder, python)
+    assert running.wait() == 0, running.printed("stderr")
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "held"}
+    return running.printed("stdout"), files
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, forked_python: ForkedPython) -> Callable[[str], Any]:
     """Return a function that gives what a command prints and writes if nothing ends it; it runs once."""
 
     @cache
     def run(name: str) -> tuple[str, dict[str, bytes]]:
-        return finished(name, fill(tmp_path_factory.mktemp(name)))
+        return finished(name, fill(tmp_path_factory.mktemp(name)), forked_python)
 
     return run
 
@@ -97,26 +95,37 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any
     ],
 )
 def test_sigterm_ends_a_study_and_its_workers(
-    name: str, tmp_path: Path, undisturbed: Callable[[str], Any], *, to_group: bool
+    name: str, tmp_path: Path, undisturbed: Callable[[str], Any], forked_python: ForkedPython, *, to_group: bool
 ) -> None:
     """All studies run points alike, so that each gets the signal once in either way."""
     folder = fill(tmp_path / "ended")
     (folder / "hold").touch()
-    with started(name, folder) as running:
-        while running.poll() is None and not (folder / "held").exists():
-            time.sleep(0.01)
-        if to_group:  # as a terminal or a batch system does
-            os.killpg(running.pid, signal.SIGTERM)
-        else:
-            running.send_signal(signal.SIGTERM)
-        printed, errors = running.communicate(timeout=60)  # which lasts while a worker holds the streams
+    reads, writes = os.pipe()
+    running = start(name, folder, forked_python, stderr=writes)
+    os.close(writes)
+    while not running.has_ended and not (folder / "held").exists():
+        time.sleep(0.01)
+    end = os.killpg if to_group else os.kill  # a terminal or a batch system ends the group
+    end(running.process, signal.SIGTERM)
+    errors = read_to_end(reads)
 
-    assert (running.returncode, printed) == (143, ""), errors
+    assert (running.wait(), running.printed("stdout")) == (143, ""), errors
     assert errors.splitlines()[-1] == "pptrace: terminated"
     assert "Traceback" not in errors
     assert kept_rows(folder) > 0 or name == "crossover"
     (folder / "hold").unlink()
-    assert finished(name, folder) == undisturbed(name)
+    assert finished(name, folder, forked_python) == undisturbed(name)
+
+
+def read_to_end(stream: int) -> str:
+    """Return what a stream gives until no process holds it; an error after a minute without a byte."""
+    parts: list[bytes] = []
+    with os.fdopen(stream, "rb", buffering=0) as file:
+        while select.select([file], [], [], 60)[0]:
+            parts.append(file.read(4096))
+            if not parts[-1]:
+                return b"".join(parts).decode()
+    raise TimeoutError(parts)
 
 
 def kept_rows(folder: Path) -> int:
