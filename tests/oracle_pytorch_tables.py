@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -198,28 +197,35 @@ def _to_wait_for(rows: Rows, row: list[str], pending: list[str], cell: str) -> s
     possible = []
     for send in pending:
         without = [[other for other in each if other != _wait(send)] if each is row else each for each in rows]
-        if not _is_cyclic(without, (cell, _receive(send))):  # waiting before the cell does no harm
-            if _is_cyclic(without, (_receive(send), cell)):  # the receive is issued before the cell anyway
+        needed, receive = _needed(without), _receive(send)
+        if not _waits(needed, receive, cell):  # waiting before the cell does no harm
+            if _waits(needed, cell, receive):  # the receive is issued before the cell anyway
                 return send
             possible.append(send)
     return possible[0] if possible else None
 
 
-def _is_cyclic(rows: Rows, needed: tuple[str, str]) -> bool:
-    """Return whether actions wait for each other if the first action also waits for the second."""
-    after: dict[str, set[str]] = {needed[0]: {needed[1]}}
+def _needed(rows: Rows) -> dict[str, set[str]]:
+    """Return by action those that it waits for itself."""
+    needed: dict[str, set[str]] = {}
     for row in rows:
         awaited: set[str] = set()
         for cell in row:
             if "WAIT_SEND" in cell:
                 awaited.add(_receive(cell.replace("WAIT_", "")))
                 continue
-            after.setdefault(cell, set()).update(awaited)
+            needed.setdefault(cell, set()).update(awaited)
             if "SEND" in cell:
-                after.setdefault(_receive(cell), set()).add(cell)
+                needed.setdefault(_receive(cell), set()).add(cell)
             awaited = {cell}
-    try:
-        TopologicalSorter(after).prepare()
-    except CycleError:
-        return True
-    return False
+    return needed
+
+
+def _waits(needed: dict[str, set[str]], cell: str, other: str) -> bool:
+    """Return whether an action waits for another one, through any number of others."""
+    reached, left = {cell}, [cell]
+    while left:
+        before = needed.get(left.pop(), set()) - reached
+        reached |= before
+        left += before
+    return other in reached
