@@ -62,8 +62,8 @@ def set_placement(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"microbatch_route": [0] * 3_000_000}, "12 slices cannot fill 2 stages x 3,000,000 microbatches"),
-        ({"stage_rank": [[0, 1] * 200_000]}, "12 slices cannot fill 400,000 stages x 2 microbatches"),
+        ({"microbatch_route": [0] * 1_500_000}, "12 slices cannot fill 2 stages x 1,500,000 microbatches"),
+        ({"stage_rank": [[0, 1] * 100_000]}, "12 slices cannot fill 200,000 stages x 2 microbatches"),
         ({"edges": [[0, 1]] * 100_000}, "its edge from stage 0 to stage 1 occurs twice"),
         (
             {"stage_rank": [[0, 1] * 1000], "edges": [[0, stage] for stage in range(1, 2000)]},

@@ -126,12 +126,15 @@ INVALID_WITH_PLUGINS = [
 ]
 
 
+CORE, WITH_PLUGINS = json_schema(), json_schema(MODELS, NAMES)
+
+
 def is_valid(text: str, schema: dict[str, Any]) -> bool:
     validator = jsonschema.Draft202012Validator(schema)
     return validator.is_valid(parse_yaml(text, "test").value)
 
 
-@pytest.mark.parametrize("schema", [json_schema(), json_schema(MODELS, NAMES)], ids=["core", "plugins"])
+@pytest.mark.parametrize("schema", [CORE, WITH_PLUGINS], ids=["core", "plugins"])
 def test_it_is_a_schema_of_draft_2020_12(schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -139,25 +142,25 @@ def test_it_is_a_schema_of_draft_2020_12(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", VALID)
 def test_what_loads_is_accepted(text: str) -> None:
-    assert is_valid(text, json_schema())
-    assert is_valid(text, json_schema(MODELS, NAMES))
+    assert is_valid(text, CORE)
+    assert is_valid(text, WITH_PLUGINS)
 
 
 @pytest.mark.parametrize("text", INVALID_ALWAYS)
 def test_what_never_loads_is_refused(text: str) -> None:
-    assert not is_valid(text, json_schema())
-    assert not is_valid(text, json_schema(MODELS, NAMES))
+    assert not is_valid(text, CORE)
+    assert not is_valid(text, WITH_PLUGINS)
 
 
 @pytest.mark.parametrize("text", INVALID_WITH_PLUGINS)
 def test_what_no_plugin_takes_is_refused_where_plugins_are_known(text: str) -> None:
-    assert is_valid(text, json_schema())
-    assert not is_valid(text, json_schema(MODELS, NAMES))
+    assert is_valid(text, CORE)
+    assert not is_valid(text, WITH_PLUGINS)
 
 
 def test_the_same_models_give_the_same_text() -> None:
-    assert json.dumps(json_schema(MODELS, NAMES)) == json.dumps(json_schema(MODELS, NAMES))
-    assert list(json_schema()["properties"]) == [field.alias or name for name, field in fields(Experiment)]
+    assert json.dumps(json_schema(MODELS, NAMES)) == json.dumps(WITH_PLUGINS)
+    assert list(CORE["properties"]) == [field.alias or name for name, field in fields(Experiment)]
 
 
 def test_every_key_is_described() -> None:
@@ -166,11 +169,11 @@ def test_every_key_is_described() -> None:
 
 
 def test_every_definition_is_used_and_none_is_missing() -> None:
-    text = json.dumps(schema := json_schema(MODELS, NAMES))
+    text, definitions = json.dumps(WITH_PLUGINS), WITH_PLUGINS["$defs"]
 
-    assert all(f'"#/$defs/{name}"' in text for name in schema["$defs"])
-    assert text.count('"$ref"') >= len(schema["$defs"])
-    assert "Tiers" in schema["$defs"]
+    assert all(f'"#/$defs/{name}"' in text for name in definitions)
+    assert text.count('"$ref"') >= len(definitions)
+    assert "Tiers" in definitions
     assert '"default": null' not in text
 
 
@@ -184,11 +187,9 @@ def inner(field: Any) -> list[type[BaseModel]]:
 
 
 def test_names_tell_the_options_of_a_plugin_apart() -> None:
-    schema = json_schema(MODELS, NAMES)
-
-    (union,) = [form for form in schema["properties"]["network"]["anyOf"] if "oneOf" in form]
+    (union,) = [form for form in WITH_PLUGINS["properties"]["network"]["anyOf"] if "oneOf" in form]
     assert union["discriminator"]["propertyName"] == "name"
-    hockney = schema["$defs"][union["discriminator"]["mapping"]["hockney"].rpartition("/")[2]]
+    hockney = WITH_PLUGINS["$defs"][union["discriminator"]["mapping"]["hockney"].rpartition("/")[2]]
     assert hockney["properties"]["name"]["const"] == "hockney"
     assert hockney["properties"]["bandwidth"]["description"] == "Per direction."
     assert "default" not in hockney["properties"]["latency"]
