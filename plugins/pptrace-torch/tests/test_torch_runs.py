@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
 ]
 
-SIZES = ("--set", "parallel.pp=4", "--set", "batch.microbatches=8")
+SIZES = ("--set", "parallel.pp=3", "--set", "batch.microbatches=6")
 TWO_STAGES = ("--set", "parallel.vp=2")
 SCHEDULES = {
     "1f1b": (), "zb-v": (), "dualpipe-v": (), "interleaved-zb": TWO_STAGES, "combined-1f1b": TWO_STAGES,
@@ -88,7 +88,7 @@ def test_the_times_of_a_run_are_those_of_another(folder: Path, torch_python: For
     assert ran.returncode == 0, ran.stderr
     again, first = Manifest.read(folder / "run-again"), Manifest.read(folder / "run-1f1b")
     assert again.stages == first.stages
-    assert (again.microbatches, len(again.table), again.empty_input_gradient) == (8, 4, True)
+    assert (again.microbatches, len(again.table), again.empty_input_gradient) == (6, 3, True)
     compared = torch_python.run(folder, "diff", "run-1f1b", "run-again")
     assert compared.returncode == 1, "the orders differ"
     assert "manifest" not in compared.stdout
@@ -141,7 +141,7 @@ def test_a_signal_to_the_command_alone_ends_all_ranks(
     number: int, status: int, running: Program, tmp_path: Path
 ) -> None:
     ranks = ranks_of(running)
-    assert len(ranks) == 4
+    assert len(ranks) == 3
 
     os.kill(running.process, number)
 
@@ -254,7 +254,7 @@ def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(
             "parallel.pp: missing: write the pipeline ranks, such as --pp 8",
         ),
         (("run", "1f1b", "--pp", "0", "-o", "run"), "0 is not in the range x>=1"),
-        (("run", "chimera", *SIZES, "-o", "run"), "stage 0 on several ranks"),
+        (("run", "chimera", "--pp", "2", "--microbatches", "4", "-o", "run"), "stage 0 on several ranks"),
         (("run", "1f1b", *SIZES, "-o", "."), "no run of pptrace torch: name another folder"),
         (("run", "1f1b", *SIZES, "-o", "other"), "other: is a file: name a folder"),
         (("run", "1f1b", *SIZES, "-o", "other/run"), "its folder does not exist; create it first"),
@@ -295,7 +295,7 @@ def test_a_run_over_nccl_needs_a_gpu_for_each_rank(tmp_path: Path, torch_python:
     ("name", "more", "said"),
     [
         ("captured", (), "has no times of stages: fit them"),
-        ("run-1f1b", ("--set", "parallel.pp=2"), "the run has 4 stages and the table 2"),
+        ("run-1f1b", ("--set", "parallel.pp=2"), "the run has 3 stages and the table 2"),
     ],
 )
 def test_costs_of_an_unfit_run_are_refused(
@@ -332,8 +332,8 @@ def test_an_exported_table_has_the_arguments_of_megatron_if_it_runs_it(
 
     ran = torch_python.run(tmp_path, "torch", "export", "1f1b", *SIZES, *arguments)
 
-    assert "--pipeline-model-parallel-size 4" in ran.stdout
-    assert "--global-batch-size 8" in ran.stdout
+    assert "--pipeline-model-parallel-size 3" in ran.stdout
+    assert "--global-batch-size 6" in ran.stdout
     assert "without" not in ran.stdout
     ran = torch_python.run(tmp_path, "torch", "export", "zb-h1", *SIZES, "-o", "table.csv", "--for", "megatron")
     assert "# without schedule zb-h1: split backwards such as 0I0" in ran.stdout
