@@ -45,7 +45,7 @@ LOOPED = [
     for ranks in (2, 3, 4)
     for chunks in (2, 3)
     for microbatches in (ranks, 2 * ranks, 3 * ranks)
-    for group in (ranks, ranks + 1, microbatches)
+    for group in sorted({ranks, ranks + 1, microbatches})
     if group <= microbatches and not 0 < microbatches % group < ranks
 ]
 OVERLAPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -43,8 +43,8 @@ def test_torch_takes_the_sizes_that_pytorch_s_classes_take(schedule: str) -> Non
     registry = Registry.load()
     fixed = {"order": "fixed"} if "zb" in schedule else {}
 
-    for ranks in (1, 2, 3, 5):
-        for microbatches in range(1, 12):
+    for ranks in (1, 2, 3):
+        for microbatches in range(1, 8):
             step = {
                 "schedule": {"name": schedule, "options": fixed}, "parallel": {"pp": ranks, "vp": chunks},
                 "batch": {"microbatches": microbatches}, "p2p": "torch",

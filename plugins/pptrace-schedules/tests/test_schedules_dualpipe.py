@@ -153,7 +153,7 @@ def test_dualpipe_v_does_what_the_published_program_does(ranks: int, microbatche
 @pytest.mark.torch
 def test_dualpipe_v_is_pytorchs_on_a_wide_grid() -> None:
     pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
-    for ranks in (1, 2, 3, 4, 7, 8):
+    for ranks in (1, 2, 3, 4, 7):
         for microbatches in (2 * ranks, 2 * ranks + 1, 2 * ranks + 2, 3 * ranks, 4 * ranks + 3):
             theirs = object.__new__(pipelining.ScheduleDualPipeV)
             theirs.pp_group_size, theirs._n_microbatches = ranks, microbatches
