@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,11 @@ def printed(arguments: list[str]) -> Any:
     return json.loads(result.stdout)
 
 
+@cache
+def printed_case(name: str) -> Any:
+    return printed(CASES[name])
+
+
 def job(message: Any) -> tuple[int, int]:
     configuration = message["provenance"]["configuration"]
     parallel = configuration["parallel"]
@@ -69,7 +75,7 @@ def job(message: Any) -> tuple[int, int]:
 def test_who_follows_advice_gets_the_printed_step_of_the_same_job(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = printed(CASES[name])
+    document = printed_case(name)
     monkeypatch.setattr(advising, "advise", lambda _: Advice(best=None, tried=(), estimated=0))
 
     assert document["advice"]["tried"]
@@ -84,7 +90,7 @@ def test_who_follows_advice_gets_the_printed_step_of_the_same_job(
 @pytest.mark.needs_plugins
 @pytest.mark.parametrize("name", CASES)
 def test_advice_is_never_worse_and_names_nothing_that_nobody_can_switch_on(name: str) -> None:
-    document = printed(CASES[name])
+    document = printed_case(name)
     best, fits = document["advice"]["best"], document["over_memory"] is None
 
     for tried in document["advice"]["tried"]:
@@ -141,7 +147,7 @@ def test_whoever_follows_it_arrives_at_a_step_without_advice() -> None:
 @pytest.mark.needs_plugins
 def test_a_deep_search_is_at_least_as_good_and_prints_all_that_it_tried() -> None:
     arguments = ["simulate", *CASES["collectives"]]
-    quick = printed(CASES["collectives"])["advice"]
+    quick = printed_case("collectives")["advice"]
     deep = json.loads(CliRunner().invoke(cli, [*arguments, "--advise", "--json"]).output)["advice"]
     text = CliRunner().invoke(cli, [*arguments, "--advise"]).output
 
@@ -152,7 +158,7 @@ def test_a_deep_search_is_at_least_as_good_and_prints_all_that_it_tried() -> Non
 
 @pytest.mark.needs_plugins
 def test_a_step_that_does_not_fit_is_told_what_does() -> None:
-    document = printed(CASES["over memory"])
+    document = printed_case("over memory")
 
     assert document["over_memory"] is not None
     assert document["advice"]["best"]["fits"]
