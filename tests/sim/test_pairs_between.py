@@ -37,7 +37,7 @@ def test_random_pairs_on_stages_between_others_run_so_too(seed: int) -> None:
     assert spans(timeline) == SegmentOracle(rows, kinds, (0, 1, 1), network.overhead_ns, network.latency_ns).run()
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(80))
 def test_random_pairs_between_actions_alone_run_as_the_second_implementation_says(seed: int) -> None:
     random = Random(seed)  # noqa: S311 - nothing secret
     stages, turns = random.randint(2, 3), random.choice([(0, 1), (1, 0), (1,), (1, 1, 0), (0, 0, 1)])
