@@ -1,4 +1,4 @@
-"""Lazy imports of a module's public names, as declared in its stub.
+"""Lazy imports: of a module's public names, as declared in its stub, and of functions at their first call.
 
 Type checkers and editors read the same stub, ``NAME.pyi`` in the folder of ``NAME.py``:
 ``from pptrace.steps.kinds import Kind as Kind``.
@@ -34,3 +34,20 @@ def names_of(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
         return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{homes[name]}.{name}")
 
     return get, lambda: sorted(homes), sorted(homes)
+
+
+def deferred(name: str) -> Callable[..., Any]:
+    """Return a function that imports a function when it is called, and calls it.
+
+    Args:
+        name: the module and the function.
+
+    >>> deferred("math:gcd")(4, 6)
+    2
+    """
+    module, _, function = name.partition(":")
+
+    def call(*args: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(*args, **options)
+
+    return call

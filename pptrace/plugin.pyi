@@ -23,6 +23,7 @@ from pptrace.errors import divisors_near as divisors_near
 from pptrace.errors import nearest as nearest
 from pptrace.files import print_or_write as print_or_write
 from pptrace.files import replace_file as replace_file
+from pptrace.lazy import deferred as deferred
 from pptrace.measured.computations import extract_computations as extract_computations
 from pptrace.memo import shared as shared
 from pptrace.network.cluster import Layout as Layout

@@ -188,10 +188,10 @@ class ImporterOffer(AnyOffer):
 
     The bytes of Chrome JSON reach 4096 bytes beyond the start of its events.
     """
-    read: Callable[[Sequence[Path]], Timeline]
-    """Reads the files of one step into a timeline."""
+    read: Callable[[Sequence[Path]], Timeline] | None = None
+    """Reads the files of one step that pptrace wrote into a timeline."""
     measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
-    """Reads a run's files into all its measured steps and lists unknown data; None for traces of pptrace."""
+    """Reads a run's files into all its measured steps and lists unknown data. An importer has this or ``read``."""
     advise: Callable[[Path], str] | None = None
     """Returns what a file is that no importer recognises, and what to do; empty for an unknown file."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import check_regular
 from pptrace.config.resolution import load
-from pptrace.errors import ConfigError, OutputError, PptraceError, TraceError
+from pptrace.errors import ConfigError, OutputError, PluginError, PptraceError, TraceError
 from pptrace.files import check_distinct, compress, make_folders, replace_file
 from pptrace.plugins.registry import installation
 from pptrace.run.preparation import build_costs, prepare
@@ -93,14 +93,21 @@ def read_measurement(
     notes += tuple(f"no importer recognises {file.name}: skipped" for file in unknown[:_LISTED])
     if len(unknown) > _LISTED:
         notes += (f"no importer recognises {len(unknown) - _LISTED} further files: skipped",)
-    if offer.measure is None:
-        measurement = _of_timeline(offer.read(own_files))
-        return replace(measurement, notes=notes), _RECORDED in measurement.steps[0].timeline.provenance
-    measured = offer.measure(own_files, request)
-    for step in measured.steps:
-        _check_places(step, own_files[0])
-    steps = tuple(_with_provenance(step, measured) for step in measured.steps)
-    return replace(measured, steps=steps, notes=(*notes, *measured.notes)), True
+    measurement, is_recorded = _read_by(offer, own_files, request)
+    return replace(measurement, notes=(*notes, *measurement.notes)), is_recorded
+
+
+def _read_by(offer: ImporterOffer, files: Sequence[Path], request: ImportRequest) -> tuple[Measurement, bool]:
+    if offer.measure is not None:
+        measurement = offer.measure(files, request)
+        for step in measurement.steps:
+            _check_places(step, files[0])
+        steps = tuple(_with_provenance(step, measurement) for step in measurement.steps)
+        return replace(measurement, steps=steps), True
+    if offer.read is None:
+        raise PluginError(f"importer {offer.name!r} has neither read nor measure")
+    measurement = _of_timeline(offer.read(files))
+    return measurement, _RECORDED in measurement.steps[0].timeline.provenance
 
 
 _RECORDED = "recorded"

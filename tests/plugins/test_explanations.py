@@ -42,7 +42,7 @@ def measure(paths, request):
 @hookimpl
 def pptrace_importers():
     yield ImporterOffer(name="two", summary="Two replicas.", recognises=lambda path, head: head == b"two",
-                        read=lambda paths: measure(paths, None).steps[0].timeline, measure=measure)
+                        measure=measure)
 """
 
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pptrace.lazy import deferred
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from pptrace.timeline.timeline import Timeline
 
 _MARK = b'{"pptraceFormat"'
 
 
-def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write ``timeline`` to ``path``; see :func:`pptrace.traces.kineto.writer.write`."""
-    from pptrace.traces.kineto import writer
-
-    writer.write(timeline, path, options)
-
-
-def read(paths: Sequence[Path]) -> Timeline:
-    """Read what :func:`write` wrote; see :func:`pptrace.traces.kineto.reader.read`."""
-    from pptrace.traces.kineto import reader
-
-    return reader.read(paths)
+write = deferred("pptrace.traces.kineto.writer:write")
+read = deferred("pptrace.traces.kineto.reader:read")
 
 
 def recognises(path: Path, head: bytes) -> bool:

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pptrace.lazy import deferred
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from pptrace.timeline.timeline import Timeline
 
 _PACKET = b"\n"
 _MARK = b"pptrace.format"
 _WITHIN = 64
 
 
-def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write ``timeline`` to ``path``; see :func:`pptrace.traces.perfetto.writer.write`."""
-    from pptrace.traces.perfetto import writer
-
-    writer.write(timeline, path, options)
-
-
-def read(paths: Sequence[Path]) -> Timeline:
-    """Read what :func:`write` wrote; see :func:`pptrace.traces.perfetto.reader.read`."""
-    from pptrace.traces.perfetto import reader
-
-    return reader.read(paths)
+write = deferred("pptrace.traces.perfetto.writer:write")
+read = deferred("pptrace.traces.perfetto.reader:read")
 
 
 def recognises(path: Path, head: bytes) -> bool:  # noqa: ARG001 - the importers' signature

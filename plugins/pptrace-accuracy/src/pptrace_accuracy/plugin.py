@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import CommandOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from click import Command
 
 __all__ = ["pptrace_commands"]
 
@@ -20,11 +19,5 @@ def pptrace_commands() -> Iterable[CommandOffer]:
     yield CommandOffer(
         name="accuracy",
         summary="Simulate measured steps from a table, and print the errors.",
-        load=_accuracy,
+        load=lambda: import_module("pptrace_accuracy.command").command,
     )
-
-
-def _accuracy() -> Command:
-    from pptrace_accuracy.command import command
-
-    return command

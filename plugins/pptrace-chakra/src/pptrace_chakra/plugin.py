@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pptrace.plugin import TraceError, hookimpl
+from pptrace.plugin import deferred, hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from pptrace.plugin import ExporterOffer, ImporterOffer, ImportRequest, Measurement, Timeline
+    from pptrace.plugin import ExporterOffer, ImporterOffer
 
 __all__ = ["pptrace_exporters", "pptrace_importers"]
 
@@ -32,7 +32,7 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
         name="chakra",
         summary="Chakra execution traces for simulators such as ASTRA-sim, a file per rank.",
         suffixes=(".et",),
-        write=_write,
+        write=deferred("pptrace_chakra.step_files:write"),
         takes_rank=True,
         file_per_rank=True,
     )
@@ -44,14 +44,16 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     from pptrace.plugin import ImporterOffer
 
     yield ImporterOffer(
-        name="chakra", summary="Chakra traces that pptrace wrote.", recognises=is_step, read=_read_step
+        name="chakra",
+        summary="Chakra traces that pptrace wrote.",
+        recognises=is_step,
+        read=deferred("pptrace_chakra.step_files:read"),
     )
     yield ImporterOffer(
         name="chakra-linked",
         summary="PyTorch's execution traces, linked with Kineto by chakra_trace_link.",
         recognises=is_linked,
-        read=_read_linked,
-        measure=_measure_linked,
+        measure=deferred("pptrace_chakra.linked:measure_linked"),
     )
 
 
@@ -64,30 +66,3 @@ def is_step(path: Path, head: bytes) -> bool:
 def is_linked(path: Path, head: bytes) -> bool:
     """Return whether a file is a Chakra trace of another program: JSON of PyTorch, or protobuf."""
     return bool(_HOST_TRACE.match(head)) or (bool(_METADATA.match(head)) and not is_step(path, head))
-
-
-def _write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    from pptrace_chakra.step_files import write
-
-    write(timeline, path, options)
-
-
-def _read_step(paths: Sequence[Path]) -> Timeline:
-    from pptrace_chakra.step_files import read
-
-    return read(paths)
-
-
-def _measure_linked(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    from pptrace_chakra.linked import measure_linked
-
-    return measure_linked(paths, request)
-
-
-def _read_linked(paths: Sequence[Path]) -> Timeline:
-    from pptrace.plugin import ImportRequest
-
-    steps = _measure_linked(paths, ImportRequest()).steps
-    if not steps:
-        raise TraceError("holds no action of a pipeline: there is no step to convert", file=paths[0])
-    return steps[0].timeline

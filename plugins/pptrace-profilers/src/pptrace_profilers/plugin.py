@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, TraceError, hookimpl
+from pptrace.plugin import CommandOffer, TraceError, deferred, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from click import Command
-
-    from pptrace.plugin import ImporterOffer, ImportRequest, Measurement, Timeline
+    from pptrace.plugin import ImporterOffer, ImportRequest, Measurement
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
 
@@ -47,7 +47,7 @@ def pptrace_commands() -> Iterable[CommandOffer]:
     yield CommandOffer(
         name="annotate",
         summary="Print a module that marks a pipeline's actions in PyTorch's profiler.",
-        load=_annotate,
+        load=lambda: import_module("pptrace_profilers.annotation").command,
     )
 
 
@@ -92,29 +92,13 @@ def advise(path: Path) -> str:
     return next((text for pattern, text in _ADVICE if re.search(pattern, content)), "")
 
 
-def _annotate() -> Command:
-    from pptrace_profilers.annotation import command
-
-    return command
-
-
 def _offer(
     name: str, summary: str, recognises: Callable[[bytes], bool],
     measure: Callable[[Sequence[Path], ImportRequest], Measurement],
 ) -> ImporterOffer:  # fmt: skip
     from pptrace.plugin import ImporterOffer
 
-    def read(paths: Sequence[Path]) -> Timeline:
-        from pptrace.plugin import ImportRequest
-
-        steps = measure(paths, ImportRequest()).steps
-        if not steps:
-            raise TraceError("holds no action of a pipeline: there is no step to convert", file=paths[0])
-        return steps[0].timeline
-
-    return ImporterOffer(
-        name=name, summary=summary, recognises=lambda _, head: recognises(head), read=read, measure=measure
-    )
+    return ImporterOffer(name=name, summary=summary, recognises=lambda _, head: recognises(head), measure=measure)
 
 
 _OURS = rb'\s*\{\s*"pptraceFormat"'
@@ -235,28 +219,14 @@ def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement
     def read(path: Path, rules: Rules) -> Sequence[Recording]:
         return [read_kineto(path, rules, operators=request.operators)]
 
-    return _by_name(paths, request, "PyTorch's profiler", read)
+    return _measure_named("PyTorch's profiler", read, paths, request)
 
 
 def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     """Read the Perfetto traces of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
     from pptrace_profilers.torch_perfetto import read_pftrace
 
-    return _by_name(paths, request, "PyTorch's profiler", lambda path, rules: [read_pftrace(path, rules)])
-
-
-def measure_nsys(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read databases of Nsight Systems, one per node; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.nsys import read_nsys
-
-    return _by_name(paths, request, "Nsight Systems", read_nsys)
-
-
-def measure_rocprofv3(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read JSON files of rocprofv3, one per process; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.rocprofv3 import read_rocprofv3
-
-    return _by_name(paths, request, "rocprofv3", read_rocprofv3)
+    return _measure_named("PyTorch's profiler", lambda path, rules: [read_pftrace(path, rules)], paths, request)
 
 
 def measure_xplane(paths: Sequence[Path], request: ImportRequest) -> Measurement:
@@ -274,7 +244,7 @@ def measure_xplane(paths: Sequence[Path], request: ImportRequest) -> Measurement
         ranks = recordings[-1].rank + 1
         return recordings
 
-    return _by_name(paths, request, "XPlane", read)
+    return _measure_named("XPlane", read, paths, request)
 
 
 def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement:
@@ -292,11 +262,7 @@ def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement
 
 
 def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read the files of NCCL's example profiler plugin, which have no actions.
-
-    Raises:
-        TraceError: no file can be read, or two files have the same rank.
-    """
+    """Read the files of NCCL's example profiler plugin, which have no actions; raises as ``read_nccl``."""
     from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.nccl_profiler import read_nccl
 
@@ -305,11 +271,7 @@ def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
 
 
 def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read NCCL Inspector's lines, which have no actions.
-
-    Raises:
-        TraceError: no file can be read, or two files have the same process.
-    """
+    """Read NCCL Inspector's lines, which have no actions; raises as ``read_inspector_run``."""
     from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.nccl_inspector import read_inspector_run
 
@@ -318,12 +280,7 @@ def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurem
 
 
 def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read spans of Megatron-LM, with the layout of the job from attributes of its processes.
-
-    Raises:
-        TraceError: no file can be read, or the recordings do not form a pipeline.
-        ConfigError: the layout or replica is invalid.
-    """
+    """Read spans of Megatron-LM, with the job's layout from their attributes; raises as ``read_megatron``."""
     from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.megatron_spans import read_megatron
 
@@ -331,11 +288,11 @@ def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     return measure_recordings(recordings, replace(request, layout=request.layout or layout), notes)
 
 
-def _by_name(
-    paths: Sequence[Path], request: ImportRequest, profiler: str,
-    read: Callable[[Path, Rules], Sequence[Recording]],
+def _measure_named(
+    profiler: str, read: Callable[[Path, Rules], Sequence[Recording]], paths: Sequence[Path],
+    request: ImportRequest,
 ) -> Measurement:  # fmt: skip
-    """Read files of a profiler that names actions only in annotations."""
+    """Read files of a profiler that names actions only in annotations; raises what :func:`measure_chrome` does."""
     from pptrace_profilers.naming_rules import read_rules
 
     rules = read_rules(request.rules)
@@ -355,3 +312,7 @@ def _measure(
     if not recordings:
         raise TraceError("holds nothing of any rank", file=paths[0])
     return measure_recordings(recordings, request, unread)
+
+
+measure_nsys = partial(_measure_named, "Nsight Systems", deferred("pptrace_profilers.nsys:read_nsys"))
+measure_rocprofv3 = partial(_measure_named, "rocprofv3", deferred("pptrace_profilers.rocprofv3:read_rocprofv3"))

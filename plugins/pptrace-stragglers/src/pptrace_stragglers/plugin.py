@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import hookimpl
+from pptrace.plugin import deferred, hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable
 
-    from pptrace.plugin import (
-        ExplanationOffer,
-        ExplanationPart,
-        ImporterOffer,
-        ImportRequest,
-        Measurement,
-        Step,
-        Timeline,
-    )
+    from pptrace.plugin import ExplanationOffer, ImporterOffer
 
 __all__ = ["pptrace_explanations", "pptrace_importers"]
 
@@ -31,8 +22,9 @@ def pptrace_explanations() -> Iterable[ExplanationOffer]:
     from pptrace.plugin import ExplanationOffer
 
     yield ExplanationOffer(
-        name="stragglers", summary="Costs of slow operations, workers and stages of a job.", explain=_explain
-    )
+        name="stragglers", summary="Costs of slow operations, workers and stages of a job.",
+        explain=deferred("pptrace_stragglers.what_if:explain_job"),
+    )  # fmt: skip
 
 
 @hookimpl
@@ -43,26 +35,6 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield ImporterOffer(
         name="straggler-analysis",
         summary="Parquet of a job's operations, as ByteDance's StragglerAnalysis has it.",
-        recognises=lambda _, head: head.startswith(_PARQUET), read=_read, measure=_measure,
+        recognises=lambda _, head: head.startswith(_PARQUET),
+        measure=deferred("pptrace_stragglers.measurement:measure_job"),
     )  # fmt: skip
-
-
-def _explain(measurement: Measurement, step: Step) -> ExplanationPart | None:
-    from pptrace_stragglers.what_if import explain_job
-
-    return explain_job(measurement, step)
-
-
-def _measure(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    from pptrace_stragglers.measurement import measure_job
-
-    return measure_job(paths, request)
-
-
-def _read(paths: Sequence[Path]) -> Timeline:
-    from pptrace.plugin import ImportRequest, TraceError
-
-    steps = _measure(paths, ImportRequest()).steps
-    if not steps:
-        raise TraceError("holds no action of a pipeline: there is no step to convert", file=paths[0])
-    return steps[0].timeline

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import CommandOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from click import Command
 
 __all__ = ["pptrace_commands"]
 
@@ -18,11 +17,7 @@ __all__ = ["pptrace_commands"]
 def pptrace_commands() -> Iterable[CommandOffer]:
     """Yield ``pptrace torch``."""
     yield CommandOffer(
-        name="torch", summary="Run schedule tables in PyTorch, and export them for it.", load=_command
+        name="torch",
+        summary="Run schedule tables in PyTorch, and export them for it.",
+        load=lambda: import_module("pptrace_torch.command").command,
     )
-
-
-def _command() -> Command:
-    from pptrace_torch.command import command
-
-    return command
