@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from decoded_trace import BEGIN, COUNTER, END, Decoded
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
 from pptrace.steps.actions import Action
@@ -175,13 +174,9 @@ def test_routes_without_links_are_not_the_same_as_none(tmp_path: Path) -> None:
 def test_a_lost_slice_on_a_link_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.pftrace"
     write(step(), path, {})
-    whole = Trace.FromString(path.read_bytes())
-    begins = [index for index, p in enumerate(whole.packet) if p.track_event.type == BEGIN]
-    last = max(begins, key=lambda index: (whole.packet[index].timestamp == 15, index))
-    del whole.packet[last]
-    path.write_bytes(whole.SerializeToString())
+    path.write_bytes(path.read_bytes().replace(b"],5]", b"],6]"))
 
-    with pytest.raises(TraceError, match="holds 4 of its 5 slices on links"):
+    with pytest.raises(TraceError, match="holds 5 of its 6 slices on links"):
         read([path])
 
 

@@ -12,7 +12,6 @@ from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import given
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import ConfigError, OutputError
 from pptrace.steps.actions import Action
@@ -117,19 +116,6 @@ def test_what_was_written_is_read_again(timeline: Timeline, color: str, tmp_path
     assert not timeline.difference(again)
     assert timeline.provenance == again.provenance
     assert recognises(path, path.read_bytes()[:4096])
-
-
-@given(timeline=timelines(), color=st.sampled_from(["kind", "microbatch"]))
-def test_a_trace_that_another_tool_wrote_anew_is_read_packet_by_packet(
-    timeline: Timeline, color: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "step.pftrace"
-    write(timeline, path, {"color": color})
-    shorter = Trace.FromString(path.read_bytes()).SerializeToString()
-    path.write_bytes(shorter)
-    again = read([path])
-    assert not timeline.difference(again)
-    assert timeline.provenance == again.provenance
 
 
 def test_a_compressed_trace_is_read_as_it_is(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def other_columns(raw: bytes) -> bytes:
     ("change", "message"),
     [
         (truncated, "is truncated after"),
-        (newer, "has format 9; this pptrace reads up to 1"),
+        (newer, "has format 9; this pptrace reads 1"),
         (other_columns, "is damaged"),
         (lambda raw: raw[:1] + b"\xff" * 5 + raw[6:], "is truncated|is not a Chakra trace|is damaged"),
     ],

@@ -37,13 +37,10 @@ _KEYS = {
     "row": "correlation",
     "segment_number": "segment_number",
 }
-_FORMAT_1_KEYS = {"pair": "braid"}
-"""Keys in files of format 1 that differ."""
 _DEFAULTS = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
 
 
 def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> StepPart:
-    keys = _keys(step["placement"])
     pieces: dict[str, list[NDArray[np.int64]]] = {}
     launches: list[NDArray[np.int64]] = []
     points: dict[tuple[int, str, str], list[tuple[int, int]]] = {
@@ -53,7 +50,7 @@ def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any
     for events in batches:
         slices = [event for event in events if event["ph"] == "X"]
         kernels = [e for e in slices if e["cat"] in _KERNELS]
-        for name, values in _kernels(kernels, step.get("segments", ()), keys).items():
+        for name, values in _kernels(kernels, step.get("segments", ())).items():
             pieces.setdefault(name, []).append(values)
         launches.append(_launches([e for e in slices if e["cat"] == "cuda_runtime"]))
         hops.append(_hops([e["args"] for e in slices if e["cat"] == "link"]))
@@ -77,24 +74,14 @@ def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any
     return part
 
 
-def _keys(placement: dict[str, Any]) -> dict[str, str]:
-    """Return the keys of a file's slices; convert its placement from format 1 if necessary."""
-    if "unit_route" not in placement:
-        return _KEYS
-    placement["microbatch_route"] = placement.pop("unit_route")
-    return _KEYS | _FORMAT_1_KEYS
-
-
 def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
     return _integers([[a["transfer"], a["hop"], a["link"]] for a in args]).reshape(-1, 3)
 
 
-def _kernels(
-    events: Sequence[dict[str, Any]], segments: Sequence[str], keys: dict[str, str]
-) -> dict[str, NDArray[np.int64]]:
+def _kernels(events: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     start, dur = _times(events, "ts"), _times(events, "dur")
     args = [event["args"] for event in events]
-    columns = {name: _integers([a.get(key, _DEFAULTS.get(name, 0)) for a in args]) for name, key in keys.items()}
+    columns = {name: _integers([a.get(key, _DEFAULTS.get(name, 0)) for a in args]) for name, key in _KEYS.items()}
     columns["uncontended_ns"] = _integers(
         [a.get("uncontended_ns", default) for a, default in zip(args, dur.tolist(), strict=True)]
     )
@@ -187,8 +174,8 @@ def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[li
         top = json.loads(first + _rest(file, len(first), path))
         check_events(len(top["traceEvents"]), path)
         batches = [top["traceEvents"]]
-    if top.get("pptraceFormat") not in range(1, FORMAT + 1):
-        msg = f"format {top.get('pptraceFormat')}, and this version reads up to {FORMAT}"
+    if top.get("pptraceFormat") != FORMAT:
+        msg = f"format {top.get('pptraceFormat')}, and this version reads {FORMAT}"
         raise ValueError(msg)
     return top, batches
 

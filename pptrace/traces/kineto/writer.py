@@ -556,7 +556,7 @@ def _path_process(ranks: int) -> int:
 
 
 FORMAT = 2
-"""Version of pptrace's additions to the dialect; version 1 has ``unit_route`` and ``braid``."""
+"""Version of pptrace's additions to the dialect."""
 
 
 def _header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> bytes:

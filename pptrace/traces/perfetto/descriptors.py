@@ -132,9 +132,6 @@ STEP_KEY = "pptrace.step"
 VERSION = 2
 """Version of the format; it increases with changes that older readers cannot read."""
 
-_FORMER = {"unit": "microbatch", "braid": "pair", "microbatch": "correlation"}
-"""Current names of cells, by their names in format 1."""
-
 
 def provenance_json(provenance: Mapping[str, Any]) -> str:
     """Return the provenance as JSON."""
@@ -214,16 +211,6 @@ def step_json(scene: Scene, tracks: Tracks, runs: Sequence[Run]) -> str:
         },
         separators=(",", ":"),
     )
-
-
-def renamed(step: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a step in the current format; convert it from format 1 if necessary."""
-    placement = step["placement"]
-    if "unit_route" in placement:
-        placement["microbatch_route"] = placement.pop("unit_route")
-        for part in (part for run in step["runs"] for part in run["parts"] if not isinstance(part, str)):
-            part[0] = _FORMER.get(part[0], part[0])
-    return step
 
 
 def layout_of(parts: Sequence[Any]) -> Layout:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +13,13 @@ from pptrace.errors import TraceError
 from pptrace.timeline.timeline import Counter
 from pptrace.traces.assembly import StepPart, join_parts, links_of, named_damage
 from pptrace.traces.perfetto.descriptors import (
-    FIELD_NUMBERS,
     FORMAT_KEY,
-    MESSAGE,
-    PACKAGE,
     PROVENANCE_KEY,
     STEP_KEY,
     VERSION,
-    descriptor_set,
     layout_of,
-    renamed,
 )
-from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END, check_packets, read_varint
+from pptrace.traces.perfetto.wire import check_packets, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,8 +52,8 @@ class Begins:
     count: int = 0
     """Number of begins that were added."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """``position``, ``lane``, ``start``, the typed fields that any of them has, and ``end`` where the end follows
-    the begin; -1 for absent values."""
+    """``lane``, ``start``, the typed fields that any of them has, and ``end`` where the end follows the begin; -1
+    for absent values."""
     _unused: dict[np.dtype[Any], list[NDArray[Any]]] = field(default_factory=dict)
     """Columns to be filled, by type."""
 
@@ -102,76 +96,57 @@ class Events:
     hops: list[dict[str, Int64s]] = field(default_factory=list)
     """Begins of slices on links: ``link``, ``transfer`` and ``hop``."""
     ends: list[dict[str, Int64s]] = field(default_factory=list)
-    """Other slice ends: ``position``, ``track`` and ``end``."""
+    """Slice ends that do not follow their begins: ``track`` and ``end``."""
     points: list[dict[str, Int64s]] = field(default_factory=list)
     """Counter values: ``track``, ``at`` and ``value``."""
-    single: dict[int, list[dict[str, int]]] = field(default_factory=lambda: {BEGIN: [], END: [], COUNTER: []})
-    """Events from packets outside runs, by type."""
 
 
 def scan(raw: memoryview, file: str) -> Events:
-    """Return the events of one file.
+    """Return the events of one file: packets up to the description of the step, then its runs of records.
 
     Raises:
-        TraceError: the file is not a trace, ends too early, or is not pptrace's.
+        TraceError: the file is not a trace, ends too early, or another program changed it.
     """
-    events = Events()
-    offset, length = 0, len(raw)
-    runs: list[Any] = []
-    count = 0
-    while offset < length:
+    events, offset, count = Events(), 0, 0
+    while offset < len(raw) and not events.step:
         check_packets(count, raw, offset, file)
         count += 1
-        if runs:
-            offset += _decode_runs(raw, offset, runs, events, file)
-            runs = []
-            continue
         start, stop = _packet(raw, offset, file)
-        known = bool(events.step)
-        _add_packet(raw[start:stop], offset, events, file)
-        if events.step and not known:
-            runs = list(events.step["runs"])
-            # A wrong number of slices takes no more memory than the file.
-            rows, tracks = min(events.step["slices"], length), np.array(events.step["lanes"][3], dtype=np.int64)
-            events.begins = Begins(first_row=events.step["first_row"], rows=rows, tracks=tracks)
+        _add_attributes(raw[start:stop], offset, events, file)
         offset = stop
     if not events.step:
         raise TraceError("is not a trace that pptrace wrote, or is truncated", file=file)
-    begins = events.single[BEGIN]
-    for rows, add in (
-        ([row for row in begins if _LINK_FIELD not in row], events.begins.add),
-        ([row for row in begins if _LINK_FIELD in row], events.hops.append),
-        (events.single[END], events.ends.append),
-        (events.single[COUNTER], events.points.append),
-    ):
-        if rows:
-            names = {name for row in rows for name in row}
-            add({n: np.array([row.get(n, -1) for row in rows], dtype=np.int64) for n in sorted(names)})
+    step = events.step
+    # A wrong number of slices takes no more memory than the file.
+    rows, tracks = min(step["slices"], len(raw)), np.array(step["lanes"][3], dtype=np.int64)
+    events.begins = Begins(first_row=step["first_row"], rows=rows, tracks=tracks)
+    for run in step["runs"]:
+        offset += _decode_run(raw, offset, run, events, file)
+    if offset < len(raw):
+        raise TraceError(_CHANGED, file=file)
     return events
 
 
-def _decode_runs(raw: memoryview, begin: int, runs: list[Any], events: Events, file: str) -> int:
-    """Decode the runs from an offset of the file; return their size in bytes."""
-    decoded_bytes = 0
-    for run in runs:
-        layout, records = layout_of(run["parts"]), run["records"]
-        size = records * layout.size
-        check_events(records, file)
-        offset = begin + decoded_bytes
-        if offset + size > len(raw):
-            return decoded_bytes
-        matrix = np.frombuffer(raw, dtype=np.uint8, count=size, offset=offset).reshape(records, layout.size)
-        for start in range(0, records, layout.chunk_rows):
-            columns = layout.decode(matrix[start : start + layout.chunk_rows])
-            if columns is None:
-                return decoded_bytes
-            count = next(iter(columns.values())).size
-            columns["position"] = offset + (start + np.arange(count, dtype=np.int64)) * layout.size
-            if "segment" in run:
-                columns["segment"] = np.full(count, run["segment"], dtype=np.int32)
-            _add_columns(columns, events)
-            decoded_bytes += count * layout.size
-    return decoded_bytes
+_CHANGED = "holds other packets than pptrace wrote; write it again"
+
+
+def _decode_run(raw: memoryview, offset: int, run: Mapping[str, Any], events: Events, file: str) -> int:
+    """Decode the run at an offset of the file; return its size in bytes."""
+    layout, records = layout_of(run["parts"]), run["records"]
+    size: int = records * layout.size
+    check_events(records, file)
+    if offset + size > len(raw):
+        raise TraceError("is truncated; write it again", file=file)
+    matrix = np.frombuffer(raw, dtype=np.uint8, count=size, offset=offset).reshape(records, layout.size)
+    for start in range(0, records, layout.chunk_rows):
+        part = matrix[start : start + layout.chunk_rows]
+        columns = layout.decode(part)
+        if columns is None:
+            raise TraceError(_CHANGED, file=file)
+        if "segment" in run:
+            columns["segment"] = np.full(len(part), run["segment"], dtype=np.int32)
+        _add_columns(columns, events)
+    return size
 
 
 def _add_columns(columns: dict[str, Int64s], events: Events) -> None:
@@ -196,65 +171,26 @@ def _packet(raw: memoryview, offset: int, file: str) -> tuple[int, int]:
     return start, start + size
 
 
-def _add_packet(body: memoryview, offset: int, events: Events, file: str) -> None:
+def _add_attributes(body: memoryview, offset: int, events: Events, file: str) -> None:
+    """Read the attributes of the packet at an offset of the file, if it has any."""
     from google.protobuf.message import DecodeError
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
-    packet_class, _ = _messages()
     try:
-        packet = packet_class.FromString(body)
+        attributes = TracePacket.FromString(body).trace_attributes.attribute
     except DecodeError:
         message = f"is no Perfetto trace: the packet at byte {offset} cannot be decoded"
         raise TraceError(message, file=file) from None
-    if packet.HasField("trace_attributes"):
-        _add_attributes(packet, events, file)
-    elif packet.HasField("track_event") and packet.track_event.type in events.single:
-        events.single[packet.track_event.type].append(_event(packet, offset, events.step.get("segments", ())))
-
-
-def _add_attributes(packet: Any, events: Events, file: str) -> None:
-    for attribute in packet.trace_attributes.attribute:
-        if attribute.key == FORMAT_KEY and attribute.long_value > VERSION:
-            raise TraceError(f"has format {attribute.long_value}; this pptrace reads up to {VERSION}", file=file)
+    for attribute in attributes:
+        if attribute.key == FORMAT_KEY and attribute.long_value != VERSION:
+            raise TraceError(f"has format {attribute.long_value}; this pptrace reads {VERSION}", file=file)
         if len(attribute.string_value) > most_parsed():
             message = f"describes its slices in more than {gibibytes(most_parsed())}: {memory_key()}"
             raise TraceError(message, file=file)
         if attribute.key == PROVENANCE_KEY:
             events.provenance = json.loads(attribute.string_value)
         elif attribute.key == STEP_KEY:
-            events.step = renamed(json.loads(attribute.string_value))
-
-
-def _event(packet: Any, offset: int, segments: Sequence[str]) -> dict[str, int]:
-    """Return the values of an event; a segment's name becomes its index in ``segments``."""
-    event = packet.track_event
-    row = {"position": offset, "track": event.track_uuid}
-    if event.type == COUNTER:
-        return row | {"at": packet.timestamp, "value": event.counter_value}
-    if event.type == END:
-        return row | {"end": packet.timestamp}
-    fields = {
-        name: event.Extensions[extension]
-        for name, extension in _messages()[1].items()
-        if event.HasExtension(extension)
-    }
-    if "segment" in fields:
-        fields["segment"] = segments.index(fields["segment"])
-    return row | {"start": packet.timestamp} | fields
-
-
-@cache
-def _messages() -> tuple[Any, Mapping[str, Any]]:
-    """Return Perfetto's TracePacket and the typed fields, in a separate descriptor pool."""
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message_factory import GetMessageClass
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-
-    pool = DescriptorPool()
-    pool.AddSerializedFile(perfetto_trace_pb2.DESCRIPTOR.serialized_pb)
-    pool.AddSerializedFile(descriptor_set().file[0].SerializeToString())
-    packet_class = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TracePacket"))
-    scope = pool.FindMessageTypeByName(f"{PACKAGE}.{MESSAGE}").extensions_by_name
-    return packet_class, {name: scope[name] for name in FIELD_NUMBERS}
+            events.step = json.loads(attribute.string_value)
 
 
 _FIELDS = {
@@ -295,14 +231,14 @@ def _read_part(path: Path) -> StepPart:
 def _part(events: Events, path: Path) -> StepPart:
     step = events.step
     begins = events.begins
-    begin = {name: begins.column(name) for name in ("position", "lane", "start", "end", *_FIELDS)}
-    end = {name: _concatenate(events.ends, name) for name in ("position", "track", "end")}
+    begin = {name: begins.column(name) for name in ("lane", "start", "end", *_FIELDS)}
+    end = {name: _concatenate(events.ends, name) for name in ("track", "end")}
     end["lane"] = _lanes(end["track"], begins.tracks)
     if not begins.count == begins.rows == step["slices"] or (begin["lane"] < 0).any():
         raise TraceError(f"holds {begins.count} of its {step['slices']} slices; write it again", file=path)
     end_ns = _ends_by_row(begin, end)
     if end_ns is None:
-        end_ns = _ends_by_time(begin, end, str(path))
+        raise TraceError("has slices that overlap or never end; write it again", file=path)
     columns: dict[str, NDArray[Any]] = {column: begin[name] for name, column in _FIELDS.items()}
     columns |= {"start_ns": begin["start"], "end_ns": end_ns}
     _fill_defaults(columns)
@@ -349,28 +285,6 @@ def _sorted_by(lane: Int64s, time_ns: Int64s) -> NDArray[np.intp]:
     if int(lane.max(initial=0) + 1) * length_ns < _LARGEST:
         return np.argsort(lane.astype(np.int64) * length_ns + (time_ns - first_ns), kind="stable")
     return np.lexsort((time_ns, lane))
-
-
-def _ends_by_time(begin: dict[str, Int64s], end: dict[str, Int64s], file: str) -> Int64s:
-    """Return the end of each row; begins and ends are paired as by a trace processor."""
-    joint = np.flatnonzero(begin["end"] >= 0)
-    lane = np.concatenate([begin["lane"], begin["lane"][joint], end["lane"]])
-    time = np.concatenate([begin["start"], begin["end"][joint], end["end"]])
-    position = np.concatenate([begin["position"], begin["position"][joint] + 1, end["position"]])
-    events = np.flatnonzero(lane >= 0)
-    order = events[np.lexsort((position[events], time[events], lane[events]))]
-    first, second = order[0::2], order[1::2]
-    begins = begin["lane"].size
-    if (
-        first.size != second.size
-        or (first >= begins).any()
-        or (second < begins).any()
-        or (lane[first] != lane[second]).any()
-    ):
-        raise TraceError("has slices that overlap or never end; write it again", file=file)
-    end_ns = np.full(begins, -1, dtype=np.int64)
-    end_ns[first] = time[second]
-    return end_ns
 
 
 def _fill_defaults(columns: dict[str, Any]) -> None:

@@ -462,8 +462,8 @@ def _read_part(path: Path) -> StepPart:
         messages = parse(raw, path)
         metadata = next(messages)
         described = attributes_of(metadata)
-        if described[FORMAT_KEY] > FORMAT:
-            raise TraceError(f"has format {described[FORMAT_KEY]}; this pptrace reads up to {FORMAT}", file=path)
+        if described[FORMAT_KEY] != FORMAT:
+            raise TraceError(f"has format {described[FORMAT_KEY]}; this pptrace reads {FORMAT}", file=path)
         step = json.loads(described[STEP_KEY])
         values, hops = [], []
         for node in messages:
