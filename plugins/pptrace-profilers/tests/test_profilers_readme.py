@@ -64,16 +64,16 @@ def test_the_readmes_rules_tell_what_it_says(tmp_path: Path) -> None:
     outcome = read_rules(path)
 
     names = ["QQ:0F3", "QQ:(0F3;7B1)OVERLAP_F_B", "bwd_4", "grad_sync 5"]
-    assert [str(outcome.rules.action(name)) for name in names] == [
+    assert [str(outcome.action(name)) for name in names] == [
         "0F3",
         "(0F3;7B1)OVERLAP_F_B",
         "2B4",
         "5REDUCE_GRAD",
     ]
     args = {"op": "isend", "dst": 3, "mb": 1, "nbytes": 8, "dir": "F"}
-    message = outcome.rules.meaning("p2p", args)
+    message = outcome.meaning("p2p", args)
     assert message is not None
     assert (str(message.action), message.peer, message.size_bytes) == ("2SEND_F1", 3, 8)
     assert outcome.rank is not None
     assert outcome.rank.read("worker 12") == 12
-    assert outcome.rules.communication.search("a halo_exchange")
+    assert outcome.communication.search("a halo_exchange")

@@ -12,7 +12,7 @@ from pptrace.errors import ConfigError
 from pptrace.steps.actions import Action
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.chrome import read_chrome
-from pptrace_profilers.naming_rules import NO_FILE, read_rules
+from pptrace_profilers.naming_rules import BUILT_IN, read_rules
 from pptrace_profilers.plugin import measure_kineto, measure_nsys, measure_pftrace
 
 if TYPE_CHECKING:
@@ -52,24 +52,24 @@ def test_a_name_says_an_action(rule: str, name: str, action: str, tmp_path: Path
     rules = tmp_path / "r.yaml"
     rules.write_text(f"actions: [{{{rule}}}]\n", encoding="utf-8")
 
-    assert str(read_rules(rules).rules.action(name)) == action
+    assert str(read_rules(rules).action(name)) == action
 
 
 def test_built_in_rules_stand_behind_a_files_own(tmp_path: Path) -> None:
     rules = tmp_path / "r.yaml"
     rules.write_text("actions: [{name: 'PP:0F1', kind: F, stage: 9, microbatch: 9}]\n", encoding="utf-8")
 
-    found = read_rules(rules).rules
+    found = read_rules(rules)
 
     assert [str(found.action(name)) for name in ("PP:0F1", "PP:0F2", "Other")] == ["9F9", "0F2", "None"]
-    assert read_rules(None) is NO_FILE
+    assert read_rules(None) is BUILT_IN
 
 
 def test_patterns_of_communication_are_added_to_the_built_in_ones(tmp_path: Path) -> None:
     rules = tmp_path / "r.yaml"
     rules.write_text("communication: ['^my_bus', exchange]\n", encoding="utf-8")
 
-    finds = read_rules(rules).rules.communication.search
+    finds = read_rules(rules).communication.search
 
     names = ["my_bus_send", "halo_exchange", "ncclDevKernel_SendRecv(x)", "gemm"]
     assert [bool(finds(name)) for name in names] == [True, True, True, False]

@@ -49,8 +49,8 @@ def measure_linked(paths: Sequence[Path], request: ImportRequest) -> Measurement
         ConfigError: a rule, layout or replica is invalid.
     """
     rules = read_rules(request.rules)
-    names = rules.by_name("PyTorch's execution traces")
-    files, unread = read_files(paths, lambda path: rules.ranked([_read(path, names)]))
+    rules.check_names_alone("PyTorch's execution traces")
+    files, unread = read_files(paths, lambda path: rules.ranked([_read(path, rules)]))
     recordings = [recording for contents in files.values() for recording in contents]
     return measure_recordings(recordings, request, unread)
 

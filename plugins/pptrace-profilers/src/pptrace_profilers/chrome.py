@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int64s
     from pptrace_profilers.events import Events
-    from pptrace_profilers.naming_rules import Meaning, RulesFile
+    from pptrace_profilers.naming_rules import Meaning, Rules
 
 _MOST_OPEN = 10_000
 """Maximum begins without an end per thread; files with more have no ends at all."""
 
 
-def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
+def read_chrome(path: Path, rules: Rules) -> list[Recording]:
     """Read one file.
 
     Returns:
@@ -59,7 +59,7 @@ class _Contents:
     """Contents of a file."""
 
     path: Path
-    rules: RulesFile
+    rules: Rules
     matches: dict[tuple[str, str], list[_Match]] = field(default_factory=lambda: defaultdict(list))
     """Events with a matching rule, by process and text of the rank."""
     unmatched: EventBuilder = field(default_factory=EventBuilder)
@@ -97,7 +97,7 @@ class _Contents:
         name, args, process = str(event.get("name", "")), _arguments(event), str(event.get("pid"))
         source = self.rules.rank.source if self.rules.rank is not None else "file"
         rank_text = str(args.get(source.removeprefix("args."), "")) if source.startswith("args.") else ""
-        meaning = self.rules.rules.meaning(name, args)
+        meaning = self.rules.meaning(name, args)
         if meaning is not None:
             self.matches[process, rank_text].append((start, start + length, meaning))
             return
@@ -165,7 +165,7 @@ class _Contents:
         return Operations(
             name=unmatched.name[rows], names=tuple(unmatched.names), stream=unknown, launch_ns=unknown,
             start_ns=unmatched.start_ns[rows], end_ns=unmatched.end_ns[rows], action=unknown.astype(np.int32),
-            communicates=self.rules.rules.communicate(unmatched.names)[unmatched.name[rows]],
+            communicates=self.rules.communicate(unmatched.names)[unmatched.name[rows]],
             copies=np.zeros(rows.size, dtype=bool),
         )  # fmt: skip
 

@@ -187,14 +187,46 @@ class Rule:
         return Action(kind=kind, stage=NO_STAGE if stage is None else stage, microbatch=number)
 
 
+_MOST_DIGITS = 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRule:
+    """Rule that reads global ranks."""
+
+    source: str = "file"
+    """``file``, ``pid``, ``process_name``, or ``args.`` and an argument's key."""
+    pattern: Matcher = re.compile(r"rank[_\-.]?(?P<rank>\d+)", re.IGNORECASE)
+    """Finds the rank in the source."""
+
+    def read(self, text: str) -> int:
+        """Return the rank in a text, -1 for none.
+
+        >>> RankRule().read("rank_3.json"), RankRule().read("trace.json")
+        (3, -1)
+        """
+        match = self.pattern.search(text)
+        digits = match["rank"] if match is not None else None
+        rank = int(digits) if digits and digits.isdecimal() and len(digits) <= _MOST_DIGITS else MOST_RANKS
+        return rank if rank < MOST_RANKS else -1
+
+
+FILE_NAME = RankRule()
+"""Rule of ranks without a rules file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """Rules in order of precedence."""
 
     actions: Sequence[Rule]
-    """Rules of actions and messages."""
+    """Rules of actions and messages, those of the file before the built-in ones."""
     communication: Matcher
     """Finds the names of kernels that communicate."""
+    rank: RankRule | None = None
+    """Rule of ranks; None if the file has none."""
+    places: Mapping[str, Any] = field(default_factory=dict)
+    """Location of each value in the file."""
 
     def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:
         """Return the meaning of an event; None if no rule matches."""
@@ -209,6 +241,31 @@ class Rules:
         """Return the action of a name without arguments; None if no rule matches."""
         meanings = (rule.meaning(name, {}) for rule in self.actions)
         return next((meaning.action for meaning in meanings if meaning is not None and meaning.action), None)
+
+    def check_names_alone(self, profiler: str) -> None:
+        """Check the rules for a profiler that identifies actions by the names of annotations alone.
+
+        Raises:
+            ConfigError: a rule needs arguments, or reads the rank elsewhere than in the file name.
+        """
+        number = next((number for number, rule in enumerate(self.actions) if rule.args), None)
+        if number is not None:
+            message = f"actions of {profiler} are read from names of annotations alone: write name, without args"
+            raise self._config_error(f"actions[{number}].args", message)
+        if self.rank is not None and self.rank.source != "file":
+            message = (
+                f"files of {profiler} have the rank in their contents or name: write from: file, or leave rank out"
+            )
+            raise self._config_error("rank.from", message)
+
+    def ranked(self, recordings: Sequence[Recording]) -> Sequence[Recording]:
+        """Return the recordings of a file; a single recording gets the rank in the file name by these rules."""
+        rank = self.rank.read(recordings[0].path.name) if self.rank is not None and len(recordings) == 1 else -1
+        return [replace(recordings[0], rank=rank)] if rank >= 0 else recordings
+
+    def _config_error(self, key: str, message: str) -> ConfigError:
+        place = self.places.get(key) or self.places.get(key.split(".", maxsplit=1)[0])
+        return _error_at(place, key, message)
 
 
 BUILT_IN = Rules(
@@ -258,76 +315,7 @@ def _number(groups: Mapping[str, str], key: str, most: int = 2**31) -> int | Non
     return number
 
 
-_MOST_DIGITS = 19
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRule:
-    """Rule that reads global ranks."""
-
-    source: str = "file"
-    """``file``, ``pid``, ``process_name``, or ``args.`` and an argument's key."""
-    pattern: Matcher = re.compile(r"rank[_\-.]?(?P<rank>\d+)", re.IGNORECASE)
-    """Finds the rank in the source."""
-
-    def read(self, text: str) -> int:
-        """Return the rank in a text, -1 for none.
-
-        >>> RankRule().read("rank_3.json"), RankRule().read("trace.json")
-        (3, -1)
-        """
-        match = self.pattern.search(text)
-        digits = match["rank"] if match is not None else None
-        rank = int(digits) if digits and digits.isdecimal() and len(digits) <= _MOST_DIGITS else MOST_RANKS
-        return rank if rank < MOST_RANKS else -1
-
-
-FILE_NAME = RankRule()
-"""Rule without a rules file."""
-
 _EXAMPLE = r"actions: [{name: 'QQ:(?P<action>.+)'}]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RulesFile:
-    """All rules of an import."""
-
-    rules: Rules = BUILT_IN
-    """Rules of events, those of the file before the built-in ones, and communication."""
-    rank: RankRule | None = None
-    """Rule of ranks; None if the file has none."""
-    places: Mapping[str, Any] = field(default_factory=dict)
-    """Location of each value in the file."""
-
-    def by_name(self, profiler: str) -> Rules:
-        """Return the rules for a profiler that identifies actions by the names of annotations alone.
-
-        Raises:
-            ConfigError: a rule needs arguments, or reads the rank elsewhere than in the file name.
-        """
-        number = next((number for number, rule in enumerate(self.rules.actions) if rule.args), None)
-        if number is not None:
-            message = f"actions of {profiler} are read from names of annotations alone: write name, without args"
-            raise self._config_error(f"actions[{number}].args", message)
-        if self.rank is not None and self.rank.source != "file":
-            message = (
-                f"files of {profiler} have the rank in their contents or name: write from: file, or leave rank out"
-            )
-            raise self._config_error("rank.from", message)
-        return self.rules
-
-    def ranked(self, recordings: Sequence[Recording]) -> Sequence[Recording]:
-        """Return the recordings of a file; a single recording gets the rank in the file name by these rules."""
-        rank = self.rank.read(recordings[0].path.name) if self.rank is not None and len(recordings) == 1 else -1
-        return [replace(recordings[0], rank=rank)] if rank >= 0 else recordings
-
-    def _config_error(self, key: str, message: str) -> ConfigError:
-        place = self.places.get(key) or self.places.get(key.split(".", maxsplit=1)[0])
-        return _error_at(place, key, message)
-
-
-NO_FILE = RulesFile()
-"""The built-in rules alone."""
 
 
 _GROUPS = ("action", "kind", "stage", "microbatch", "peer", "bytes")
@@ -408,32 +396,26 @@ class RulesModel(BaseModel):
     rank: RankModel | None = None
 
 
-def read_rules(path: Path | None) -> RulesFile:
+def read_rules(path: Path | None) -> Rules:
     """Read a file of rules; None returns the built-in rules.
 
     Raises:
         ConfigError: the file cannot be read, or a rule is invalid; with its line.
     """
     if path is None:
-        return NO_FILE
+        return BUILT_IN
     document = read_yaml(path, _EXAMPLE)
     values = document.value if isinstance(document.value, dict) else {}
     model = validate_options(RulesModel, values, positions=document.places, file=path)
-    return RulesFile(
-        rules=Rules(
-            actions=(
-                *(_rule(action, number, document.places) for number, action in enumerate(model.actions)),
-                *BUILT_IN.actions,
-            ),
-            communication=_any_of(model.communication, document.places),
-        ),
-        rank=RankRule(
-            source=model.rank.source, pattern=_compile(model.rank.pattern, "rank.pattern", document.places)
-        )
-        if model.rank
-        else None,
-        places=document.places,
-    )
+    actions = [_rule(action, number, document.places) for number, action in enumerate(model.actions)]
+    rank = None
+    if model.rank is not None:
+        pattern = _compile(model.rank.pattern, "rank.pattern", document.places)
+        rank = RankRule(source=model.rank.source, pattern=pattern)
+    return Rules(
+        actions=(*actions, *BUILT_IN.actions), communication=_any_of(model.communication, document.places),
+        rank=rank, places=document.places,
+    )  # fmt: skip
 
 
 def _rule(model: ActionModel, number: int, places: Mapping[str, Any]) -> Rule:

@@ -296,8 +296,8 @@ def _measure_named(
     from pptrace_profilers.naming_rules import read_rules
 
     rules = read_rules(request.rules)
-    names = rules.by_name(profiler)
-    return _measure(paths, request, lambda path: rules.ranked(read(path, names)))
+    rules.check_names_alone(profiler)
+    return _measure(paths, request, lambda path: rules.ranked(read(path, rules)))
 
 
 def _measure(
