@@ -39,36 +39,6 @@ _SIZE = re.compile(r"([a-z]+)=(\d+)")
 _SPAN_KINDS = ("slowest", "median")
 
 
-def choose_pipeline(
-    recordings: Sequence[Recording], layout: str = "", replica: str = ""
-) -> tuple[list[Recording], tuple[str, ...]]:
-    """Return the recordings of a pipeline, first stage first, and notes on assumptions.
-
-    Args:
-        recordings: one per process, in any order.
-        layout: sizes such as ``pp=4,tp=2,dp=8``, with the order of axes that :class:`Layout` has by default; empty
-            for the process groups of the trace.
-        replica: ``dp=0,tp=0``, ``slowest`` or ``median``; empty for the first replica.
-
-    Raises:
-        TraceError: two recordings have the same rank, or ranks are unknown.
-        ConfigError: the layout or replica is invalid.
-    """
-    by_rank = _by_rank(recordings)
-    pipelines, note = _pipelines(by_rank, layout)
-    candidates = complete_pipelines(recordings, layout) or _most_recorded(pipelines, by_rank)
-    chosen = _choose(candidates, by_rank, replica)
-    ranks = candidates[chosen]
-    notes = [note] if note else []
-    if missing := [rank for rank in pipelines[chosen] if rank not in by_rank]:
-        notes.append(f"no file of rank {list_some(missing, len(missing))}: only the recorded ranks are read")
-    if len(pipelines) > 1:
-        named = list_some(ranks, len(ranks))
-        notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {named}")
-    local = {rank: number for number, rank in enumerate(ranks)}
-    return [_local(by_rank[rank], local) for rank in ranks], tuple(notes)
-
-
 def _most_recorded(
     pipelines: dict[str, tuple[int, ...]], by_rank: dict[int, Recording]
 ) -> dict[str, tuple[int, ...]]:
@@ -76,40 +46,6 @@ def _most_recorded(
     recorded = {place: tuple(rank for rank in ranks if rank in by_rank) for place, ranks in pipelines.items()}
     most = max(map(len, recorded.values()))
     return {place: ranks for place, ranks in recorded.items() if len(ranks) == most}
-
-
-def complete_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each completely recorded pipeline, by its place.
-
-    Raises:
-        TraceError: two recordings have the same rank, or ranks are unknown.
-        ConfigError: the layout is invalid.
-    """
-    by_rank = _by_rank(recordings)
-    pipelines, _ = _pipelines(by_rank, layout)
-    return {place: ranks for place, ranks in pipelines.items() if all(rank in by_rank for rank in ranks)}
-
-
-def numbers_of(
-    pipeline: Sequence[Recording], recordings: Sequence[Recording], layout: str = ""
-) -> tuple[tuple[int, ...], int]:
-    """Return the pipeline ranks if files are missing, else none, and the number of ranks.
-
-    Without a layout, groups and inferred stages, the pipeline has all ranks of the job.
-    """
-    ranks = tuple(max(recording.rank, 0) for recording in pipeline)
-    if layout or any(map(_members, recordings)):
-        pipelines, _ = _pipelines(_by_rank(recordings), layout)
-        all_ranks = next(members for members in pipelines.values() if ranks[0] in members)
-        return tuple(map(all_ranks.index, ranks)) if len(ranks) < len(all_ranks) else (), len(all_ranks)
-    world = max((recording.world for recording in recordings), default=0)
-    if len(ranks) >= world or max(ranks) >= world:
-        return (), len(ranks)
-    size = ranks_by_stages(pipeline, world)
-    numbers = tuple(stages_of(recording)[0] for recording in pipeline) if size else ()
-    if numbers and all(a < b for a, b in pairwise(numbers)):
-        return numbers if len(numbers) < size else (), size
-    return ranks, world
 
 
 def _members(recording: Recording) -> tuple[int, ...]:
@@ -139,17 +75,19 @@ def _duplicate_text(first: Path, second: Path) -> str:
     return f"{first.parent.name}/{first.name} is: give the folder of one run"
 
 
-def _pipelines(by_rank: dict[int, Recording], layout: str) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Return the global ranks of each pipeline by its place, and a note on missing ranks."""
+def _described_pipelines(by_rank: dict[int, Recording], layout: str) -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each pipeline by its place, from the layout or groups; empty without both."""
     if layout:
-        return _from_layout(by_rank, layout), ""
-    groups = {_members(recording) for recording in by_rank.values()} - {()}
-    if groups:
-        pipelines = sorted(groups)
-        places = [_place(by_rank, ranks) for ranks in pipelines]
-        if len(set(places)) < len(places) or "" in places:
-            places = [f"of rank {min(ranks)}" for ranks in pipelines]
-        return dict(zip(places, pipelines, strict=True)), ""
+        return _from_layout(by_rank, layout)
+    pipelines = sorted({_members(recording) for recording in by_rank.values()} - {()})
+    places = [_place(by_rank, ranks) for ranks in pipelines]
+    if len(set(places)) < len(places) or "" in places:
+        places = [f"of rank {min(ranks)}" for ranks in pipelines]
+    return dict(zip(places, pipelines, strict=True))
+
+
+def _single_pipeline(by_rank: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Return the recorded ranks of a job as one pipeline, and a note on missing ranks."""
     world = max((recording.world for recording in by_rank.values()), default=0) or len(by_rank)
     present = tuple(by_rank)
     # A file may have any number of ranks, so ranks are counted and not listed.
@@ -225,10 +163,14 @@ def _span(recording: Recording) -> int:
     return 0
 
 
-def _local(recording: Recording, local: dict[int, int]) -> Recording:
-    """Return a recording with pipeline ranks as peers; -1 for peers outside of the pipeline."""
-    peers = np.array([local.get(peer, -1) for peer in recording.ends.peer.tolist()])
-    return replace(recording, ends=replace(recording.ends, peer=peers))
+def _with_local_peers(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[Recording]:
+    """Return recordings with pipeline ranks as peers; -1 for peers outside of the pipeline."""
+    local = {rank: number for number, rank in enumerate(ranks)}
+    peers = ([local.get(peer, -1) for peer in recording.ends.peer.tolist()] for recording in recordings)
+    return [
+        replace(recording, ends=replace(recording.ends, peer=np.array(of_ends)))
+        for recording, of_ends in zip(recordings, peers, strict=True)
+    ]
 
 
 GROUPED = {
@@ -311,21 +253,62 @@ def _stages_of_rank(number: int, ranks: int, chunks: int) -> tuple[list[int], li
 def measure_recordings(
     recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str] = ()
 ) -> Measurement:
-    """Measure recordings of any profiler; without actions there are only summaries.
+    """Measure recordings of any profiler, one per process in any order; without actions there are only summaries.
+
+    Without ``request.layout``, the process groups of the trace give the pipelines. Invalid replicas are noted.
 
     Raises:
-        TraceError: the recordings do not form a pipeline.
+        TraceError: two recordings have the same rank, ranks are unknown, or the recordings form no pipeline.
         ConfigError: the layout or replica is invalid.
     """
-    if request.every_replica:
-        return _measure_replicas(recordings, request, notes)
-    pipeline, assumed = choose_pipeline(recordings, request.layout, request.replica)
+    by_rank = _by_rank(recordings)
+    described = _described_pipelines(by_rank, request.layout)
+    pipelines, note = (described, "") if described else _single_pipeline(by_rank)
+    complete = {place: ranks for place, ranks in pipelines.items() if all(rank in by_rank for rank in ranks)}
+    recorded = complete or _most_recorded(pipelines, by_rank)
+
+    def measure(place: str) -> Measurement:
+        ranks, assumed = recorded[place], [note] if note else []
+        if missing := [rank for rank in pipelines[place] if rank not in by_rank]:
+            assumed.append(f"no file of rank {list_some(missing, len(missing))}: only the recorded ranks are read")
+        if len(pipelines) > 1:
+            named = list_some(ranks, len(ranks))
+            assumed.append(f"replica {place or 'of rank 0'} of {len(pipelines)}: global ranks {named}")
+        pipeline = _with_local_peers([by_rank[rank] for rank in ranks], ranks)
+        world = max((recording.world for recording in recordings), default=0)
+        return _measure_pipeline(pipeline, described.get(place, ()), world, request, (*notes, *assumed))
+
+    measured = measure(_choose(recorded, by_rank, request.replica))
+    if not request.every_replica or len(complete) <= 1 or not measured.steps:
+        return measured
+    replicas, unread = [], []
+    for name, ranks in complete.items():
+        try:
+            replicas.append(Replica(name=name, ranks=ranks, steps=measure(name).steps))
+        except (ConfigError, TraceError) as error:
+            unread.append(f"replica {name} is not compared: {error}")
+    return replace(measured, replicas=tuple(replicas), notes=(*measured.notes, *unread))
+
+
+def _measure_pipeline(
+    pipeline: Sequence[Recording], members: tuple[int, ...], world: int, request: ImportRequest,
+    notes: Sequence[str],
+) -> Measurement:  # fmt: skip
+    """Measure the recorded ranks of a pipeline, first stage first.
+
+    Args:
+        pipeline: the recordings; their peers are indices of recordings.
+        members: global ranks of the pipeline; empty if they are unknown.
+        world: ranks of the job; 0 if unknown.
+        request: options.
+        notes: notes on files and assumptions.
+    """
     has_actions = not all(kinds.COMMUNICATION.mask(recording.executions.kind).all() for recording in pipeline)
     inference_note = ""
     if not has_actions:
         pipeline, inference_note = infer(pipeline)
         has_actions = any(len(recording.executions) for recording in pipeline)
-    numbers, ranks = numbers_of(pipeline, recordings, request.layout)
+    numbers, ranks = _numbers_of(pipeline, members, world)
     try:
         measurement = assemble(pipeline, numbers, request.clocks) if has_actions else without_actions(pipeline)
     except TraceError as error:
@@ -335,20 +318,37 @@ def measure_recordings(
         raise TraceError(str(error), file=path if len(pipeline) == 1 else path.parent) from error
     if numbers and has_actions:
         measurement = _with_pipeline_ranks(measurement, numbers)
-    overlaps = [note for recording in pipeline for note in _overlaps(recording)]
     return replace(
         measurement,
         notes=(
             *notes,
-            *assumed,
             *([inference_note] if inference_note else []),
-            *overlaps,
+            *(note for recording in pipeline for note in _overlaps(recording)),
             *_memory(pipeline),
             *measurement.notes,
         ),
         numbers=numbers,
         ranks=ranks,
     )
+
+
+def _numbers_of(
+    pipeline: Sequence[Recording], members: tuple[int, ...], world: int
+) -> tuple[tuple[int, ...], int]:
+    """Return the pipeline ranks if files are missing, else none, and the number of ranks.
+
+    Without members and inferred stages, the pipeline has all ranks of the job.
+    """
+    ranks = tuple(max(recording.rank, 0) for recording in pipeline)
+    if members:
+        return tuple(map(members.index, ranks)) if len(ranks) < len(members) else (), len(members)
+    if len(ranks) >= world or max(ranks) >= world:
+        return (), len(ranks)
+    size = ranks_by_stages(pipeline, world)
+    numbers = tuple(stages_of(recording)[0] for recording in pipeline) if size else ()
+    if numbers and all(a < b for a, b in pairwise(numbers)):
+        return numbers if len(numbers) < size else (), size
+    return ranks, world
 
 
 def _with_pipeline_ranks(measurement: Measurement, numbers: Sequence[int]) -> Measurement:
@@ -359,26 +359,6 @@ def _with_pipeline_ranks(measurement: Measurement, numbers: Sequence[int]) -> Me
         sources=tuple(replace(source, rank=numbers[source.rank]) for source in measurement.sources),
         unattributed=tuple(replace(work, rank=numbers[work.rank]) for work in measurement.unattributed),
     )
-
-
-def _measure_replicas(
-    recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str]
-) -> Measurement:
-    """Return the measurement of a pipeline with the steps of all replicas; invalid replicas are noted."""
-    single_request = replace(request, every_replica=False)
-    measured = measure_recordings(recordings, single_request, notes)
-    pipelines = complete_pipelines(recordings, request.layout)
-    if len(pipelines) == 1 or not measured.steps:
-        return measured
-    replicas, unread = [], []
-    for name, ranks in pipelines.items():
-        try:
-            steps = measure_recordings(recordings, replace(single_request, replica=name)).steps
-        except (ConfigError, TraceError) as error:
-            unread.append(f"replica {name} is not compared: {error}")
-            continue
-        replicas.append(Replica(name=name, ranks=ranks, steps=steps))
-    return replace(measured, replicas=tuple(replicas), notes=(*measured.notes, *unread))
 
 
 def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:
