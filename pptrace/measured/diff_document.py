@@ -13,7 +13,7 @@ from pptrace.files import check_targets, compress, replace_file
 from pptrace.measured.dependencies import BETWEEN
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
-from pptrace.measured.operations_diff import OperationsDiff, compare_operations
+from pptrace.measured.operations_diff import OperationsDiff, PrintedDiff, compare_operations
 from pptrace.measured.sides import (
     PART_LABELS,
     NoActionsError,
@@ -28,11 +28,8 @@ from pptrace.report.document import (
     Document,
     Line,
     Picture,
-    Printed,
     Section,
     Table,
-    plain,
-    text_of,
     write_page,
 )
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
@@ -498,8 +495,11 @@ def causes(findings: StepDiff) -> tuple[Block, ...]:
     return (*([table] if rows else []), *([remark] if remarks else []))
 
 
+DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
+
+
 @dataclass(frozen=True, repr=False)
-class Diff(Printed):
+class Diff(PrintedDiff):
     """The diff of two steps; its text is the output of the command line."""
 
     findings: StepDiff
@@ -534,24 +534,34 @@ class Diff(Printed):
         """Return the document, with at most ``top`` actions."""
         return diff_document(self.findings, top, self.notes)
 
-    def summary(self, top: int = 10) -> str:
-        """Return the output of the command line, with at most ``top`` actions."""
-        return text_of(self.document(top))
-
-    def to_dict(self, top: int = 10) -> dict[str, Any]:
-        """Return plain JSON values, times in nanoseconds."""
-        values: dict[str, Any] = plain(self.document(top))
-        return values
-
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
         """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
 
         Raises:
             OutputError: a file cannot be written; then no file has changed.
         """
-        return write_diff(targets, self.findings, self.sides, self.notes, top)
+        check_targets(targets, DIFF_SUFFIXES, "a diff")
+        paths = [Path(target) for target in targets]
+        with ExitStack() as pending:
+            for path in paths:
+                self._write(path.name.lower(), pending.enter_context(replace_file(path)), top)
+        return paths
 
-    __repr__ = summary
+    def _write(self, name: str, path: Path, top: int) -> None:
+        """Write to a path in the format of the suffix of a name."""
+        if name.endswith(".html"):
+            write_page(path, self.document(top))
+            return
+        from pptrace.measured.diff_scene import write_bundle, write_diff_trace
+
+        if name.endswith(".tar"):
+            write_bundle(path, self.findings, self.sides)
+        elif name.endswith(".gz"):
+            uncompressed = path.with_suffix(".plain")
+            write_diff_trace(uncompressed, self.findings, self.sides)
+            compress(uncompressed, path)
+        else:
+            write_diff_trace(path, self.findings, self.sides)
 
 
 def compare_steps(
@@ -603,40 +613,3 @@ def _without_actions(
         if error.measurement.kernels:
             return error.measurement
     raise of_first
-
-
-DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
-
-
-def write_diff(
-    targets: Sequence[str | Path], findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int = 10
-) -> list[Path]:
-    """Write a diff in the formats of the suffixes; after an error no file has changed.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    check_targets(targets, DIFF_SUFFIXES, "a diff")
-    paths = [Path(target) for target in targets]
-    with ExitStack() as pending:
-        for path in paths:
-            temporary = pending.enter_context(replace_file(path))
-            _write(path.name.lower(), temporary, findings, sides, notes, top)
-    return paths
-
-
-def _write(
-    name: str, path: Path, findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int
-) -> None:
-    if name.endswith(".html"):
-        write_page(path, diff_document(findings, top, notes))
-        return
-    from pptrace.measured.diff_scene import write_bundle, write_diff_trace
-
-    if not name.endswith(".gz"):
-        write = write_bundle if name.endswith(".tar") else write_diff_trace
-        write(path, findings, sides)
-        return
-    plain = path.with_suffix(".plain")
-    write_diff_trace(plain, findings, sides)
-    compress(plain, path)

@@ -97,8 +97,29 @@ class TotalChange:
         return self.total_ns[1] - self.total_ns[0]
 
 
+class PrintedDiff(Printed):
+    """Mixin of diffs, whose outputs have at most ``top`` rows per list."""
+
+    __slots__ = ()
+
+    def document(self, top: int = 10) -> Document:
+        """Return the output of the command line as a document."""
+        raise NotImplementedError
+
+    def summary(self, top: int = 10) -> str:
+        """Return the output of the command line as plain text."""
+        return str(self.document(top))
+
+    def to_dict(self, top: int = 10) -> dict[str, Any]:
+        """Return plain JSON values, times in nanoseconds."""
+        values: dict[str, Any] = plain(self.document(top))
+        return values
+
+    __repr__ = summary
+
+
 @dataclass(frozen=True, repr=False)
-class OperationsDiff(Printed):
+class OperationsDiff(PrintedDiff):
     """The differences of two traces without actions; each list has the largest change first."""
 
     names: tuple[str, str]
@@ -171,15 +192,6 @@ class OperationsDiff(Printed):
             },
         )  # fmt: skip
 
-    def summary(self, top: int = 10) -> str:
-        """Return the output of the command line, with at most ``top`` rows per table."""
-        return str(self.document(top))
-
-    def to_dict(self, top: int = 10) -> dict[str, Any]:
-        """Return plain JSON values, times in nanoseconds."""
-        values: dict[str, Any] = plain(self.document(top))
-        return values
-
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
         """Write a report (.html).
 
@@ -194,8 +206,6 @@ class OperationsDiff(Printed):
             with replace_file(Path(target)) as temporary:
                 write_page(temporary, self.document(top))
         return [Path(target) for target in targets]
-
-    __repr__ = summary
 
 
 def compare_operations(

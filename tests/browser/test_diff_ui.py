@@ -10,7 +10,7 @@ from recorded_side import recorded
 
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
-from pptrace.measured.diff_document import write_diff
+from pptrace.measured.diff_document import Diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ BACKGROUND = "() => getComputedStyle(document.body).backgroundColor"
 def both(perfetto_ui: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("diff") / "both.pftrace"
     difference, sides = compared()
-    write_diff([path], difference, sides, [])
+    Diff(difference, sides, ()).save(path)
     perfetto_ui.load(path)
     return path
 
@@ -81,7 +81,7 @@ def test_pictures_are_kept(both: Path, perfetto_ui: Any, screenshots: Path) -> N
 
 def test_the_report_opens_from_disk_and_asks_for_nothing(page: Any, tmp_path: Path, screenshots: Path) -> None:
     difference, sides = compared(names=(HOSTILE, HOSTILE))
-    write_diff([tmp_path / "report.html"], difference, sides, [HOSTILE])
+    Diff(difference, sides, (HOSTILE,)).save(tmp_path / "report.html")
 
     page.goto((tmp_path / "report.html").as_uri())
 
@@ -95,7 +95,7 @@ def test_the_report_opens_from_disk_and_asks_for_nothing(page: Any, tmp_path: Pa
 
 def test_the_report_fits_and_heeds_light_dark_and_paper(page: Any, tmp_path: Path) -> None:
     difference, sides = compared()
-    write_diff([tmp_path / "report.html"], difference, sides, [])
+    Diff(difference, sides, ()).save(tmp_path / "report.html")
     page.goto((tmp_path / "report.html").as_uri())
 
     shown = {}
@@ -113,7 +113,7 @@ def test_the_report_fits_and_heeds_light_dark_and_paper(page: Any, tmp_path: Pat
 def test_the_native_trace_processor_puts_both_sides_on_one_timeline(native_processor: Any, tmp_path: Path) -> None:
     step = one_step()
     sides = [side_of_step(step), recorded(tmp_path / "run", step)]
-    write_diff([tmp_path / "both.tar"], diff(*sides), sides, [])
+    Diff(diff(*sides), sides, ()).save(tmp_path / "both.tar")
 
     processor = native_processor(tmp_path / "both.tar")
 

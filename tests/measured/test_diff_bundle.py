@@ -18,7 +18,7 @@ from recorded_side import BEGINS, recorded
 
 from pptrace.errors import OutputError
 from pptrace.measured.diff import diff
-from pptrace.measured.diff_document import write_diff
+from pptrace.measured.diff_document import Diff
 from pptrace.traces import perfetto
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def archive(folder: Path, sides: list[Side], name: str = "both.tar") -> dict[str, bytes]:
     """Return what the archive of two sides holds; its manifest fits the schema and names every other file."""
-    write_diff([folder / name], diff(*sides), sides, [])
+    Diff(diff(*sides), sides, ()).save(folder / name)
     held = members(folder / name)
     manifest = json.loads(held["perfetto_manifest.json"])
     jsonschema.validate(manifest, MANIFEST)
@@ -175,7 +175,7 @@ def test_a_measured_file_that_went_is_one_line_and_leaves_nothing_behind(tmp_pat
     (tmp_path / "run" / "r2.json").unlink()
 
     with pytest.raises(OutputError, match=r"both\.tar: cannot be written"):
-        write_diff([tmp_path / "both.tar"], difference, [sides[0], gone], [])
+        Diff(difference, (sides[0], gone), ()).save(tmp_path / "both.tar")
 
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from pptrace.measured import diff_document as tables
 from pptrace.measured import diff_drawing
-from pptrace.measured.diff_document import diff_document, write_diff
+from pptrace.measured.diff_document import Diff, diff_document
 from pptrace.report.document import page_of, text_of
 from pptrace.report.numbers import ms
 from pptrace.report.svg import element
@@ -113,7 +113,7 @@ def test_attributes_are_escaped_and_markup_is_not_escaped_twice() -> None:
 def test_the_same_diff_is_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
         difference, sides = compared()
-        write_diff([tmp_path / name], difference, sides, ["a note"])
+        Diff(difference, sides, ("a note",)).save(tmp_path / name)
 
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 

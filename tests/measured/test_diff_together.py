@@ -14,7 +14,7 @@ from compared_steps import MS, ROWS, compared, one_step, side_of_step
 from decoded_trace import BEGIN, COUNTER, END, Decoded
 
 from pptrace.measured.diff import diff
-from pptrace.measured.diff_document import write_diff
+from pptrace.measured.diff_document import Diff
 from pptrace.measured.diff_scene import labels, lateness
 from pptrace.traces import perfetto
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def decoded(folder: Path, found: StepDiff, sides: list[Side]) -> Decoded:
-    write_diff([folder / "both.pftrace"], found, sides, [])
+    Diff(found, sides, ()).save(folder / "both.pftrace")
     return Decoded((folder / "both.pftrace").read_bytes())
 
 
@@ -220,8 +220,8 @@ def test_packed_it_is_the_same_and_written_again_too(tmp_path: Path) -> None:
     difference, sides = compared()
     plain, packed, again = (tmp_path / name for name in ("a.pftrace", "b.pftrace.gz", "c.pftrace"))
 
-    write_diff([plain, packed], difference, sides, [])
-    write_diff([again], *compared(), [])
+    Diff(difference, sides, ()).save(plain, packed)
+    Diff(*compared(), ()).save(again)
 
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes() == again.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pftrace", "b.pftrace.gz", "c.pftrace"]
@@ -230,7 +230,7 @@ def test_packed_it_is_the_same_and_written_again_too(tmp_path: Path) -> None:
 def test_it_is_not_taken_for_one_step(tmp_path: Path) -> None:
     difference, sides = compared()
     path = tmp_path / "both.pftrace"
-    write_diff([path], difference, sides, [])
+    Diff(difference, sides, ()).save(path)
 
     assert not perfetto.recognises(path, path.read_bytes()[:4096])
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Prepared, Schedule, Workload
     from pptrace_torch.worker import Job
 
-__all__ = ["command", "run_ranks"]
-
 _EXAMPLES = """\b
 pptrace torch run step.yaml -o run/
 pptrace diff step.yaml run/

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["NAME", "Manifest", "StageTimes", "check_table", "read_table", "require_torch"]
-
 _LOWEST, _WAITS_SINCE = (2, 13), (2, 15)
 _INSTALL = "pip install 'torch>=2.13'"
 

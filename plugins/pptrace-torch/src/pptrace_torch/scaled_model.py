@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Prepared
     from pptrace_models.transformer import Transformer
 
-__all__ = ["MOST_FLOPS", "ScaledModel", "StageItems"]
-
 MOST_FLOPS = 1 << 33
 """The most floating-point operations of a scaled step."""
 _NO_MODEL = (

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from pptrace_torch.scaled_model import ScaledModel
 
 
-__all__ = [
-    "WIDTH",
-    "Job",
-    "cycles_per_ns",
-    "occupy",
-    "real_stage",
-    "rows_of",
-    "run_rank",
-    "sleeping_stage",
-    "token_loss",
-    "tokens",
-]
-
 WIDTH = 256
 """Width of the messages of sleeping stages."""
 _BYTES = 4
