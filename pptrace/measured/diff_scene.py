@@ -19,6 +19,7 @@ import tempfile
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +44,6 @@ from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -273,9 +273,11 @@ def write_bundle(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         _add(archive, NAME, io.BytesIO(_manifest(members, about).encode()))
         for member in members:
-            with tempfile.TemporaryFile(dir=path.parent) as file:
-                _fill(file, member.content, path)
-                _add(archive, member.path, file)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                content = Path(folder) / "content"
+                _write_content(content, member.content)
+                with content.open("rb") as file:
+                    _add(archive, member.path, file)
 
 
 def _manifest(members: Sequence[_Member], attributes: Mapping[str, str]) -> str:
@@ -321,7 +323,7 @@ def _members(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Member]:
 
 def _recorded_members(side: Side, label: str, later_ns: int) -> Iterator[_Member]:
     """Yield the files of a measured side, each once."""
-    sources = _sources(side)
+    sources, offsets_ns = _sources(side), side.clock_offsets_ns
     zero = _earliest_zero_ns(side)
     names = _names([source.path for source in sources])
     shared = len(names) < len(sources)
@@ -330,8 +332,8 @@ def _recorded_members(side: Side, label: str, later_ns: int) -> Iterator[_Member
             continue
         yield _Member(
             path=f"{label}/{names.pop(source.path)}", machine=label if shared else f"{label} rank {source.rank}",
-            offset_ns=source.origin_ns + _clock(side, source.rank) - zero + later_ns, has_clock=source.has_clock,
-            content=source.path,
+            offset_ns=source.origin_ns + offsets_ns.get(source.rank, 0) - zero + later_ns,
+            has_clock=source.has_clock, content=source.path,
         )  # fmt: skip
 
 
@@ -339,14 +341,10 @@ def _sources(side: Side) -> tuple[Source, ...]:
     return side.measurement.sources if side.measured and side.measurement is not None else ()
 
 
-def _clock(side: Side, rank: int) -> int:
-    clocks = side.measurement.clocks if side.measurement is not None else ()
-    return next((clock.offset_ns for clock in clocks if clock.rank == rank), 0)
-
-
 def _earliest_zero_ns(side: Side) -> int:
     """Return the earliest time 0 of the files of a side, in time of rank 0."""
-    return min(source.origin_ns + _clock(side, source.rank) for source in _sources(side))
+    offsets_ns = side.clock_offsets_ns
+    return min(source.origin_ns + offsets_ns.get(source.rank, 0) for source in _sources(side))
 
 
 def _names(paths: Iterable[Path]) -> dict[Path, str]:
@@ -360,18 +358,13 @@ def _names(paths: Iterable[Path]) -> dict[Path, str]:
     return dict(zip(distinct, plain, strict=True))
 
 
-def _fill(file: IO[bytes], content: Path | Timeline, archive: Path) -> None:
+def _write_content(path: Path, content: Path | Timeline) -> None:
+    """Write a step, or the unpacked content of a file."""
     if isinstance(content, Timeline):
-        trace = archive.with_suffix(".step")
-        try:
-            write(content, trace, {})
-            with trace.open("rb") as written:
-                shutil.copyfileobj(written, file, 1 << 20)
-        finally:
-            trace.unlink(missing_ok=True)
+        write(content, path, {})
         return
     # A truncated file was read up to its end before.
-    with content.open("rb") as raw, suppress(EOFError, zlib.error):
+    with path.open("wb") as file, content.open("rb") as raw, suppress(EOFError, zlib.error):
         shutil.copyfileobj(UnpackedFile(content, raw), file, 1 << 20)
 
 
