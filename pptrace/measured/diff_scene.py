@@ -34,6 +34,7 @@ from pptrace.traces.perfetto.descriptors import (
     TITLE_KEY,
     Tracks,
     write_attributes,
+    write_descriptor,
     write_names,
     write_slice,
 )
@@ -67,7 +68,8 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
     steps, start_ns = _align([side.numbered_timeline for side in sides], findings)
     texts: list[str] = []
     runs: list[Run] = []
-    write_attributes(head, _attributes(findings), steps)
+    write_attributes(head, _attributes(findings))
+    write_descriptor(head)
     tracks_of_steps: list[Tracks] = []
     first_row = 0
     for place, (step, label) in enumerate(zip(steps, labels(sides), strict=True)):

@@ -22,10 +22,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pptrace.sanitize import printable
-from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.kinds import Stream
 from pptrace.traces.assembly import placement_values
 from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
-from pptrace.traces.scene import NAMES, link_title, links_and_segments, loads_of, rank_name, stream_title
+from pptrace.traces.scene import NAMES, link_title, links_and_segments, rank_name, stream_title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import InternedData, Trace, TrackDescriptor
 
-    from pptrace.timeline.timeline import Timeline
     from pptrace.traces.perfetto.wire import Run
     from pptrace.traces.scene import Scene
 
@@ -67,17 +66,9 @@ FIELD_NUMBERS = {
 }
 """Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
 
-_LINK_FIELDS = frozenset({"link", "transfer", "hop"})
-_SEGMENT_FIELDS = frozenset({"segment_number", "segment"})
-_PATH_FIELDS = frozenset({"shown"})
 
-
-def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescriptorSet:
-    """Return the descriptor of ``proto/pptrace.proto`` as ``protoc`` builds it, without Perfetto's file.
-
-    With ``timelines``, fields of links, segments and the critical path, and kinds of shard groups, are omitted
-    where no timeline has any.
-    """
+def descriptor_set() -> FileDescriptorSet:
+    """Return the descriptor of ``proto/pptrace.proto`` as ``protoc`` builds it, without Perfetto's file."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
     files = FileDescriptorSet()
@@ -85,13 +76,9 @@ def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescripto
     file.dependency.append("protos/perfetto/trace/perfetto_trace.proto")
     message = file.message_type.add(name=MESSAGE)
     kinds = message.enum_type.add(name="Kind")
-    omitted = frozenset[str]() if timelines is None else _absent(timelines)
     for kind, name in enumerate(NAMES):
-        if name not in omitted:
-            kinds.value.add(name=name, number=kind)
+        kinds.value.add(name=name, number=kind)
     for name, number in FIELD_NUMBERS.items():
-        if name in omitted:
-            continue
         field = message.extension.add(
             name=name,
             extendee=".perfetto.protos.TrackEvent",
@@ -105,23 +92,6 @@ def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescripto
         elif name == "segment":
             field.type = FieldDescriptorProto.TYPE_STRING
     return files
-
-
-def _absent(timelines: Sequence[Timeline]) -> frozenset[str]:
-    """Return the names of fields and kinds that no timeline has."""
-    absent = frozenset[str]()
-    for kind in (Kind.REDUCE_GROUPS, Kind.UNSHARD_SUBGROUP):
-        if not any((timeline.kind == kind).any() for timeline in timelines):
-            absent |= {kind.name}
-    if not any(timeline.routes is not None and timeline.routes.link.size for timeline in timelines):
-        absent |= _LINK_FIELDS
-    if all(timeline.parts is None for timeline in timelines):
-        absent |= _SEGMENT_FIELDS
-    if all(timeline.why is None for timeline in timelines):
-        absent |= _PATH_FIELDS
-    if not any(loads_of(timeline).size for timeline in timelines):
-        absent |= {"load"}
-    return absent
 
 
 FORMAT_KEY = "pptrace.format"
@@ -138,17 +108,20 @@ def provenance_json(provenance: Mapping[str, Any]) -> str:
     return json.dumps(dict(provenance), ensure_ascii=False)
 
 
-def write_attributes(head: Trace, values: Mapping[str, str | int], timelines: Sequence[Timeline] = ()) -> None:
-    """Write a trace's attributes, and the descriptor of the fields that its timelines have."""
+def write_descriptor(head: Trace) -> None:
+    """Write the descriptor of the typed fields."""
+    embedded = head.packet.add().extension_descriptor.extension_set
+    embedded.ParseFromString(descriptor_set().SerializeToString())
+
+
+def write_attributes(head: Trace, values: Mapping[str, str | int]) -> None:
+    """Write a trace's attributes."""
     attributes = head.packet.add().trace_attributes.attribute
     for key, value in values.items():
         if isinstance(value, int):
             attributes.add(key=key, long_value=value)
         else:
             attributes.add(key=key, string_value=value)
-    if timelines:
-        embedded = head.packet.add().extension_descriptor.extension_set
-        embedded.ParseFromString(descriptor_set(timelines).SerializeToString())
 
 
 SLICE_CATEGORIES = ("compute", "communication", "copy", "collective")

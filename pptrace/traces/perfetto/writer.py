@@ -45,6 +45,7 @@ from pptrace.traces.perfetto.descriptors import (
     provenance_json,
     step_json,
     write_attributes,
+    write_descriptor,
     write_names,
     write_slice,
 )
@@ -100,7 +101,8 @@ def _encode(scene: Scene, title: str) -> tuple[bytes, list[Run]]:
     names = Names.of(scene)
     titles = {TITLE_KEY: printable(title)} if title else {}
     provenance = provenance_json(timeline.provenance)
-    write_attributes(head, {FORMAT_KEY: VERSION, **titles, PROVENANCE_KEY: provenance}, [timeline])
+    write_attributes(head, {FORMAT_KEY: VERSION, **titles, PROVENANCE_KEY: provenance})
+    write_descriptor(head)
     first_cause = _write_names(head, scene, names)
     tracks, parts = Tracks(scene, head), phases(timeline)
     tracks.write({phase.rank for phase in parts})
