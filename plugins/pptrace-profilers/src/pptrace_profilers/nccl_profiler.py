@@ -72,20 +72,20 @@ class NcclOperation:
 _BY_TIME = attrgetter("start_ns", "end_ns")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankOperations:
-    """Operations of one rank in one file."""
+    """Operations of a process, or of one rank of a process with several, from one file or from all its files."""
 
     path: Path
-    """The file."""
+    """The (first) file."""
     process: int
     """Process id; -1 if no event has it."""
     ranks: dict[str, int]
     """Rank in each communicator."""
     operations: list[NcclOperation]
     """Operations by start."""
-    cut: bool = False
-    """Whether the file ends in the middle of an event."""
+    cut: tuple[str, ...] = ()
+    """Names of files that end in the middle of an event."""
 
 
 def read_communicator(path: Path) -> list[RankOperations]:
@@ -112,7 +112,7 @@ def read_communicator(path: Path) -> list[RankOperations]:
         by_rank = {rank: [one for one in operations if one.rank == rank] for rank in {rank for _, rank in pairs}}
     return [
         RankOperations(
-            path=path, process=process, operations=of_rank, cut=blocks.cut,
+            path=path, process=process, operations=of_rank, cut=(path.name,) if blocks.cut else (),
             ranks={one.communicator: one.rank for one in of_rank if one.rank >= 0},
         )
         for _, of_rank in sorted(by_rank.items())
@@ -251,15 +251,6 @@ def _address(value: object) -> int:
     return address if address < _LARGEST else -1
 
 
-@dataclass(slots=True, kw_only=True)
-class _Process:
-    """All files of one process, or of one rank of a process with several."""
-
-    files: list[RankOperations] = field(default_factory=list)
-    ranks: dict[str, int] = field(default_factory=dict)
-    operations: list[NcclOperation] = field(default_factory=list)
-
-
 def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Read the plugin's files of a run; unreadable files are noted and left out.
 
@@ -286,27 +277,31 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     ], notes
 
 
-def _processes(files: Sequence[RankOperations]) -> list[_Process]:
+def _processes(files: Sequence[RankOperations]) -> list[RankOperations]:
+    """Merge the files of each process, or of each rank of a process with several."""
     several_ranks = _processes_of_several_ranks(files)
-    processes: dict[tuple[Path, int, int], _Process] = {}
+    processes: dict[tuple[Path, int, int], list[RankOperations]] = defaultdict(list)
     for file in files:
         key = (file.path.parent, file.process)
         rank = next(iter(file.ranks.values()), -1) if key in several_ranks else -1
-        process = processes.setdefault((*key, rank), _Process())
-        duplicate = next((name for name in file.ranks if name in process.ranks), None)
-        if duplicate is not None and key not in several_ranks:
-            first_name = next(earlier.path.name for earlier in process.files if duplicate in earlier.ranks)
-            message = (
-                f"is of process {file.process} and communicator {duplicate}, as {first_name} is: "
-                "leave one out, or put each host's files into a separate folder"
-            )
-            raise TraceError(message, file=file.path)
-        process.files.append(file)
-        process.ranks |= file.ranks
-        process.operations += file.operations
-    for process in processes.values():
-        process.operations.sort(key=_BY_TIME)
-    return list(processes.values())
+        process = processes[(*key, rank)]
+        for earlier in process if key not in several_ranks else ():
+            if duplicate := next((name for name in file.ranks if name in earlier.ranks), None):
+                message = (
+                    f"is of process {file.process} and communicator {duplicate}, as {earlier.path.name} is: "
+                    "leave one out, or put each host's files into a separate folder"
+                )
+                raise TraceError(message, file=file.path)
+        process.append(file)
+    return list(map(_merge, processes.values()))
+
+
+def _merge(files: Sequence[RankOperations]) -> RankOperations:
+    return replace(
+        files[0], ranks={name: rank for file in files for name, rank in file.ranks.items()},
+        operations=sorted((one for file in files for one in file.operations), key=_BY_TIME),
+        cut=tuple(name for file in files for name in file.cut),
+    )  # fmt: skip
 
 
 def _processes_of_several_ranks(files: Sequence[RankOperations]) -> set[tuple[Path, int]]:
@@ -318,22 +313,22 @@ def _processes_of_several_ranks(files: Sequence[RankOperations]) -> set[tuple[Pa
     return {(folder, process) for (folder, process, _), of_process in ranks.items() if len(of_process) > 1}
 
 
-def _members(processes: Sequence[_Process]) -> dict[str, dict[int, int]]:
+def _members(processes: Sequence[RankOperations]) -> dict[str, dict[int, int]]:
     """Return by communicator the process of each of its ranks."""
     members: dict[str, dict[int, int]] = {}
     for number, process in enumerate(processes):
         for communicator, rank in process.ranks.items():
             by_rank = members.setdefault(communicator, {})
             if rank in by_rank:
-                first_name = processes[by_rank[rank]].files[0].path.name
+                first_name = processes[by_rank[rank]].path.name
                 message = f"is of rank {rank} of communicator {communicator}, as {first_name} is: leave one out"
-                raise TraceError(message, file=process.files[0].path)
+                raise TraceError(message, file=process.path)
             by_rank[rank] = number
     return members
 
 
 def _assign_ranks(
-    processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]
+    processes: Sequence[RankOperations], members: Mapping[str, Mapping[int, int]]
 ) -> tuple[list[int], str]:
     """Return the global rank of each process, and a note on an assumption."""
     complete = sorted(name for name, by_rank in members.items() if len(by_rank) == len(processes))
@@ -351,7 +346,9 @@ def _assign_ranks(
     return [ranks[number] for number in range(len(processes))], note
 
 
-def _message_communicators(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> list[str]:
+def _message_communicators(
+    processes: Sequence[RankOperations], members: Mapping[str, Mapping[int, int]]
+) -> list[str]:
     used = {
         operation.communicator for process in processes for operation in process.operations if operation.peer >= 0
     }
@@ -359,7 +356,7 @@ def _message_communicators(processes: Sequence[_Process], members: Mapping[str, 
 
 
 def _pipelines(
-    processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]], ranks: Sequence[int]
+    processes: Sequence[RankOperations], members: Mapping[str, Mapping[int, int]], ranks: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
     """Return the communicators with messages and with recordings of all ranks."""
     return {
@@ -370,7 +367,7 @@ def _pipelines(
 
 
 def _recording(
-    process: _Process, rank: int, world: int, groups: Mapping[str, tuple[int, ...]],
+    process: RankOperations, rank: int, world: int, groups: Mapping[str, tuple[int, ...]],
     members: Mapping[str, Mapping[int, int]], ranks: Sequence[int],
 ) -> Recording:  # fmt: skip
     ends, collectives, untimed = [], [], []
@@ -389,9 +386,9 @@ def _recording(
         peer_process = members.get(operation.communicator, {}).get(operation.peer, -1)
         peer = ranks[peer_process] if peer_process >= 0 else -1
         ends.append((sends, peer, start, end, size, operation.posted_ns))
-    notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]
+    notes = [f"{name} ends in the middle of an event" for name in process.cut]
     return Recording(
-        path=process.files[0].path, rank=rank, world=world, groups=groups,
+        path=process.path, rank=rank, world=world, groups=groups,
         ends=MessageEnds.from_rows(("sends", "peer", "start_ns", "end_ns", "size_bytes", "posted_ns"), ends),
         operations=Operations.of_collectives(collectives), untimed=tuple(untimed), notes=tuple(notes),
     )  # fmt: skip
