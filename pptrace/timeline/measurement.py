@@ -164,8 +164,6 @@ class Step(Columns):
     host_ns: Int64s = ()  # type: ignore[assignment] # Columns makes an array of it
     """Shape (slices,): time of an action on the host before its first and after its last operator; -1 where
     unknown, and empty where all are."""
-    covered_ns: int = 0
-    """Length of the profiler's range around the step; 0 where there is none."""
     begins_ns: int = 0
     """Time 0 of the timeline on rank 0's clock."""
 

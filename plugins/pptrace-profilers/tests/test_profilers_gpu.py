@@ -268,7 +268,6 @@ def test_steps_are_told_by_the_host_though_kernels_run_later(tmp_path: Path) -> 
 
     assert [step.label for step in steps] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
     assert [len(step.timeline) for step in steps] == [1, 1, 1]
-    assert {step.covered_ns for step in steps} == {100_000}
 
 
 def test_a_file_that_ends_in_the_middle_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -105,13 +105,10 @@ def assemble(
     for label, parts, moves, arrivals in aligned_steps:
         merged = [_merge_first_stage_gradients(part) for part in parts] if skips else parts
         timeline, columns, begins = timeline_of(merged, moves, arrivals)
-        covered = max(
-            (end - start for part in parts for name, start, end in part.windows if name == label), default=0
-        )
         steps.append(
             Step(
                 label=label, timeline=timeline, gap_ns=columns.gap_ns, short_gap_ns=columns.short_gap_ns,
-                host_ns=columns.host_ns, covered_ns=covered, begins_ns=begins,
+                host_ns=columns.host_ns, begins_ns=begins,
             )
         )  # fmt: skip
     if not steps:
