@@ -50,4 +50,5 @@ def deferred(name: str) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         return getattr(importlib.import_module(module), function)(*args, **options)
 
+    call.__module__, call.__name__ = module, function  # errors name the function's package
     return call

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import hookimpl
+from pptrace.plugin import deferred, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from concurrent.futures import Executor
 
-    from pydantic import BaseModel
-
-    from pptrace.plugin import ExecutorOffer, ExecutorRequest
+    from pptrace.plugin import ExecutorOffer
 
 
 @hookimpl
@@ -22,17 +20,6 @@ def pptrace_executors() -> Iterable[ExecutorOffer]:
 
     yield ExecutorOffer(
         name="dask", summary="Workers of a dask.distributed scheduler, or processes of this machine.",
-        build=_build, options=_options,
+        build=deferred("pptrace_dask.cluster:connect"),
+        options=lambda: import_module("pptrace_dask.cluster").DaskOptions,
     )  # fmt: skip
-
-
-def _build(request: ExecutorRequest) -> Executor:
-    from pptrace_dask.cluster import connect
-
-    return connect(request)
-
-
-def _options() -> type[BaseModel]:
-    from pptrace_dask.cluster import DaskOptions
-
-    return DaskOptions

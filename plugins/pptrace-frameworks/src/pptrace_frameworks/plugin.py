@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, hookimpl
+from pptrace.plugin import CommandOffer, deferred, hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from click import Command
-    from pydantic import BaseModel
-
-    from pptrace.plugin import MessagePolicyOffer, Policy, Schedule, StackOffer
+    from pptrace.plugin import MessagePolicyOffer, StackOffer
 
 
 @hookimpl
@@ -25,21 +21,21 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
     yield MessagePolicyOffer(
         name="megatron",
         summary="Megatron-LM: computation waits for each batch of messages; with vp, messages overlap it.",
-        build=partial(_build, "megatron"),
-        options=partial(_options, "megatron", "MegatronOptions"),
+        build=deferred("pptrace_frameworks.megatron:build"),
+        options=lambda: import_module("pptrace_frameworks.megatron").MegatronOptions,
         source="https://github.com/NVIDIA/Megatron-LM",
     )
     yield MessagePolicyOffer(
         name="torch",
         summary="PyTorch's pipelining: Schedule1F1B's and ScheduleGPipe's calls, its runtime's for all others.",
-        build=partial(_build, "torch"),
-        options=partial(_options, "torch", "TorchOptions"),
+        build=deferred("pptrace_frameworks.torch:build"),
+        options=lambda: import_module("pptrace_frameworks.torch").TorchOptions,
         source="https://github.com/pytorch/pytorch",
     )
     yield MessagePolicyOffer(
         name="deepspeed",
         summary="DeepSpeed's pipeline engine: computation waits for each send and receive.",
-        build=partial(_build, "deepspeed"),
+        build=deferred("pptrace_frameworks.deepspeed:build"),
         source="https://github.com/deepspeedai/DeepSpeed",
     )
 
@@ -56,21 +52,6 @@ def pptrace_stacks() -> Iterable[StackOffer]:
 def pptrace_commands() -> Iterable[CommandOffer]:
     """Offer ``pptrace recipe``."""
     yield CommandOffer(
-        name="recipe", summary="Print the configuration that simulates a recipe of a framework.", load=_recipe
-    )
-
-
-def _recipe() -> Command:
-    from pptrace_frameworks.recipes import command
-
-    return command
-
-
-def _build(framework: str, schedule: Schedule, options: Mapping[str, Any]) -> Policy:
-    policy: Policy = import_module(f"pptrace_frameworks.{framework}").build(schedule, options)
-    return policy
-
-
-def _options(framework: str, name: str) -> type[BaseModel]:
-    options: type[BaseModel] = getattr(import_module(f"pptrace_frameworks.{framework}"), name)
-    return options
+        name="recipe", summary="Print the configuration that simulates a recipe of a framework.",
+        load=lambda: import_module("pptrace_frameworks.recipes").command,
+    )  # fmt: skip

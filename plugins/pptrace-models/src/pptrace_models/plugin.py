@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, hookimpl
+from pptrace.plugin import CommandOffer, deferred, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from click import Command
-    from pydantic import BaseModel
-
-    from pptrace.plugin import CostModelOffer, CostRequest, DeviceOffer, ModelOffer, Workload
+    from pptrace.plugin import CostModelOffer, DeviceOffer, ModelOffer
 
 
 @hookimpl
@@ -23,10 +21,10 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
     yield CostModelOffer(
         name="roofline",
         summary="A transformer's time by compute, memory and collectives, and its memory.",
-        build=_build,
-        options=_options,
-        model=_model,
-        device=_device,
+        build=deferred("pptrace_models.roofline:build"),
+        options=lambda: import_module("pptrace_models.options").RooflineOptions,
+        model=lambda: import_module("pptrace_models.transformer").Transformer,
+        device=lambda: import_module("pptrace_models.accelerator").Accelerator,
     )
 
 
@@ -52,35 +50,5 @@ def pptrace_commands() -> Iterable[CommandOffer]:
     yield CommandOffer(
         name="measure-kernels",
         summary="Print a PyTorch script that measures a configuration's matrix products on your GPU.",
-        load=_measure_kernels,
+        load=lambda: import_module("pptrace_models.measure_kernels").command,
     )
-
-
-def _measure_kernels() -> Command:
-    from pptrace_models.measure_kernels import command
-
-    return command
-
-
-def _build(request: CostRequest) -> Workload:
-    from pptrace_models.roofline import build
-
-    return build(request)
-
-
-def _options() -> type[BaseModel]:
-    from pptrace_models.options import RooflineOptions
-
-    return RooflineOptions
-
-
-def _model() -> type[BaseModel]:
-    from pptrace_models.transformer import Transformer
-
-    return Transformer
-
-
-def _device() -> type[BaseModel]:
-    from pptrace_models.accelerator import Accelerator
-
-    return Accelerator

@@ -5,23 +5,15 @@ Source: Li et al., OptPipe: Memory- and Scheduling-Optimized Pipeline Parallelis
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, ConstraintError, hookimpl
+from pptrace.plugin import CommandOffer, ConstraintError, deferred, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from click import Command
-    from pydantic import BaseModel
-
-    from pptrace.plugin import Schedule, ScheduleOffer, ScheduleRequest
-
-
-def _build(request: ScheduleRequest) -> Schedule:
-    from pptrace_optpipe.schedule import build
-
-    return build(request)
+    from pptrace.plugin import ScheduleOffer, ScheduleRequest
 
 
 def _check(request: ScheduleRequest) -> None:
@@ -34,12 +26,6 @@ def _check(request: ScheduleRequest) -> None:
                               key="schedule.options.time")  # fmt: skip
 
 
-def _options() -> type[BaseModel]:
-    from pptrace_optpipe.options import OptpipeOptions
-
-    return OptpipeOptions
-
-
 @hookimpl
 def pptrace_schedules() -> Iterable[ScheduleOffer]:
     """Offer the schedule."""
@@ -48,8 +34,8 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield ScheduleOffer(
         name="optpipe",
         summary="The fastest schedule under a memory limit that a search finds, with copies to the host.",
-        build=_build,
-        options=_options,
+        build=deferred("pptrace_optpipe.schedule:build"),
+        options=lambda: import_module("pptrace_optpipe.options").OptpipeOptions,
         check=_check,
         searches=True,
         constraints="Any ranks, chunks and microbatches; options time and work limit the search.",
@@ -61,11 +47,6 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
 def pptrace_commands() -> Iterable[CommandOffer]:
     """Offer the search as a command."""
     yield CommandOffer(
-        name="optimize", summary="Find the fastest schedule under a memory limit, with a bound.", load=_optimize
-    )
-
-
-def _optimize() -> Command:
-    from pptrace_optpipe.command import command
-
-    return command
+        name="optimize", summary="Find the fastest schedule under a memory limit, with a bound.",
+        load=lambda: import_module("pptrace_optpipe.command").command,
+    )  # fmt: skip
