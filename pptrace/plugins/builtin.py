@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import PolicyName
+from pptrace.lazy import deferred
 from pptrace.plugins.hookspecs import hookimpl
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
-    from types import ModuleType
 
     from pptrace.plugins.offers import (
         CostModelOffer,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     )
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
-    from pptrace.timeline.timeline import Timeline
 
 
 @hookimpl
@@ -36,10 +35,14 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
     yield NetworkOffer(
         name="hockney",
         summary="Every pair of ranks alone: overhead + bytes / bandwidth + latency.",
-        build=lambda request: _models().hockney(request),
-        options=lambda: _models().HockneyOptions,
+        build=deferred("pptrace.plugins.builtin_models:hockney"),
+        options=lambda: import_module("pptrace.plugins.builtin_models").HockneyOptions,
     )
-    yield NetworkOffer(name="ideal", summary="Messages take no time.", build=lambda _: _models().Flat())
+    yield NetworkOffer(
+        name="ideal",
+        summary="Messages take no time.",
+        build=lambda _: import_module("pptrace.plugins.builtin_models").Flat(),
+    )
 
 
 @hookimpl
@@ -68,14 +71,14 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
     yield CostModelOffer(
         name="unit",
         summary="Abstract units of time: forward 1, backward 2 unless said otherwise.",
-        build=lambda request: _models().unit(request),
-        options=lambda: _models().UnitOptions,
+        build=deferred("pptrace.plugins.builtin_models:unit"),
+        options=lambda: import_module("pptrace.plugins.builtin_models").UnitOptions,
     )
     yield CostModelOffer(
         name="table",
         summary="Times and bytes per stage, as written or as calibrated.",
-        build=lambda request: _table_costs().table(request),
-        options=lambda: _table_costs().TableOptions,
+        build=deferred("pptrace.plugins.table_costs:table"),
+        options=lambda: import_module("pptrace.plugins.table_costs").TableOptions,
     )
 
 
@@ -87,12 +90,12 @@ def pptrace_executors() -> Iterable[ExecutorOffer]:
     yield ExecutorOffer(
         name="processes",
         summary="Processes on this machine, one per core.",
-        build=lambda request: _executors().Processes(request.workers),
+        build=lambda request: import_module("pptrace.plugins.builtin_executors").Processes(request.workers),
     )
     yield ExecutorOffer(
         name="serial",
         summary="This process, one point after another.",
-        build=lambda _: _executors().Serial(),
+        build=lambda _: import_module("pptrace.plugins.builtin_executors").Serial(),
         in_process=True,
     )
 
@@ -118,7 +121,7 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
     )
     for suffix in (".svg", ".png", ".pdf"):
         summary = f"A picture of the step in time, {suffix[1:].upper()}: why each rank waits, the critical path."
-        write = partial(_write_step_drawing, suffix=suffix)
+        write = partial(deferred("pptrace.report.step_drawing:write"), suffix=suffix)
         yield ExporterOffer(name=suffix[1:], summary=summary, suffixes=(suffix,), write=write)
 
 
@@ -139,30 +142,6 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
         recognises=kineto.recognises,
         read=kineto.read,
     )
-
-
-def _write_step_drawing(timeline: Timeline, path: Path, options: Mapping[str, Any], suffix: str) -> None:
-    from pptrace.report import step_drawing
-
-    step_drawing.write(timeline, path, options, suffix)
-
-
-def _models() -> ModuleType:
-    from pptrace.plugins import builtin_models
-
-    return builtin_models
-
-
-def _table_costs() -> ModuleType:
-    from pptrace.plugins import table_costs
-
-    return table_costs
-
-
-def _executors() -> ModuleType:
-    from pptrace.plugins import builtin_executors
-
-    return builtin_executors
 
 
 def _policy(name: PolicyName, schedule: Schedule, options: Mapping[str, Any]) -> Policy:
