@@ -1,7 +1,7 @@
 """Messages of Chakra's schema 1.0.0 in protobuf, and files of them.
 
 Source: ``schema/protobuf/et_def.proto`` of mlcommons/chakra. A file is a GlobalMetadata and Node messages, each
-after its length as a varint. The other types of attribute values are unknown fields here, which a parser skips.
+after its length as a varint. Other fields and types of attribute values are unknown here, and a parser skips them.
 """
 
 from __future__ import annotations
@@ -43,18 +43,16 @@ class CollectiveType(IntEnum):
 
 _FIELDS: dict[str, dict[str, tuple[int, str]]] = {
     "Int64List": {"values": (1, "int64*")},
-    "StringList": {"values": (1, "string*")},
     "AttributeProto": {
-        "name": (1, "string"), "double_val": (3, "double"), "int32_val": (7, "int32"), "int64_val": (9, "int64"),
-        "int64_list": (10, "Int64List"), "uint32_val": (11, "uint32"), "uint64_val": (13, "uint64"),
-        "bool_val": (27, "bool"), "string_val": (29, "string"), "string_list": (30, "StringList"),
+        "name": (1, "string"), "int32_val": (7, "int32"), "int64_val": (9, "int64"),
+        "int64_list": (10, "Int64List"), "uint64_val": (13, "uint64"), "bool_val": (27, "bool"),
+        "string_val": (29, "string"),
     },
     "GlobalMetadata": {"version": (1, "string"), "attr": (2, "AttributeProto*")},
-    "IOInfo": {"values": (1, "string"), "shapes": (2, "string"), "types": (3, "string")},
     "Node": {
         "id": (1, "uint64"), "name": (2, "string"), "type": (3, "int32"), "ctrl_deps": (4, "uint64*"),
         "data_deps": (5, "uint64*"), "start_time_micros": (6, "uint64"), "duration_micros": (7, "uint64"),
-        "inputs": (8, "IOInfo"), "outputs": (9, "IOInfo"), "attr": (10, "AttributeProto*"),
+        "attr": (10, "AttributeProto*"),
     },
 }  # fmt: skip
 """Number and type of each field by message; ``*`` is a repeated field. An enum has the wire type of an int32."""
