@@ -14,21 +14,13 @@ from pptrace.traces import kineto, perfetto
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pptrace.plugins.offers import (
-        CostModelOffer,
-        ExecutorOffer,
-        ExporterOffer,
-        ImporterOffer,
-        MessagePolicyOffer,
-        NetworkOffer,
-        StackOffer,
-    )
+    from pptrace.plugins import offers
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
 
 
 @hookimpl
-def pptrace_networks() -> Iterable[NetworkOffer]:
+def pptrace_networks() -> Iterable[offers.NetworkOffer]:
     """Offer the networks without contention."""
     from pptrace.plugins.offers import NetworkOffer
 
@@ -46,7 +38,7 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
 
 
 @hookimpl
-def pptrace_stacks() -> Iterable[StackOffer]:
+def pptrace_stacks() -> Iterable[offers.StackOffer]:
     """Offer the stack that changes nothing."""
     from pptrace.plugins.offers import StackOffer
 
@@ -54,7 +46,7 @@ def pptrace_stacks() -> Iterable[StackOffer]:
 
 
 @hookimpl
-def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
+def pptrace_message_policies() -> Iterable[offers.MessagePolicyOffer]:
     """Offer the policies that are not of a framework; their settings are keys of the section ``p2p``."""
     from pptrace.plugins.offers import MessagePolicyOffer
 
@@ -64,7 +56,7 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
 
 
 @hookimpl
-def pptrace_cost_models() -> Iterable[CostModelOffer]:
+def pptrace_cost_models() -> Iterable[offers.CostModelOffer]:
     """Offer costs that need no model or device."""
     from pptrace.plugins.offers import CostModelOffer
 
@@ -83,7 +75,7 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
 
 
 @hookimpl
-def pptrace_executors() -> Iterable[ExecutorOffer]:
+def pptrace_executors() -> Iterable[offers.ExecutorOffer]:
     """Offer a pool of local processes, and the current process."""
     from pptrace.plugins.offers import ExecutorOffer
 
@@ -101,7 +93,7 @@ def pptrace_executors() -> Iterable[ExecutorOffer]:
 
 
 @hookimpl
-def pptrace_exporters() -> Iterable[ExporterOffer]:
+def pptrace_exporters() -> Iterable[offers.ExporterOffer]:
     """Offer the writers of both trace formats."""
     from pptrace.plugins.offers import ExporterOffer
 
@@ -126,7 +118,7 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
 
 
 @hookimpl
-def pptrace_importers() -> Iterable[ImporterOffer]:
+def pptrace_importers() -> Iterable[offers.ImporterOffer]:
     """Offer the readers of traces that pptrace wrote."""
     from pptrace.plugins.offers import ImporterOffer
 

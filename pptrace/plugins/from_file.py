@@ -36,7 +36,7 @@ def is_file_reference(text: str) -> bool:
     return text.endswith(".py") or (bool(colon) and file.endswith(".py"))
 
 
-def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[ScheduleOffer]:
+def schedule_from_file(reference: str) -> Provided[ScheduleOffer]:
     """Return the offer of a schedule that a function in a file builds.
 
     The function's arguments are the fields of :class:`~pptrace.plugins.requests.ScheduleRequest` that its
@@ -45,7 +45,6 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
 
     Args:
         reference: ``FILE.py:FUNCTION``.
-        folder: base of relative paths; the current directory by default.
 
     Raises:
         PluginError: the file or function is missing, fails to run or has an unsupported signature.
@@ -55,7 +54,7 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
         message = f"expected FILE.py:FUNCTION, such as {reference.rstrip(':')}:make"
         raise PluginError(f"{reference}: {message}", plugin=reference)
     provider = Provider(name=reference)
-    module = _run_file(provider, file, (folder or Path()) / file)
+    module = _run_file(provider, file)
     function = getattr(module, name, None)
     if function is None:
         functions = [
@@ -77,7 +76,8 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
     return Provided(offer=guarded(provider, offer, "schedule"), provider=provider)
 
 
-def _run_file(provider: Provider, file: str, path: Path) -> types.ModuleType:
+def _run_file(provider: Provider, file: str) -> types.ModuleType:
+    path = Path(file)
     if is_named_pipe(path):
         raise _error(provider, f"cannot read {file}: is a pipe")
     try:

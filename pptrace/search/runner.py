@@ -105,8 +105,9 @@ def _until_broken(
                     running[executor.submit(call, item)] = item
                 except BrokenExecutor:
                     broken.append(item)
-            full = not waiting or len(running) >= ahead
-            for future in _done(running, block=full and not broken):
+            is_full = not waiting or len(running) >= ahead
+            wait(running, None if is_full and not broken else 0, FIRST_COMPLETED)
+            for future in [future for future in running if future.done()]:
                 item = running.pop(future)
                 try:
                     row = future.result()
@@ -121,14 +122,6 @@ def _until_broken(
         if broken or not finished:
             pool.end(wait=finished)
     return [*broken, *running.values()]
-
-
-def _done(running: dict[Future[Row], Item], *, block: bool) -> list[Future[Row]]:
-    done = [future for future in running if future.done()]
-    if done or not block or not running:
-        return done
-    wait(running, return_when=FIRST_COMPLETED)
-    return [future for future in running if future.done()]
 
 
 def cores() -> int:

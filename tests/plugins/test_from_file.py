@@ -140,12 +140,6 @@ def test_a_registry_takes_a_file_where_it_takes_a_name(tmp_path: Path, monkeypat
     assert rows == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
-def test_relative_files_are_found_beside_the_configuration(tmp_path: Path) -> None:
-    write(tmp_path, "def make(request):\n    return []\n")
-
-    assert schedule_from_file("mine.py:make", tmp_path).offer.name == "mine"
-
-
 def test_a_dataclass_in_the_file_works_and_nothing_is_written_beside_it(tmp_path: Path) -> None:
     source = """
     from __future__ import annotations
@@ -214,13 +208,16 @@ def test_a_file_that_cannot_be_used_says_what_and_where(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_a_folder_and_a_missing_function_name_say_so(tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_a_missing_function_name_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "folder.py").mkdir()
+    monkeypatch.chdir(tmp_path)
 
     with pytest.raises(PluginError, match=r"cannot read gone\.py: No such file or directory"):
-        schedule_from_file("gone.py:make", tmp_path)
+        schedule_from_file("gone.py:make")
     with pytest.raises(PluginError, match=r"cannot read folder\.py: Is a directory"):
-        schedule_from_file("folder.py:make", tmp_path)
+        schedule_from_file("folder.py:make")
     with pytest.raises(PluginError, match=r"expected FILE\.py:FUNCTION, such as \./mine\.py:make"):
         _ = Registry.load(entry_points=False).schedules["./mine.py"]
     with pytest.raises(PluginError, match=r"expected FILE\.py:FUNCTION, such as \./mine\.py:make"):
