@@ -34,17 +34,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
-    """The common configuration of the runs of a search."""
+class BaseConfiguration:
+    """The common configuration of the runs of a search, read once."""
 
     document: Document
     """The content of the configuration file."""
     sets: tuple[str, ...]
     """``key.path=value`` texts."""
     flags: Mapping[str, Any]
-    """Values by flag name, without ``schedule``."""
-    registry: Registry
-    """The plugins."""
+    """Values by flag name."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -55,6 +53,18 @@ class Basis:
     def resolve(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Resolved:
         """Return the configuration of one run."""
         return load(self.document, self.sets, self.flags, [*varied, *entry.varied])
+
+    def basis(self, registry: Registry) -> Basis:
+        """Return the configuration with plugins."""
+        return Basis(document=self.document, sets=self.sets, flags=self.flags, registry=registry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis(BaseConfiguration):
+    """The common configuration of the runs of a search, with plugins."""
+
+    registry: Registry
+    """The plugins."""
 
     def find(self, entry: Entry) -> ScheduleOffer | None:
         """Return the schedule of an entry; None for a table file, which is validated.

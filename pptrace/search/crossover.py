@@ -20,9 +20,8 @@ from pptrace.errors import ConfigError, PptraceError, ScheduleError, nearest
 from pptrace.report.document import Document, Printed, Table
 from pptrace.run.preparation import check_size, prepare
 from pptrace.run.summary import job_text, setting_text
-from pptrace.search.basis import short_reason
+from pptrace.search.basis import BaseConfiguration, short_reason
 from pptrace.search.compare import options_notes, work_note
-from pptrace.search.grid import Base
 from pptrace.search.runner import Runner, run_point
 
 if TYPE_CHECKING:
@@ -557,7 +556,7 @@ def crossover(
     if chosen is None or span.key == _CHUNKS:  # chunks on an executor would count as settings of the entry
         changes = search.changes(grid)
     else:
-        base = Base(document=basis.document, sets=basis.sets, flags=basis.flags)
+        base = BaseConfiguration(document=basis.document, sets=basis.sets, flags=basis.flags)
         with Runner(basis.registry, chosen) as runner:
             pair.simulate = partial(runner.run, call=partial(run_point, base=base))
             pair.prefetch(grid)

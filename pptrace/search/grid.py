@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid, parse_value
 from pptrace.config.places import Place, key_text
-from pptrace.config.resolution import document_of, load
+from pptrace.config.resolution import document_of
 from pptrace.config.schema import Experiment, ScheduleChoice, is_yaml_file
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError, nearest
-from pptrace.search.basis import Basis, Entry, digest_of, parse_entries, split_outside
+from pptrace.search.basis import BaseConfiguration, Entry, digest_of, parse_entries, split_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pptrace.config.places import Document, KeyPath
-    from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
 
 
@@ -240,22 +239,6 @@ _TABLE_SIZES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _MI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
-    """The common configuration of all points, read once."""
-
-    document: Document
-    """The content of the configuration file."""
-    sets: tuple[str, ...]
-    """``key.path=value`` texts."""
-    flags: Mapping[str, Any]
-    """Values by flag name."""
-
-    def basis(self, registry: Registry) -> Basis:
-        """Return the configuration with plugins."""
-        return Basis(document=self.document, sets=self.sets, flags=self.flags, registry=registry)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One combination of the axes' values."""
 
@@ -280,7 +263,7 @@ class Point:
 class Grid:
     """All points of a sweep."""
 
-    base: Base
+    base: BaseConfiguration
     """Their common configuration."""
     axes: tuple[Axis, ...]
     """The outermost first: it changes most slowly from point to point."""
@@ -323,7 +306,7 @@ def grid_of(
     """
     flag_values = {name: value for name, value in flags.items() if value is not None}
     document = document_of(file)
-    base = Base(document=document, sets=tuple(sets), flags=flag_values)
+    base = BaseConfiguration(document=document, sets=tuple(sets), flags=flag_values)
     overrides = assignments(base.sets, base.flags)
     _check_axes(axes, overrides)
     digests: dict[str, str] = {}
@@ -404,7 +387,7 @@ def _check_distinct(axes: Sequence[Axis], points: Sequence[Point]) -> None:
                 raise ConfigError(message, file=f"--over {axis.key}")
 
 
-def _check_values(base: Base, overrides: Sequence[Assignment], axes: Sequence[Axis]) -> None:
+def _check_values(base: BaseConfiguration, overrides: Sequence[Assignment], axes: Sequence[Axis]) -> None:
     """Reject a value that is invalid with all values of the other axes."""
     defaults = [axis.values[0] for axis in axes]
     for index, axis in enumerate(axes):
@@ -415,7 +398,7 @@ def _check_values(base: Base, overrides: Sequence[Assignment], axes: Sequence[Ax
             validate_options(Experiment, complete, "", places, file=base.document.source)
 
 
-def _check_some_point(base: Base, points: Sequence[Point]) -> None:
+def _check_some_point(base: BaseConfiguration, points: Sequence[Point]) -> None:
     """Reject a configuration that is invalid at every point, with the error of the first point."""
     first: ConfigError | None = None
     for point in points:
@@ -423,7 +406,7 @@ def _check_some_point(base: Base, points: Sequence[Point]) -> None:
             first = first or ConfigError(point.refused, file="--gpus")
             continue
         try:
-            load(base.document, base.sets, base.flags, point.entry.varied)
+            base.resolve(point.entry)
         except ConfigError as error:
             first = first or error
         else:
@@ -433,7 +416,7 @@ def _check_some_point(base: Base, points: Sequence[Point]) -> None:
 
 
 def _point(
-    base: Base,
+    base: BaseConfiguration,
     overrides: Sequence[Assignment],
     values: tuple[Value, ...],
     digests: dict[str, str],

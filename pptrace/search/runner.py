@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.providers import Provided
     from pptrace.run.figures import Cell, Row
     from pptrace.run.run import Run
-    from pptrace.search.basis import Entry
-    from pptrace.search.grid import Base
+    from pptrace.search.basis import BaseConfiguration, Entry
 
 
 Item = TypeVar("Item")
@@ -340,7 +339,7 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
-def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, actions: int = 0) -> Row:
+def run_point(entry: Entry, *, base: BaseConfiguration, registry: Registry | None = None, actions: int = 0) -> Row:
     """Simulate one point and return its inputs and figures, or the reason of its failure as ``error``.
 
     Args:

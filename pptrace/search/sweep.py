@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Cell, Row
-    from pptrace.search.grid import Base, Grid, Point
+    from pptrace.search.basis import BaseConfiguration
+    from pptrace.search.grid import Grid, Point
 
 PICTURES = (".png", ".svg", ".pdf")
 """Suffixes of pictures."""
@@ -198,7 +199,7 @@ def _run(grid: Grid, points: Sequence[Point], runner: Runner) -> Iterator[tuple[
     return runner.run(items, call, labels, warms=warms)
 
 
-def _run_point(point: Point, *, base: Base, actions: int, registry: Registry | None) -> Row:
+def _run_point(point: Point, *, base: BaseConfiguration, actions: int, registry: Registry | None) -> Row:
     return (
         {"error": point.refused}
         if point.refused
@@ -330,7 +331,7 @@ def _first_difference(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
 
 
 def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
-    resolved = grid.base.basis(registry).resolve(point.entry)
+    resolved = grid.base.resolve(point.entry)
     try:
         return prepare(resolved, registry, may_drop_chunks=not point.entry.sets("parallel.vp")).resolved
     except PptraceError:
