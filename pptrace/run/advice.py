@@ -168,9 +168,11 @@ class _Search:
         costs: Costs | None = None
         microbatches = sizes.microbatches(self.experiment.batch.global_batch or 0)
         for chunks in chunks_of(self.experiment, self._chunks(), sizes.pp, deep=self.deep):
-            size = change_of(self.run, sizes, chunks, "", switches)
+            size, names = change_of(self.run, sizes, chunks, "", switches), schedules
             if self._actions_of(size.settings) > self.remaining_actions:
-                continue
+                if size.settings:
+                    continue
+                names = schedules[:1]  # the step itself, for comparison with candidates of its schedule
             if self.built_costs >= self.effort.built_costs:
                 return
             self.built_costs += 1
@@ -182,7 +184,7 @@ class _Search:
                 workload = costs.workload(stages)
             except PptraceError:
                 continue
-            for name in schedules:
+            for name in names:
                 provided = self.offers[name]
                 options = self.run.prepared.request.options if name == schedules[0] else None
                 moved = self.experiment.schedule.offload, self.experiment.schedule.recompute
