@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pptrace.search.compare import Comparison
 
-STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
-
 
 @pytest.fixture
 def comparison() -> Comparison:
@@ -25,12 +23,10 @@ def comparison() -> Comparison:
     )
 
 
-@pytest.mark.parametrize("suffix", list(STARTS))
-def test_the_same_comparison_is_the_same_bytes(comparison: Comparison, tmp_path: Path, suffix: str) -> None:
-    one, two = (comparison.save(tmp_path / f"{name}{suffix}").read_bytes() for name in ("one", "two"))
+def test_the_same_comparison_is_the_same_bytes(comparison: Comparison, tmp_path: Path) -> None:
+    one, two = (comparison.save(tmp_path / f"{name}.svg").read_bytes() for name in ("one", "two"))
 
     assert one == two
-    assert one.startswith(STARTS[suffix])
 
 
 def test_every_schedule_and_level_is_named(comparison: Comparison, tmp_path: Path) -> None:

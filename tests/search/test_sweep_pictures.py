@@ -164,11 +164,9 @@ def test_several_figures_of_one_unit_are_drawn_in_one_picture(tmp_path: Path) ->
     assert {"simulated idle time and MFU [%]", "simulated idle time", "MFU"} <= set(words(tmp_path / "f.svg"))
 
 
-@pytest.mark.parametrize(
-    ("plot", "suffix"), [*((plot, "svg") for plot in PLOTS), (PLOTS[0], "png"), (PLOTS[0], "pdf")]
-)
-def test_equal_rows_give_equal_bytes(tmp_path: Path, plot: str, suffix: str) -> None:
-    one, other = tmp_path / f"one.{suffix}", tmp_path / f"other.{suffix}"
+@pytest.mark.parametrize("plot", PLOTS)
+def test_equal_rows_give_equal_bytes(tmp_path: Path, plot: str) -> None:
+    one, other = tmp_path / "one.svg", tmp_path / "other.svg"
     steps().save(one, plot=plot)
     with mpl.rc_context({"font.size": 30, "svg.hashsalt": "else", "axes.facecolor": "red"}):
         steps().save(other, plot=plot)

@@ -123,11 +123,9 @@ def test_an_svg_has_a_lane_per_rank_a_tooltip_per_bar_and_the_same_bytes(tmp_pat
 
 
 @pytest.mark.parametrize(("suffix", "head"), [(".png", b"\x89PNG"), (".pdf", b"%PDF")])
-def test_pictures_have_the_same_bytes_twice(suffix: str, head: bytes, tmp_path: Path) -> None:
-    for name in ("one.tmp", "two.tmp"):
-        write(step("blocking"), tmp_path / name, {}, suffix)
+def test_pictures_are_of_their_format(suffix: str, head: bytes, tmp_path: Path) -> None:
+    write(step("blocking"), tmp_path / "one.tmp", {}, suffix)
 
-    assert (tmp_path / "one.tmp").read_bytes() == (tmp_path / "two.tmp").read_bytes()
     assert (tmp_path / "one.tmp").read_bytes().startswith(head)
 
 
