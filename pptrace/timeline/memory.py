@@ -35,7 +35,8 @@ class Memory(NamedTuple):
     buffer_bytes: Int64s
     """Point-to-point buffers: one to send and one to receive per boundary shared with another rank."""
     reserved_bytes: Int64s
-    """Memory of no action: the reserve of the workload, and the allocator's share of the peak."""
+    """Memory of no action: the reserve of the workload, and the allocator's share of the peak. The allocator
+    returns this share to the device when an allocation fails (PyTorch's ``CUDACachingAllocator``)."""
     peak_activation_bytes: Int64s
     """Peak of activations."""
     peak_at_ns: Int64s
@@ -131,17 +132,21 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     copies = timeline.placement.copies().astype(np.int64)
     buffers = _buffers(timeline, workload)
     allocated = copies @ workload.static_bytes + buffers + peak_bytes + gathered + unreduced
+    room_bytes = workload.capacities(ranks)
+    cached = -(-allocated * workload.reserved_permille // 1000)
+    if workload.capacity_bytes:
+        cached = np.minimum(cached, np.maximum(room_bytes - allocated - workload.reserved_bytes, 0))
     return Memory(
         weights_bytes=copies @ workload.weights_bytes + gathered,
         gradients_bytes=copies @ workload.gradients_bytes + unreduced,
         optimizer_bytes=copies @ workload.optimizer_bytes,
         buffer_bytes=buffers,
-        reserved_bytes=workload.reserved_bytes + -(-allocated * workload.reserved_permille // 1000),
+        reserved_bytes=workload.reserved_bytes + cached,
         peak_activation_bytes=peak_bytes,
         peak_at_ns=peak_time_ns,
         peak_activations=peak_count,
         capacity_bytes=workload.capacity_bytes,
-        room_bytes=workload.capacities(ranks),
+        room_bytes=room_bytes,
         gathered_bytes=gathered + unreduced,
     )
 

@@ -39,6 +39,15 @@ def test_the_allocators_share_is_that_of_all_that_is_allocated() -> None:
     assert memory.peak_bytes.tolist() == [1400 + 192, 1300 + 182]
 
 
+def test_the_allocators_share_shrinks_to_the_memory_that_is_left() -> None:
+    costs = workload(reserved_bytes=50, reserved_permille=101, capacity_bytes=1400)
+
+    memory = measure_memory(simulate(Schedule.from_rows(ROWS), costs), costs)
+
+    assert memory.reserved_bytes.tolist() == [50, 50 + 50]  # the device has 1350 for tensors and share
+    assert memory.over_capacity == (0, 10, 50)
+
+
 def test_an_input_gradient_keeps_what_the_weight_gradient_needs() -> None:
     costs = workload(1, weight_activation_bytes=40)
 

@@ -189,6 +189,22 @@ def test_copied_shards_have_gather_buffers_and_reduced_gradients_besides(costs: 
     assert alone.reserved_bytes == costs(options={"zero": 3}).reserved_bytes
 
 
+def test_weights_gathered_after_the_optimizer_are_copied_out_of_a_buffer(costs: Callable[..., Workload]) -> None:
+    sharded, copied = (costs(dp=4, options={"zero": 1, "copied_shards": copies}) for copies in (False, True))
+    assert (copied.weights_bytes == 2 * sharded.weights_bytes).all()
+    for unsharded in ({"dp": 4}, {"options": {"zero": 1, "copied_shards": True}}):
+        assert (costs(**unsharded).weights_bytes == sharded.weights_bytes).all()
+
+
+def test_collectives_hold_their_tensors_while_a_pipeline_fills(costs: Callable[..., Workload]) -> None:
+    split = {"tp": 2, "sequence_parallel": True}
+    deferred = {"deferred_frees": True}
+    held = costs(**split, options=deferred).reserved_bytes - costs(**split).reserved_bytes
+    # Two outputs, of the whole sequence and of a half, of two layers for the third and fourth microbatch.
+    assert held == 2 * (2048 + 1024) * 1024 * 2 * 2 * 2
+    assert costs(tp=2, options=deferred).reserved_bytes == costs(tp=2).reserved_bytes
+
+
 def test_each_shape_of_a_matrix_has_a_tensor_in_place_of_its_gradient(costs: Callable[..., Workload]) -> None:
     plain, dummies = costs(tp=2), costs(tp=2, options={"dummy_gradients": True})
     # Queries, keys and values; attention's output; both of the MLP: a layer's weights, once for all layers.

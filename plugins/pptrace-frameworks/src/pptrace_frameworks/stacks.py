@@ -391,7 +391,12 @@ _NANOTRON = (
     _rule(
         "NT v0.5 src/nanotron/trainer.py: DistributedDataParallel without gradient_as_bucket_view, "
         "whose buckets PT torch/csrc/distributed/c10d/reducer.cpp allocates; reduced during the last backward",
-        {"data_parallel.overlap": True, "costs.gradient_buckets": True},
+        {"data_parallel.overlap": True, "costs.gradient_buckets": True}, when={"costs.zero": 0},
+    ),
+    _rule(
+        "NT v0.5 src/nanotron/distributed.py all_gather_coalesced: a flat copy of all weights; PT "
+        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp allgather flattens it again",
+        {"costs.copied_shards": True}, when={"costs.zero": 1},
     ),
     _rule(
         "NT v0.5 src/nanotron/models/llama.py: torch.cat of keys and values; flash-attention "
@@ -401,9 +406,14 @@ _NANOTRON = (
     _rule("NT tensor_parallel_mode REDUCE_SCATTER", {"parallel.sequence_parallel": True},
           when={"parallel.tp": {"min": 2}}),
     _rule(
-        "NT v0.5 src/nanotron/parallel/tensor_parallel/functional.py: buffers allgather and allgather2, an output "
-        "and an input gradient before reduce-scatter",
-        {"costs.sequence_buffers": 4},
+        "NT 67c5ebb src/nanotron/parallel/tensor_parallel/functional.py: buffers allgather and allgather2, an "
+        "input gradient before reduce-scatter",
+        {"costs.sequence_buffers": 3},
+    ),
+    _rule(
+        "NT v0.5 src/nanotron/parallel/pipeline_parallel/p2p.py: kernels wait for each send; PT "
+        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp recordStream",
+        {"costs.deferred_frees": True}, when={"schedule.name": "1f1b"},
     ),
     _rule(
         "fitted to the memory of 1,082 steps in nanotron's Ultra-Scale Playbook", {"costs.fragmentation": 0.06}

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 _FP32 = 4
 _BUFFERED = 2
 """Offloaded layers in device memory at once: the current layer and the one that is copied."""
+_ROW_PARALLEL = 2
+"""Row-parallel products of a layer: the last ones of attention and MLP."""
+_RUN_AT_ONCE = 2
+"""Microbatches that the first rank computes without a wait: the second rank computes the first one meanwhile."""
+_QUEUED_LAYERS = 18
+"""Layers whose forwards fill the device's queue of 1,024 kernels and events; fitted to nanotron's steps with 16
+stages, about 55 per layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,8 +466,10 @@ def state(
     reduce_ns, reduce_groups_ns = _reduce_ns(costing, held), _reduce_groups_ns(costing, held)
     if not separate_groups:
         reduce_ns, reduce_groups_ns = reduce_ns + reduce_groups_ns, 0
+    has_gather_buffer = options.copied_shards and options.zero and not shards_weights and count > owned
     return {
-        "weights_bytes": ((owned if shards_weights else count) + frozen) * model.element_bytes,
+        "weights_bytes": ((owned if shards_weights else count) + frozen + count * has_gather_buffer)
+        * model.element_bytes,
         "gradients_bytes": (owned if shards_gradients else count) * gradient + _bucket_bytes(costing, count),
         "optimizer_bytes": updated * kept - saved,
         "reduce_ns": reduce_ns,
@@ -547,6 +556,23 @@ def sequence_buffer_bytes(model: Transformer, shard: Shard, options: RooflineOpt
     """Return the bytes of tensors of the whole sequence that collectives of sequence parallelism hold."""
     is_split = shard.split_tokens < shard.tokens
     return options.sequence_buffers * shard.tokens * model.hidden * model.element_bytes * is_split
+
+
+def deferred_bytes(model: Transformer, shard: Shard, layers: int, microbatches: int) -> int:
+    """Return the bytes of outputs of products that stay reserved while a pipeline fills, on its first rank.
+
+    These are two outputs of each layer, before and after their reduce-scatter, of microbatches from the third on.
+    The host queues their kernels while the device waits for a message.
+
+    Args:
+        model: the model.
+        shard: the device's part of a microbatch.
+        layers: layers of the first stage.
+        microbatches: microbatches that the first rank holds at once.
+    """
+    queued = min(layers * max(0, microbatches - _RUN_AT_ONCE), _QUEUED_LAYERS)
+    rows = shard.tokens + shard.split_tokens
+    return _ROW_PARALLEL * queued * rows * model.hidden * model.element_bytes * (shard.split_tokens < shard.tokens)
 
 
 def gather_buffer_bytes(model: Transformer, shard: Shard, items: Iterable[Held]) -> int:

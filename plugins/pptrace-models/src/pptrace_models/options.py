@@ -50,10 +50,11 @@ class RooflineOptions(Parameters):
     """Bytes that PyTorch's allocator reserves beyond the peak of allocated bytes, relative to this peak:
     ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none by default."""
     copied_shards: bool = False
-    """Whether kernels copy gathered weights and unreduced gradients between tensors and the buffers of
-    collectives, as in PyTorch's FSDP2, with ``zero: 3``. Memory then also holds the gather buffers of two layers,
-    and the reduced gradients in addition to the unreduced ones. The copies take time for each microbatch without a
-    pipeline (``kernels: shapes``)."""
+    """Whether kernels copy gathered weights and unreduced gradients between tensors and the buffers of collectives.
+    With ``zero: 3`` (PyTorch's FSDP2), memory holds the gather buffers of two layers, and the reduced gradients in
+    addition to the unreduced ones. The copies take time for each microbatch without a pipeline
+    (``kernels: shapes``). With ``zero: 1`` (nanotron), memory holds all weights once more, in the buffer from which
+    they are copied after the optimizer's step."""
     gradient_buckets: bool = False
     """Whether memory holds the gradients of all weights once more, in the model's precision, for their reduction
     over several replicas. PyTorch's ``DistributedDataParallel`` copies gradients into such buckets, unless they
@@ -116,6 +117,10 @@ class RooflineOptions(Parameters):
     sequence_buffers: Annotated[int, Field(ge=0, le=100)] = 0
     """Number of tensors of the whole sequence that sequence parallelism holds at once: gathered inputs, and
     outputs or input gradients before their reduction."""
+    deferred_frees: bool = False
+    """Whether PyTorch's allocator waits for reduce-scatters of tensor parallelism before it reuses their tensors
+    (``record_stream``), and messages delay them while a 1F1B pipeline fills. Memory then holds these tensors for
+    each microbatch of the first rank from the third on."""
     eager_loss: bool = False
     """Whether the loss is PyTorch's ``cross_entropy`` in fp32 without ``torch.compile``, whose separate kernels
     keep several fp32 tensors of the size of the logits."""

@@ -630,10 +630,13 @@ class _Job:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
 
         At its start, this is a recomputed layer. At its end, pending gradients have replaced the activations of
-        the microbatch. Dummy gradients and buffers of gathers stay in memory.
+        the microbatch. Dummy gradients, buffers of gathers and deferred frees stay in memory.
         """
-        sequence = memory.sequence_buffer_bytes(self.model, self.part, self.options)
-        return sequence + max(self.timed(self._beyond, stage) for stage in self.stages)
+        fixed = memory.sequence_buffer_bytes(self.model, self.part, self.options)
+        if self.options.deferred_frees:
+            held = min(self.request.ranks, self.request.microbatches)
+            fixed += memory.deferred_bytes(self.model, self.part, len(self.stages[0].layers), held)
+        return fixed + max(self.timed(self._beyond, stage) for stage in self.stages)
 
     def _beyond(self, stage: Stage) -> int:
         held, kept, buffers = self.held(stage), self.once(self._kept, stage), 0
