@@ -50,11 +50,11 @@ class RooflineOptions(Parameters):
     """Bytes that PyTorch's allocator reserves beyond the peak of allocated bytes, relative to this peak:
     ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none by default."""
     copied_shards: bool = False
-    """Whether kernels copy gathered weights and unreduced gradients between tensors and the buffers of collectives.
-    With ``zero: 3`` (PyTorch's FSDP2), memory holds the gather buffers of two layers, and the reduced gradients in
-    addition to the unreduced ones. The copies take time for each microbatch without a pipeline
-    (``kernels: shapes``). With ``zero: 1`` (nanotron), memory holds all weights once more, in the buffer from which
-    they are copied after the optimizer's step."""
+    """Whether kernels copy gathered weights and unreduced gradients between tensors and the buffers of
+    collectives. With ``zero: 3`` (PyTorch's FSDP2), memory holds the gather buffers of two layers, and the reduced
+    gradients in addition to the unreduced ones. The copies take time for each microbatch without a pipeline
+    (``kernels: shapes``). With ``zero: 1`` (nanotron), memory holds all weights once more, in the buffer from
+    which they are copied after the optimizer's step."""
     gradient_buckets: bool = False
     """Whether memory holds the gradients of all weights once more, in the model's precision, for their reduction
     over several replicas. PyTorch's ``DistributedDataParallel`` copies gradients into such buckets, unless they
