@@ -20,13 +20,13 @@ from pptrace.sim.engines import Contention
 from pptrace.sim.simulation import lower_step
 from pptrace.steps.action_insertion import (
     blocks_of,
-    microbatches_of,
     waits_for_copies,
     with_copies,
     with_gathers,
     with_recompute,
     with_reductions,
 )
+from pptrace.steps.actions import microbatches_of
 from pptrace.steps.kinds import COMPUTE, COPIES, GRADIENTS, STAGE_ENDS, Kind, Stream
 from pptrace.timeline.actions import folded
 
@@ -305,10 +305,8 @@ def _with_lone_copies(workload: Workload, timeline: Timeline, microbatches: int,
     for target, copies, opposite in zip(overlaps, rows, rows[::-1], strict=True):
         overlap_ns = _overlap_ns(timeline, copies, opposite, _ranks_of(offload.stream))
         overlap = overlap_ns / np.maximum(timeline.end_ns - timeline.start_ns, 1)[copies]
-        for offset in range(int(timeline.span[copies].max(initial=0))):
-            spans = timeline.span[copies] > offset
-            covered = copies[spans]
-            target[timeline.stage[covered], timeline.microbatch[covered] + offset] = overlap[spans]
+        number, stage, microbatch = microbatches_of(timeline, copies)
+        target[stage, microbatch] = overlap[number]
     class_of, costs = _class_of(workload, microbatches), (workload, *workload.classes)
     factors = offload.alone + (1 - offload.alone) * overlaps
     times_ns = (_copy_times(workload, class_of) * factors).astype(np.int64)

@@ -11,8 +11,8 @@ from pptrace.errors import ScheduleError
 from pptrace.memo import shared
 from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
 from pptrace.sim.streams import sort_edges
-from pptrace.steps.action_insertion import insert_stage_actions, microbatches_of
-from pptrace.steps.actions import group_starts
+from pptrace.steps.action_insertion import insert_stage_actions
+from pptrace.steps.actions import group_starts, microbatches_of
 from pptrace.steps.columns import distinct, empty_columns, unset
 from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
 from pptrace.steps.message_calls import Pairs

@@ -33,6 +33,7 @@ from pptrace.sim.streams import (
     wait_for_sends,
 )
 from pptrace.sim.task_graph import TaskGraph
+from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import distinct, distinct_rows, empty_columns, uniform, unset
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import (
@@ -568,9 +569,8 @@ def _backwards(issued: IssueOrder, recomputes: CellColumns) -> NDArray[np.int64]
     width = issued.placement.microbatches
     backward = np.flatnonzero(GRADIENTS.mask(issued.kind))
     row_of = np.full(issued.placement.stages * width, -1, dtype=np.int64)
-    for offset in range(int(issued.span[backward].max(initial=0))):
-        rows = backward[issued.span[backward] > offset]
-        row_of[issued.stage[rows] * width + issued.microbatch[rows] + offset] = rows
+    number, stage, microbatch = microbatches_of(issued, backward)
+    row_of[stage * width + microbatch] = backward[number]
     backward_rows: NDArray[np.int64] = row_of[recomputes.stage * width + recomputes.microbatch]
     return backward_rows
 
@@ -589,9 +589,8 @@ def add_recompute_edges(edges: Pairs, cells: CellColumns, made_at: Int32s, stage
     recomputes = np.flatnonzero(RECOMPUTES.mask(cells.kind))[::-1]
     first = np.full(max(int(made_at.max(initial=-1)), int(edges.target.max(initial=-1))) + 1, -1, dtype=np.int32)
     gradient_row = made_at.reshape(2, stages, microbatches)[1]
-    for offset in range(int(cells.span[recomputes].max(initial=0))):
-        rows = recomputes[cells.span[recomputes] > offset]
-        first[gradient_row[cells.stage[rows], cells.microbatch[rows] + offset]] = rows
+    number, stage, microbatch = microbatches_of(cells, recomputes)
+    first[gradient_row[stage, microbatch]] = recomputes[number]
     waits_for_end = edges.target >= 0
     recompute = np.where(waits_for_end, first[np.where(waits_for_end, edges.target, 0)], -1)
     added = np.flatnonzero(recompute >= 0)

@@ -12,7 +12,7 @@ import numpy as np
 from pptrace.config.choices import PolicyName
 from pptrace.errors import ScheduleError
 from pptrace.sim.streams import PartColumns
-from pptrace.steps.actions import group_starts
+from pptrace.steps.actions import group_starts, microbatches_of
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, SENDS, TABLE, Kind, Stream
 from pptrace.steps.segments import Segment, results_of, single
@@ -439,10 +439,9 @@ def _cells(issued: IssueOrder) -> tuple[NDArray[np.int64], NDArray[np.int64], in
     stages, microbatches = issued.placement.stages, issued.placement.microbatches
     direction = TABLE.feeds[issued.kind].astype(np.int64)
     rows = np.flatnonzero((direction >= 0) & (issued.microbatch >= 0))
-    rows = np.repeat(rows, issued.span[rows])
-    offset = np.arange(rows.size) - np.searchsorted(rows, rows)
-    cell = (direction[rows] * stages + issued.stage[rows]) * microbatches + issued.microbatch[rows] + offset
-    return cell, rows, stages * microbatches
+    number, stage, microbatch = microbatches_of(issued, rows)
+    rows = rows[number]
+    return (direction[rows] * stages + stage) * microbatches + microbatch, rows, stages * microbatches
 
 
 def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:

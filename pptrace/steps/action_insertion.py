@@ -14,6 +14,7 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ScheduleError
+from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
 from pptrace.steps.placement import Placement, branch_edges
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int32s
     from pptrace.steps.message_calls import IssueOrder
     from pptrace.steps.schedule import Schedule
@@ -50,18 +50,6 @@ def blocks_of(table: Schedule | IssueOrder) -> Blocks:
     of_row = np.full(len(table), -1, dtype=np.int64)
     of_row[rows] = begins.cumsum() - 1
     return Blocks(of_row=of_row, first=rows[begins], last=rows[np.append(begins[1:], begins[:1])])
-
-
-def microbatches_of(
-    schedule: Schedule | CellColumns, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
-    """Return an index into ``rows``, the stage and the microbatch for each microbatch of each row."""
-    span = schedule.span[rows]
-    if span.max(initial=1) == 1:
-        return np.arange(rows.size), schedule.stage[rows], schedule.microbatch[rows].astype(np.int64)
-    number = np.repeat(np.arange(rows.size), span)
-    offset = np.arange(number.size) - np.repeat(np.cumsum(span) - span, span)
-    return number, schedule.stage[rows][number], schedule.microbatch[rows][number] + offset
 
 
 def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *masks: NDArray[np.bool_]) -> list[NDArray[np.int64]]:

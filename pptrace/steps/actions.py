@@ -355,3 +355,15 @@ def _parse_at(cell: str, column: int) -> Action:
 
 
 _MOST_CELL_CHARACTERS = 60
+
+
+def microbatches_of(
+    cells: Cells | CellColumns, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    """Return an index into ``rows``, the stage and the microbatch for each microbatch of each row."""
+    span = cells.span[rows]
+    if span.max(initial=1) == 1:
+        return np.arange(rows.size), cells.stage[rows], cells.microbatch[rows].astype(np.int64)
+    number = np.repeat(np.arange(rows.size), span)
+    offset = np.arange(number.size) - np.repeat(np.cumsum(span) - span, span)
+    return number, cells.stage[rows][number], cells.microbatch[rows][number] + offset

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pptrace.errors import ScheduleError
+from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import Int32s, column, difference, distinct_rows
 from pptrace.steps.kinds import TABLE, Kind
 
@@ -249,13 +250,12 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     if stages * max(microbatches, 1) > room or int(span[placed].sum(dtype=np.int64)) > room:
         raise _out_of_range(rank, cells, last)
     rows = np.flatnonzero(placed)
-    rows = np.repeat(rows, span[rows])
-    first = np.flatnonzero(np.diff(rows, prepend=-1))
-    microbatches_of = microbatch[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
+    number, _, microbatch_of = microbatches_of(cells, rows)
+    rows = rows[number]
 
     def lowest(chosen: NDArray[np.bool_]) -> Int32s:
         taken = chosen[rows]
-        cell = microbatches_of[taken] * stages + stage[rows][taken]
+        cell = microbatch_of[taken] * stages + stage[rows][taken]
         return _lowest(microbatches * stages, cell, rank[rows][taken]).reshape(microbatches, stages)
 
     stage_rank, backward_rank = lowest(np.ones(stage.size, dtype=bool)), None

@@ -20,7 +20,7 @@ import numpy as np
 from pptrace.config.choices import Receive, Reshard
 from pptrace.errors import ScheduleError
 from pptrace.steps.action_insertion import insert_actions, insert_stage_actions, with_gathers
-from pptrace.steps.actions import group_starts
+from pptrace.steps.actions import group_starts, microbatches_of
 from pptrace.steps.columns import unset
 from pptrace.steps.kernels import pytorch as kernels
 from pptrace.steps.kinds import (
@@ -274,11 +274,8 @@ def _insert_send_waits(schedule: Schedule) -> Schedule:
 def _last_backward(schedule: Schedule, positions: Positions, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the last backward of the stage and microbatches of each row, -1 for none."""
     gradient, last = positions.of(Result.GRADIENT), np.full(rows.size, -1, dtype=np.int64)
-    span = schedule.span[rows]
-    for offset in range(int(span.max(initial=0))):
-        wide = span > offset
-        cell = (schedule.stage[rows[wide]], schedule.microbatch[rows[wide]] + offset)
-        last[wide] = np.maximum(last[wide], gradient[cell])
+    number, stage, microbatch = microbatches_of(schedule, rows)
+    np.maximum.at(last, number, gradient[stage, microbatch])
     return last
 
 

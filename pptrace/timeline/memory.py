@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import distinct
 from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, Stream, present
 from pptrace.timeline.actions import folded, last_segments
@@ -212,11 +213,11 @@ def _held_at_start(timeline: Timeline, workload: Workload) -> _Held:
     held = _Held(*np.zeros((2, timeline.ranks), dtype=np.int64))
     if not update_intervals(timeline):
         return held
-    rows = np.repeat(np.arange(len(timeline)), np.where(timeline.microbatch >= 0, timeline.span, 0))
-    first = np.flatnonzero(np.diff(rows, prepend=-1))
-    offset = np.arange(rows.size) - np.repeat(first, np.diff(np.append(first, rows.size)))
+    rows = np.flatnonzero(timeline.microbatch >= 0)
+    number, stage, microbatch = microbatches_of(timeline, rows)
+    rows = rows[number]
     delta = memory_changes(timeline, workload, np.arange(len(timeline)))[rows] // timeline.span[rows]
-    cell = (timeline.microbatch[rows] + offset) * timeline.placement.stages + timeline.stage[rows]
+    cell = microbatch * timeline.placement.stages + stage
     cell = cell * timeline.ranks + timeline.rank_of_row()[rows]
     cells = timeline.placement.microbatches * timeline.placement.stages * timeline.ranks
     total, starts, ends = np.zeros((3, cells), dtype=np.int64)
@@ -348,10 +349,8 @@ def _recomputed_microbatches(timeline: Timeline, rows: Int64s) -> Int64s:
         return np.zeros(rows.size, dtype=np.int64)
     placement = timeline.placement
     count = np.zeros((placement.stages, placement.microbatches + 1), dtype=np.int64)
-    first = timeline.microbatch[recomputes]
-    for offset in range(int(timeline.span[recomputes].max())):
-        inside = offset < timeline.span[recomputes]
-        count[timeline.stage[recomputes[inside]], first[inside] + offset + 1] = 1
+    _, again, number = microbatches_of(timeline, recomputes)
+    count[again, number + 1] = 1
     count = count.cumsum(axis=1)
     stage, microbatch = timeline.stage[rows], timeline.microbatch[rows]
     kind = timeline.kind[rows]

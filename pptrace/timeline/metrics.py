@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.config.quantities import format_duration
+from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import distinct
 from pptrace.steps.kinds import BACKWARD, COMPUTE, GRADIENTS, PASSES, SENDS, WEIGHT_GRADIENTS, Kind, Stream
 from pptrace.timeline.actions import ComputeClock, GroupTime, folded, group_times, in_group
@@ -248,8 +249,10 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
     """
     timeline = folded(timeline)
     rank = timeline.rank_of_row()
-    rows, microbatch = _microbatch_rows(timeline)
-    key = timeline.stage[rows].astype(np.int64) * (int(microbatch.max(initial=0)) + 1) + microbatch
+    passes = np.flatnonzero(PASSES.mask(timeline.kind) & (timeline.microbatch >= 0))
+    number, stage, microbatch = microbatches_of(timeline, passes)
+    rows = passes[number]
+    key = stage.astype(np.int64) * (int(microbatch.max(initial=0)) + 1) + microbatch
     kind = timeline.kind[rows]
     enters = kind == Kind.F
     is_steady = bool(update_intervals(timeline))
@@ -260,8 +263,8 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
         done |= np.isin(key, key[releases])
     placement = timeline.placement
     if placement.has_host_state:
-        passes = placement.is_moved[placement.microbatch_route[microbatch], timeline.stage[rows]]
-        enters, leaves = enters | (leaves & passes), leaves | (enters & passes)
+        moved = placement.is_moved[placement.microbatch_route[microbatch], stage]
+        enters, leaves = enters | (leaves & moved), leaves | (enters & moved)
     into, out = rows[enters], rows[leaves]
     held = rows[leaves & ~np.isin(key, key[enters])]
     return _sum_counters(
@@ -289,15 +292,6 @@ def send_rates(timeline: Timeline) -> tuple[Counter, ...]:
         np.concatenate([timeline.start_ns[rows], timeline.end_ns[rows]]),
         np.concatenate([rate, -rate]),
     )
-
-
-def _microbatch_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
-    """Return the rows of passes, once for each of their microbatches, and those microbatches."""
-    rows = np.flatnonzero(PASSES.mask(timeline.kind) & (timeline.microbatch >= 0))
-    span = timeline.span[rows]
-    first = np.repeat(np.cumsum(span) - span, span)
-    rows = np.repeat(rows, span)
-    return rows, timeline.microbatch[rows].astype(np.int64) + np.arange(rows.size) - first
 
 
 def _per_second(size_bytes: Int64s, duration_ns: Int64s) -> Int64s:
