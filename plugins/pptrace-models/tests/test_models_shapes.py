@@ -63,7 +63,7 @@ def test_a_product_is_no_faster_than_its_bytes() -> None:
 
 def test_sizes_that_are_not_aligned_take_longer() -> None:
     assert product_ns(4096, 4096, 108) > 1.8 * product_ns(4096, 4096, 112)
-    assert product_ns(4096, 4096, 108, loaded_depth=True) <= product_ns(4096, 4096, 112)
+    assert product_ns(4096, 4096, 108, uneven_depth=True) <= product_ns(4096, 4096, 112)
 
 
 def test_a_product_in_fp8_also_takes_the_time_of_its_cast() -> None:

@@ -262,7 +262,7 @@ def products(
         cast, gradient_cast = _casts(matrix)
         forward_products.append(Product(m=rows, n=matrix.outputs, k=matrix.inputs, cast=cast, **sizes))
         input_products.append(Product(m=rows, n=matrix.inputs, k=matrix.outputs, cast=gradient_cast, **sizes))
-        sizes |= {"result_bytes": 2 * gradient_bytes, "uneven": False, "loaded_depth": matrix.loaded}
+        sizes |= {"result_bytes": 2 * gradient_bytes, "uneven": False, "uneven_depth": matrix.uneven}
         weight_products.append(Product(m=matrix.inputs, n=matrix.outputs, k=rows, **sizes))
     size = moved + weights * element
     accumulated = moved + 2 * weights * gradient_bytes

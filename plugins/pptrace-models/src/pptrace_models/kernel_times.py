@@ -214,7 +214,7 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
         for rows, columns, share in _TILES
     )  # fmt: skip
     compute = 2 * waves_flops * (k + _DEPTH) * _SECOND_NS / rate
-    is_aligned = (product.loaded_depth or k % _ALIGNED == 0) and n % _ALIGNED == 0
+    is_aligned = (product.uneven_depth or k % _ALIGNED == 0) and n % _ALIGNED == 0
     if precision != "fp32" and not padded and not is_aligned:
         compute /= _UNALIGNED
     factor = OPERAND_BYTES[precision]

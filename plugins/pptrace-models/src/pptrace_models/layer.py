@@ -275,8 +275,6 @@ class Linear(NamedTuple):
     gradient of another matrix's output; 0 without a gather."""
     uneven: bool = False
     """Whether the number of tokens is a mean over the copies."""
-    loaded: bool = False
-    """Whether this mean is of given loads of experts, and has no alignment."""
     fused: bool = False
     """Whether the preceding kernels, forward and backward, cast its inputs."""
     shared: bool = False
@@ -333,7 +331,7 @@ def _linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...
     )
     routed: dict[str, Any] = {
         "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.pads_experts,
-        "casts": 1 if model.fused_experts else copies, "loaded": kind.received != 1,
+        "casts": 1 if model.fused_experts else copies,
     }  # fmt: skip
     latent, common = model.expert_latent, _replicated(shard)
     projections = (
@@ -497,9 +495,9 @@ class Product(NamedTuple):
     """What a product in a narrow format casts of its left factor."""
     uneven: bool = False
     """Whether the number of rows is a mean over copies with random numbers of rows."""
-    loaded_depth: bool = False
-    """Whether the depth is a mean of given loads of experts, as in their weight gradients. It counts as aligned:
-    factors are contiguous along rows and columns, and experts in narrow formats have aligned rows."""
+    uneven_depth: bool = False
+    """Whether the depth is a mean over copies, as in weight gradients of experts. It counts as aligned: factors are
+    contiguous along rows and columns, and experts in narrow formats have aligned rows."""
     precision: Precision | None = None
     """Precision of the factors, if it is not that of the layer."""
 
