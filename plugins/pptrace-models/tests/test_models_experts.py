@@ -243,6 +243,12 @@ def test_biases_and_clamps_of_experts_move_what_their_kernels_read_and_write(
             launched = more - sum(moved) * rows * width / rate
             assert launched == pytest.approx(count * LAUNCH_NS, abs=2)
 
+    fused = [
+        costs(model={**plain, **own, "dropout": False, "fused_experts": True}, options=options)
+        for own in ({}, {"bias": True, "clamped_experts": True})
+    ]
+    assert (fused[0].f_ns == fused[1].f_ns).all()
+
 
 def test_a_host_that_issues_kernels_slowly_bounds_layers_with_experts(costs: Callable[..., Workload]) -> None:
     slow = costs(MOE, options={"host": 10**9})

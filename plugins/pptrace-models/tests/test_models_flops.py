@@ -145,9 +145,10 @@ def test_separate_kernels_move_more_bytes_for_the_same_products(classic: dict[st
     assert moved(fused_norms=False) == [forward + 2 * s * h * 32, backward + 2 * s * h * 70]
     # fp32 copies before and after the rotation.
     assert moved(fused_rotary=False) == [forward + 16 * s * (h + kv), backward + 16 * s * (h + kv)]
-    # The input is read by five products, not two; the sums read five input gradients and write two.
-    again = 2 * s * h * 3
-    assert moved(fused_projections=False) == [forward + again, backward + again + 2 * s * h * 7]
+    # The input is read by five products, not two; the sums read five input gradients and write two. Queries and
+    # values are not copied out of a common result, and three gradients not concatenated.
+    again, split, joined = 2 * s * h * 3, 2 * 2 * s * (h + kv), 2 * 2 * s * (h + 2 * kv)
+    assert moved(fused_projections=False) == [forward + again - split, backward + again + 2 * s * h * 7 - joined]
 
 
 def test_pytorchs_collectives_copy_the_sequences_of_a_microbatch(costs: Callable[..., Workload]) -> None:

@@ -96,8 +96,8 @@ def test_attention_fills_the_device_with_blocks_and_narrow_heads_attain_less() -
 
     assert rate(25) > rate(4) > rate(1)  # 800, 128 and 32 blocks for 100 multiprocessors
     assert rate(1) == pytest.approx(0.32 * rate(25), rel=1e-4)
-    assert rate(25, 64.0) == pytest.approx(rate(25) * 64 / 96 * 1.25, rel=1e-4)
-    assert rate(25, backward=True) == pytest.approx(0.85 * rate(25), rel=1e-4)
+    assert rate(25, 64.0) == pytest.approx(rate(25) * 64 / 160 * 1.75, rel=1e-4)
+    assert rate(25, backward=True) == pytest.approx(0.65 * rate(25), rel=1e-4)
 
 
 @pytest.mark.parametrize("content", ["[]", '{"accelerator": {"op": [1]}}', "[" * 100_000])
@@ -140,9 +140,7 @@ def test_rows_that_chance_deals_out_take_tiles_in_expectation() -> None:
 
 def test_gathered_rows_and_narrow_attention_take_what_was_measured() -> None:
     slow = device(memory_bandwidth=10**12)
-    plain, rows = (
-        shaped_ns(Work(size_bytes=10**9, scattered=way), "memory", "bf16", slow) for way in (False, True)
-    )
+    plain, rows = (shaped_ns(Work(size_bytes=10**9, by_row=way), "memory", "bf16", slow) for way in (False, True))
     cores = [Core(heads=100, queries=4096, keys=4096, width=128.0, narrow=narrow) for narrow in (False, True)]
     wide, narrow = (shaped_ns(Work(flops=10**12, core=item), "attention", "bf16", device()) for item in cores)
 
@@ -151,21 +149,60 @@ def test_gathered_rows_and_narrow_attention_take_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("latent", "moved"),
-    [({}, 2 * 2 * 4096), ({"kv_rank": 512, "rope_dim": 64, "head_dim": 128}, 32 * (2 * 64 + 256 + 320))],
+    ("attention", "moved", "kernels"),
+    [
+        ({}, 2 * 2 * 4096, 2),
+        ({"kv_heads": 8}, 2 * (4096 + 1024) + 2 * (4096 + 1024), 4),  # copies of queries and values
+        ({"kv_rank": 512, "rope_dim": 64, "head_dim": 128}, 32 * (2 * 64 + 256 + 320), 2),
+    ],
 )
 def test_only_kernels_by_shape_count_rotary_embeddings(
-    costs: Callable[..., Workload], latent: dict[str, Any], moved: int
+    costs: Callable[..., Workload], attention: dict[str, Any], moved: int, kernels: int
 ) -> None:
-    wide = {"hidden": 4096, "heads": 32, "ffn": 16384, "flash_attention": True} | latent
+    wide = {"hidden": 4096, "heads": 32, "ffn": 16384, "flash_attention": True} | attention
     plain, turned, *groups = (
         costs(wide | {"learned_positions": positions}, options=options)
         for options in ({"kernels": "shapes"}, {}) for positions in (64, 0)
     )  # fmt: skip
 
-    one = 2048 * moved * 2 * 1e9 / (3350e9 * 0.8) + 2 * 5_000
+    one = 2048 * moved * 2 * 1e9 / (3350e9 * 0.8) + kernels * 5_000
     assert turned.f_ns[1] - plain.f_ns[1] == pytest.approx(2 * one, rel=1e-3)
     assert (groups[0].f_ns[1:] == groups[1].f_ns[1:]).all()
+
+
+def test_a_block_of_queries_takes_the_time_of_further_keys() -> None:
+    windowed, causal = (
+        shaped_ns(Work(flops=10**12, core=core), "attention", "bf16", device())
+        for core in (Core(heads=100, queries=4096, keys=keys, width=128.0) for keys in (126, 2048))
+    )
+
+    assert windowed / causal == pytest.approx((1 + 576 / 126) / (1 + 576 / 2048), rel=1e-4)
+
+
+def test_only_the_backward_in_mxfp8_computes_scores_outside_of_windows(costs: Callable[..., Workload]) -> None:
+    common = {"hidden": 4096, "heads": 32, "ffn": 16384, "flash_attention": True, "precision": "mxfp8"}
+    (whole, window), (narrow_whole, narrow_window) = (
+        [
+            costs(common | {"fp8_attention": narrow, "window": width}, "b200", options={"kernels": "shapes"})
+            for width in (0, 128)
+        ]
+        for narrow in (False, True)
+    )
+
+    assert window.f_ns[1] < whole.f_ns[1]
+    assert window.i_ns[1] < whole.i_ns[1]
+    assert narrow_window.f_ns[1] < narrow_whole.f_ns[1]
+    assert narrow_window.i_ns[1] == narrow_whole.i_ns[1]
+
+
+def test_norms_of_heads_read_and_write_queries_and_keys(costs: Callable[..., Workload]) -> None:
+    wide = {"hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 16384, "flash_attention": True}
+    plain, normed = (costs(wide | {"head_norms": norms}, options={"kernels": "shapes"}) for norms in (False, True))
+
+    for column, passes in (("f_ns", 2), ("i_ns", 3)):
+        one = passes * 2048 * (4096 + 1024) * 2 * 1e9 / (3350e9 * 0.8 * 0.66) + 2 * 5_000
+        taken = getattr(normed, column)[1] - getattr(plain, column)[1]
+        assert taken == pytest.approx(2 * one, rel=1e-3)
 
 
 def table(tmp_path: Path, tflops: float, entries: dict[str, float]) -> str:

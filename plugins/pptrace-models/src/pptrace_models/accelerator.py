@@ -106,14 +106,15 @@ class Accelerator(Parameters):
     shapes``)."""
     attainable_nvfp4: Efficiency = 0.5
     """Share of the FP4 peak that a large NVFP4 product attains (``kernels: shapes``)."""
-    attention_attainable: Efficiency = 0.55
-    """Share of the BF16 peak that the forward of flash attention attains on heads of 128 (``kernels: shapes``)."""
+    attention_attainable: Efficiency = 0.65
+    """Share of the BF16 peak that the forward of flash attention attains on heads of 128 and long sequences
+    (``kernels: shapes``)."""
 
     attention_flash_2: Efficiency | None = None
     """Share of the BF16 peak that FlashAttention-2 attains (``costs.attention: flash-2``); by default that of the
     device's best kernel."""
 
-    attention_backward: Efficiency = 0.85
+    attention_backward: Efficiency = 0.65
     """Rate of the backward of flash attention, relative to the forward's (``kernels: shapes``)."""
 
     recurrence_flops: Peak = 1_200_000_000_000

@@ -78,8 +78,9 @@ def layer(
         ),
         *_mixing(model, shard, kind),
         *(_activations(model, shard, experts=kind.experts) if kind.feed_forward != "none" else ()),
-        *(_unfused_expert_kernels(model, shard) if kind.experts else ()),
+        *(_unfused_expert_kernels(model, shard) if kind.experts and not model.fused_experts else ()),
         *(_rotary(model, shard) if kind.mixer == "attention" else ()),
+        *((_head_norms(model, shard),) if kind.mixer == "attention" and model.head_norms else ()),
         *((_routing(model, shard, deduplicated=deduplicated),) if kind.experts else ()),
         *((_router_scores(model, shard),) if kind.experts and not fused_router else ()),
         *((_padding(model, shard),) if kind.experts and not aligned else ()),
@@ -344,8 +345,11 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     """Return the rotary embedding, which reads and writes queries and keys.
 
     With latent attention it also concatenates keys and values: it reads the expanded ones and writes both. Without
-    a fused kernel, it also writes and reads an fp32 copy before and after the rotation. Only ``kernels: shapes``
-    counts it.
+    a fused kernel, it also writes and reads an fp32 copy before and after the rotation. One product computes
+    grouped queries, keys and values interleaved. So kernels copy queries and values out of its result, and
+    concatenate the gradients of all three (``get_query_key_value_tensors`` in ``attention.py`` of Megatron-Core
+    0.17, ``get_qkv_layout`` and ``SplitAlongDim`` of Transformer Engine 2.12). Only ``kernels: shapes`` counts
+    these kernels.
     """
     if model.learned_positions or not model.flash_attention:
         return ()
@@ -357,12 +361,30 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     copied_bytes = 0
     if not model.fused_rotary:
         copied_bytes, kernels = 4 * _FP32_BYTES * rotated, 6
-    moved_bytes = moved * model.element_bytes + copied_bytes
-    work = Work(beside_bytes=shard.tokens * moved_bytes, kernels=kernels)
+    split = joined = 0
+    if model.fused_projections and not model.kv_rank and model.kv_heads < model.heads:
+        split, joined = 2 * (shard.query + shard.value), 2 * (shard.query + shard.kv + shard.value)
+    forward, backward = (
+        Work(
+            beside_bytes=shard.tokens * ((moved + copied) * model.element_bytes + copied_bytes),
+            kernels=kernels + (copies if copied else 0),
+        )
+        for copied, copies in ((split, 2), (joined, 1))
+    )
     return (
         Operation(
-            name="rotary embedding", unit="memory", forward=work, input_gradient=work, weight_gradient=Work()
+            name="rotary embedding", unit="memory", forward=forward, input_gradient=backward,
+            weight_gradient=Work(),
         ),
+    )  # fmt: skip
+
+
+def _head_norms(model: Transformer, shard: Shard) -> Operation:
+    """Return the norms of queries and keys by head, whose rows are short. Only ``kernels: shapes`` counts them."""
+    size = shard.tokens * (shard.query + shard.kv) * model.element_bytes
+    forward, backward = (Work(beside_bytes=passes * size, kernels=2, by_row=True) for passes in (2, 3))
+    return Operation(
+        name="norms of heads", unit="memory", forward=forward, input_gradient=backward, weight_gradient=Work()
     )
 
 
@@ -377,7 +399,7 @@ def _routing(model: Transformer, shard: Shard, *, deduplicated: bool) -> Operati
         received = Exchange(size_bytes=shard.routed, top_k=model.top_k, experts=model.num_experts)
         copies = 2 * (received.to_places_bytes(shard.ep) + shard.routed) * row
     scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
-    return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, scattered=True)
+    return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, by_row=True)
 
 
 def _router_scores(model: Transformer, shard: Shard) -> Operation:
@@ -457,12 +479,12 @@ def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
     return _memory("norms and residuals", halves * forward, halves * backward, kernels=kernels)
 
 
-def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, scattered: bool = False) -> Operation:
+def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, by_row: bool = False) -> Operation:
     return Operation(
         name=name,
         unit="memory",
-        forward=Work(size_bytes=forward, kernels=kernels, scattered=scattered),
-        input_gradient=Work(size_bytes=backward, kernels=kernels, scattered=scattered),
+        forward=Work(size_bytes=forward, kernels=kernels, by_row=by_row),
+        input_gradient=Work(size_bytes=backward, kernels=kernels, by_row=by_row),
         weight_gradient=Work(),
     )
 
@@ -566,7 +588,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     keys = shard.cp * tokens * (model.kv_rank + model.rope_dim) * bytes_per_row
     core = Core(
         heads=shard.heads * max(tokens * shard.cp // shard.sequence, 1), queries=shard.sequence // shard.cp,
-        keys=reach, width=width / 2,
+        keys=max(reach // 2, 1), width=width / 2,
     )  # fmt: skip
     flops = core_flops(tokens, reach, shard.heads * width)
     return (
@@ -591,7 +613,8 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     flops = core_flops(tokens, reach, shard.query + shard.output)
     size = (tokens * (shard.query + shard.output) + shard.cp * tokens * shard.kv) * element
     core = Core(
-        heads=shard.heads * max(tokens * shard.cp // sequence, 1), queries=sequence // shard.cp, keys=reach,
+        heads=shard.heads * max(tokens * shard.cp // sequence, 1), queries=sequence // shard.cp,
+        keys=max(reach // 2, 1),
         width=(shard.query + shard.output) / shard.heads / 2,
     )  # fmt: skip
     attention = Operation(
@@ -660,7 +683,7 @@ def _core(model: Transformer, shard: Shard, window: int) -> Operation:
         core = Core(
             heads=heads,
             queries=queries,
-            keys=reach if model.causal else shard.sequence,
+            keys=max(reach // 2, 1),
             width=width,
             narrow=model.fp8_attention,
             dropout=model.dropout,
@@ -669,12 +692,34 @@ def _core(model: Transformer, shard: Shard, window: int) -> Operation:
         backward = Work(
             flops=2 * flops, size_bytes=2 * (queries_bytes + keys_values), core=core._replace(backward=True)
         )
+        if model.fp8_attention:
+            forward, backward = _narrow_works(model, shard, window, (forward, backward))
     else:
         # Write scores; read and write them in the softmax; read them for the values. Dropout: read and write.
         passes = 4 * model.element_bytes + (2 * model.element_bytes + 1) * model.dropout
         scores = passes * shard.heads * shard.tokens * shard.sequence
         forward, backward = _score_works(model, shard, flops, (queries_bytes + keys_values, scores))
     return Operation(name=CORE, unit="attention", forward=forward, input_gradient=backward, weight_gradient=Work())
+
+
+def _narrow_works(model: Transformer, shard: Shard, window: int, works: tuple[Work, Work]) -> tuple[Work, Work]:
+    """Return forward and backward of attention in MXFP8, with its casts.
+
+    The forward casts queries, keys and values along both dimensions, and the backward the output's gradient
+    (``FusedAttnFunc`` of Transformer Engine 2.16). The backward does not skip scores outside of a window: its time
+    grows with the square of the sequence (cuDNN 9.22, ``gpt_oss`` in cudnn-frontend's training benchmarks).
+    """
+    forward, backward = works
+    bytes_per_element = model.element_bytes + 2
+    read = shard.query + shard.kv + shard.value
+    if window and not model.window_chunks and backward.core:
+        reach = doubled_reach(model, shard.sequence, 0)
+        flops = 2 * core_flops(shard.tokens, reach, shard.query + shard.output)
+        backward = backward._replace(flops=flops, core=backward.core._replace(keys=max(reach // 2, 1)))
+    return (
+        forward._replace(beside_bytes=shard.tokens * read * bytes_per_element, kernels=3),
+        backward._replace(beside_bytes=shard.tokens * shard.output * bytes_per_element),
+    )
 
 
 def _score_works(model: Transformer, shard: Shard, flops: int, moved: tuple[int, int]) -> tuple[Work, Work]:

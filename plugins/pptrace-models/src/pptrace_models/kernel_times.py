@@ -124,8 +124,14 @@ _EXPOSED_LOADS = 0.5
 """Share of loads that products of several experts do not hide (120 measured products, A100 PCIe and B200)."""
 _BLOCK = 128
 """Queries per block of flash attention."""
-_NARROW = 32
-"""Constant of the slowdown of narrow heads."""
+_START_KEYS = 576
+"""Keys whose time a block of queries takes in addition: its start and end, and masked scores of its last keys.
+
+This and ``_NARROW`` are fitted to 166 timings of cuDNN's training benchmarks in BF16 (cudnn-frontend v1.19 and
+v1.23, ``benchmark/sdpa_benchmark_training/results``) on H200, GB200 and GB300: heads of 64, 128, and 192 and 128,
+sequences of 2048 to 32768, windows of 128 and 1024. The mean error is 8 %."""
+_NARROW = 96
+"""Constant of the slowdown of narrow heads, whose exponentials take more time per operation."""
 _WIDE = 128
 """Width of a head without slowdown."""
 _NARROW_CORE = (1.36, 1.09)
@@ -135,9 +141,10 @@ _RANDOM_NS = 0.35
 """Time in which a multiprocessor draws a random number in flash attention with dropout, in ns. The kernel's other
 work does not hide it (Ma et al., Reducing the Cost of Dropout in Flash-Attention by Hiding RNG with GEMM, 2024).
 Fitted to a step of GPT-3 in BF16 on H100 (dgxc-benchmarking 25.04)."""
-_SCATTERED = 0.66
-"""Rate of gathering and scattering rows relative to other memory-bound kernels (SimuMax, B200: 0.51 of 8 TB/s
-forward and backward)."""
+_BY_ROW = 0.66
+"""Rate of gathering and scattering rows, and of norms of heads, relative to other memory-bound kernels. On B200,
+SimuMax measured 0.51 of 8 TB/s. Norms of 131072 rows of 128 attain 0.50 on GB200 and GB300 and 0.64 on H200
+(cudnn-frontend 1.19, ``benchmark/norms/results``)."""
 _SECOND_NS = 1e9
 _REACH = 4.0
 """The largest distance of an expert's tokens from their mean, in standard deviations times the root of two."""
@@ -177,16 +184,15 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
         return 0
     if unit != "linear":
         precision = kept_precision(precision)
-    total = 0.0
+    total, rate = 0.0, _BY_ROW if work.by_row else 1.0
     for product in work.products:
         total += product_ns(product, precision, device, padded=unit == "head")
     if work.core is not None:
         total += _core_ns(work.core, work.flops, device)
     elif not work.products and work.size_bytes:
-        size = work.size_bytes / _SCATTERED if work.scattered else work.size_bytes
-        total += _memory_ns(size, work.kernels, device)
+        total += _memory_ns(work.size_bytes / rate, work.kernels, device)
     if work.beside_bytes:
-        total += _memory_ns(work.beside_bytes, work.kernels, device)
+        total += _memory_ns(work.beside_bytes / rate, work.kernels, device)
     if unit == "recurrence":
         # Their occupancy is 12.5 % (TensorRT-LLM, pull request 11345), so memory and computation do not overlap.
         total += work.flops * _SECOND_NS * device.slowness / (device.multiprocessors * device.recurrence_flops)
@@ -251,11 +257,10 @@ def _core_ns(core: Core, flops: int, device: Shaped) -> float:
     share = device.attention_attainable * occupancy * width_factor
     share *= device.attention_backward if core.backward else 1.0
     share *= _NARROW_CORE[core.backward] if core.narrow else 1.0
-    # Half of the scores on the diagonal's blocks are computed and masked.
-    diagonal = 1 + _BLOCK / core.keys
-    scores = core.heads * core.queries * core.keys / 2
+    scores = core.heads * core.queries * core.keys
     random = core.dropout * scores * _RANDOM_NS * device.slowness / device.multiprocessors
-    return device.launch_latency + random + flops * diagonal * _SECOND_NS / (device.peak("bf16") * share)
+    started = flops * (1 + _START_KEYS / core.keys)
+    return device.launch_latency + random + started * _SECOND_NS / (device.peak("bf16") * share)
 
 
 def _memory_ns(size_bytes: float, kernels: int, device: Shaped) -> float:

@@ -496,8 +496,8 @@ class Product(NamedTuple):
     uneven: bool = False
     """Whether the number of rows is a mean over copies with random numbers of rows."""
     uneven_depth: bool = False
-    """Whether the depth is a mean over copies, as in weight gradients of experts. It counts as aligned: factors are
-    contiguous along rows and columns, and experts in narrow formats have aligned rows."""
+    """Whether the depth is a mean over copies, as in weight gradients of experts. It counts as aligned: factors
+    are contiguous along rows and columns, and experts in narrow formats have aligned rows."""
     precision: Precision | None = None
     """Precision of the factors, if it is not that of the layer."""
 
@@ -520,7 +520,7 @@ class Core(NamedTuple):
     queries: int
     """Query tokens per head and sequence."""
     keys: int
-    """Key tokens per head and sequence."""
+    """Mean number of keys that a query attends to."""
     width: float
     """Width of a head."""
     backward: bool = False
@@ -545,16 +545,16 @@ class Work(NamedTuple):
     beside_bytes: int = 0
     """With products, the part of ``size_bytes`` of the other kernels; without products, bytes of kernels that only
     ``kernels: shapes`` counts."""
-    scattered: bool = False
-    """Whether kernels gather or scatter single rows."""
+    by_row: bool = False
+    """Whether kernels gather, scatter or normalize single rows of a token or of a head."""
     kernels: int = 1
     """Number of kernels without a product."""
 
 
 FIRST_HALF = frozenset({
-    "attention projections", "attention core", "rotary embedding", "compression", "expansion", "attention gate",
-    "attention gate function", "indexer", "indexer scores", "compression of keys", "choice of keys",
-    "recurrent core", "convolution", "gated norm", "norm",
+    "attention projections", "attention core", "rotary embedding", "norms of heads", "compression", "expansion",
+    "attention gate", "attention gate function", "indexer", "indexer scores", "compression of keys",
+    "choice of keys", "recurrent core", "convolution", "gated norm", "norm",
 })  # fmt: skip
 """Names of the operations of a layer's first half, without norms."""
 

@@ -207,14 +207,14 @@ def _attention(model: Transformer, shard: Shard) -> int:
     """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms.
 
     Flash attention keeps its output, which the next matrix shares unless it casts its input. A gate keeps its
-    input and attention's output. Copied keys and values are kept twice.
+    input and attention's output. Norms of heads keep their inputs. Copied keys and values are kept twice.
     """
     compressed = (model.query_rank + model.kv_rank) * shard.split_tokens
     kept = shard.tokens * _mixed_width(model, shard) + compressed
     if model.copied_kv and model.kv_heads == model.heads:
         kept += shard.tokens * (shard.kv + shard.value)
     output = shard.tokens * shard.output
-    kept += output * model.gated_attention
+    kept += output * model.gated_attention + shard.tokens * (shard.query + shard.kv) * model.head_norms
     is_shared = not (model.frozen or model.precision in NARROW or model.gated_attention)
     has_own_output = model.flash_attention and not is_shared
     factors = _factor_bytes(model, output) + _factor_bytes(model, compressed)

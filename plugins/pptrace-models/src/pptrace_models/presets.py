@@ -17,7 +17,9 @@ _GPT: dict[str, Any] = {"gated": False, "tied_embeddings": True, "bias": True, "
 _MEGATRON: dict[str, Any] = {**_GPT, "vocabulary": 51200, "learned_positions": 2048}
 _LATENT: dict[str, Any] = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "query_rank": 1536, "kv_rank": 512}
 _DELTA: dict[str, Any] = {"key_heads": 16, "key_dim": 128, "value_dim": 128}
-_MIXED: dict[str, Any] = {"mixers": ["delta", "delta", "delta", "attention"], "gated_attention": True}
+_MIXED: dict[str, Any] = {
+    "mixers": ["delta", "delta", "delta", "attention"], "gated_attention": True, "head_norms": True,
+}  # fmt: skip
 _KIMI_DELTA: dict[str, Any] = {"key_dim": 128, "value_dim": 128, "decay_rank": 128}
 _HYBRID: dict[str, Any] = {"gated": False, "head_dim": 128, "vocabulary": 131072}
 _PATTERN_8B = "M-M-M-M*-" + "M-M-M-M-M*-" * 3 + "M-M-M-M-M-"
@@ -147,12 +149,12 @@ MODELS = (
     _model(
         "qwen3-30b-a3b", _QWEN3, "128 experts of which 8 are chosen",
         layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, ffn=6144, vocabulary=151936,
-        num_experts=128, top_k=8, expert_ffn=768,
+        num_experts=128, top_k=8, expert_ffn=768, head_norms=True,
     ),
     _model(
         "qwen3-235b-a22b", _QWEN3, "128 experts of which 8 are chosen",
         layers=94, hidden=4096, heads=64, kv_heads=4, head_dim=128, ffn=12288, vocabulary=151936,
-        num_experts=128, top_k=8, expert_ffn=1536,
+        num_experts=128, top_k=8, expert_ffn=1536, head_norms=True,
     ),
     _model(
         "gpt-oss-120b", "OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (2025); the published config.json",
@@ -178,6 +180,7 @@ MODELS = (
         _model(
             f"qwen3-{size}", _QWEN3, "8 KV heads, SwiGLU", title=f"Qwen3 {size.upper()}",
             layers=layers, hidden=hidden, heads=heads, kv_heads=8, head_dim=128, ffn=ffn, vocabulary=151936,
+            head_norms=True,
         )
         for size, layers, hidden, heads, ffn in (
             ("8b", 36, 4096, 32, 12288), ("14b", 40, 5120, 40, 17408), ("32b", 64, 5120, 64, 25600),
@@ -233,6 +236,7 @@ MODELS = (
         "glm-4.5", "Z.ai, GLM-4.5 (2025); the published config.json",
         "160 experts of which 8 are chosen, and a shared one", title="GLM-4.5",
         layers=92, hidden=5120, heads=96, kv_heads=8, head_dim=128, ffn=12288, vocabulary=151552, mtp=1,
+        head_norms=True,
         num_experts=160, top_k=8, expert_ffn=1536, shared_ffn=1536, dense_layers=3,
     ),
     _model(
@@ -264,7 +268,7 @@ MODELS = (
         "minimax-m2", "the published config.json of MiniMax-M2", "256 experts of which 8 are chosen",
         title="MiniMax-M2",
         layers=62, hidden=3072, heads=48, kv_heads=8, head_dim=128, ffn=1536, vocabulary=200064,
-        num_experts=256, top_k=8, expert_ffn=1536,
+        num_experts=256, top_k=8, expert_ffn=1536, head_norms=True,
     ),
     _model(
         "kimi-linear-48b-a3b", "Kimi Team, Kimi Linear (2025); the published config.json",
@@ -352,7 +356,8 @@ _SHAPES = (
 )
 _SHAPES_HOPPER = (
     "what products attain: fitted to published steps, BF16 to dgxc-benchmarking 25.04, FP8 to NeMo and "
-    "dgxc-benchmarking; attention: Shah et al., FlashAttention-3 (2024), figure 5"
+    "dgxc-benchmarking; attention: cuDNN's training benchmarks on H200 (cudnn-frontend v1.19), and for "
+    "FlashAttention-2 the abstract of FlashAttention-3 (2024)"
 )
 _SHAPES_BLACKWELL = (
     "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
@@ -362,7 +367,7 @@ _SHAPES_BLACKWELL = (
 )
 _SHAPES_SUPERCHIP = (
     "what products attain: fitted to published steps (Megatron-Bridge, dgxc-benchmarking); attention: cuDNN's "
-    "training benchmarks (cudnn-frontend, 2026), heads of 128 and of 192 and 128, at 4096 and 8192; exchanges: "
+    "training benchmarks (cudnn-frontend v1.19 and v1.23), causal sequences of 4096 and 8192; exchanges: "
     "HybridEP's kernels on 8 to 36 GB200 (DeepEP, README_Hybrid-EP); rings as on B200"
 )
 _SHAPES_AMD = (
@@ -397,7 +402,8 @@ _AMPERE: dict[str, Any] = {
     "published_bf16": 193 * _TERA,
     "multiprocessors": 108,
     "attainable_bf16": 0.80,
-    "attention_attainable": 0.59,
+    "attention_attainable": 0.72,
+    "attention_backward": 0.65,
     "peak_bf16": 312 * _TERA,
     "peak_fp16": 312 * _TERA,
     "peak_fp32": 19_500 * _GIGA,
@@ -409,10 +415,11 @@ _HOPPER: dict[str, Any] = {
     "published_bf16": 522 * _TERA,
     "published_fp8": 920 * _TERA,
     "multiprocessors": 132,
-    "attainable_bf16": 0.68,
-    "attainable_fp8": 0.63,
-    "attention_attainable": 0.6,
-    "attention_flash_2": 0.35,
+    "attainable_bf16": 0.70,
+    "attainable_fp8": 0.65,
+    "attention_attainable": 0.78,
+    "attention_backward": 0.59,
+    "attention_flash_2": 0.37,
     "peak_bf16": 989_500 * _GIGA,
     "peak_fp16": 989_500 * _GIGA,
     "peak_fp8": 1_979 * _TERA,
@@ -431,7 +438,8 @@ _BLACKWELL: dict[str, Any] = {
     "attainable_fp8": 0.49,
     "attainable_mxfp8": 0.46,
     "attainable_nvfp4": 0.40,
-    "attention_attainable": 0.48,
+    "attention_attainable": 0.54,
+    "attention_backward": 0.69,
     "recurrence_flops": 260 * _GIGA,
     "peak_bf16": 2_250 * _TERA,
     "peak_fp16": 2_250 * _TERA,
@@ -439,7 +447,6 @@ _BLACKWELL: dict[str, Any] = {
     "peak_fp4": 9_000 * _TERA,
     "peak_fp32": 80 * _TERA,
     "memory": 183_359 * _MIB,
-    "attention_backward": 0.85,
     "memory_bandwidth": 7_700 * _GIGA,
     "scale_up_bandwidth": 900 * _GIGA,
     "network_efficiency": 0.69,
@@ -461,7 +468,7 @@ _SUPERCHIP: dict[str, Any] = {
     "attainable_fp8": 0.53,
     "attainable_mxfp8": 0.51,
     "attainable_nvfp4": 0.47,
-    "attention_attainable": 0.66,
+    "attention_attainable": 0.71,
     "attention_backward": 0.63,
     "exchange_efficiency": 0.67,
 }
@@ -469,9 +476,9 @@ _SUPERCHIP: dict[str, Any] = {
 _ULTRA: dict[str, Any] = {
     "attainable_bf16": 0.70,
     "attainable_fp8": 0.70,
-    "attainable_mxfp8": 0.64,
+    "attainable_mxfp8": 0.62,
     "attainable_nvfp4": 0.46,
-    "attention_attainable": 0.72,
+    "attention_attainable": 0.84,
     "attention_backward": 0.57,
 }
 """Values of Blackwell Ultra: twice the rate of exponentials, which bound attention's forward, and more power."""
@@ -546,7 +553,7 @@ DEVICES = (
         "NVLink 4: 900 GB/s both ways, 450 per direction",
         peak_bf16=148 * _TERA, peak_fp16=148 * _TERA, peak_fp8=296 * _TERA, peak_fp32=44 * _TERA,
         memory=97_871 * _MIB, memory_bandwidth=4_000 * _GIGA, multiprocessors=78, attainable_bf16=0.95,
-        attainable_fp8=0.9, attention_attainable=0.85, compute_efficiency=0.9, attention_efficiency=0.8,
+        attainable_fp8=0.9, attention_attainable=0.95, compute_efficiency=0.9, attention_efficiency=0.8,
         scale_up_bandwidth=450 * _GIGA, power=500,
     ),
     _device(
@@ -614,7 +621,7 @@ DEVICES = (
         "5.3 TB/s, 304 compute units",
         _SHAPES_AMD.format(668.4),
         "Infinity Fabric: seven links of 64 GB/s per direction",
-        multiprocessors=304, attainable_bf16=0.51, attainable_fp8=0.51, attention_attainable=0.35,
+        multiprocessors=304, attainable_bf16=0.51, attainable_fp8=0.51, attention_attainable=0.40,
         peak_bf16=1_307_400 * _GIGA, peak_fp16=1_307_400 * _GIGA, peak_fp8=2_614_900 * _GIGA,
         peak_fp32=163_400 * _GIGA, memory=206_141_652_992, memory_bandwidth=5_300 * _GIGA,
         scale_up_bandwidth=448 * _GIGA, power=750,
@@ -626,7 +633,7 @@ DEVICES = (
         _SHAPES_AMD.format(1565),
         "Infinity Fabric: seven links of 76.8 GB/s per direction",
         multiprocessors=256, attainable_bf16=0.62, attainable_fp8=0.62, attainable_mxfp8=0.62,
-        attention_attainable=0.35, peak_bf16=2_516_600 * _GIGA, peak_fp16=2_516_600 * _GIGA,
+        attention_attainable=0.40, peak_bf16=2_516_600 * _GIGA, peak_fp16=2_516_600 * _GIGA,
         peak_fp8=5_033_200 * _GIGA, peak_fp4=10_066_300 * _GIGA, peak_fp32=157_300 * _GIGA, memory=309_220_868_096,
         memory_bandwidth=8_000 * _GIGA, scale_up_bandwidth=537_600 * 10**6, power=1400,
     ),

@@ -504,6 +504,9 @@ class Transformer(Parameters):
     full_attention_every: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Interval of layers with attention to all tokens in place of the window: layers n, 2n, ... counted from 1; 0
     for none."""
+    head_norms: bool = False
+    """Whether queries and keys are normalized per head (``--qk-layernorm``). Latent attention normalizes its
+    compressed tensors instead, without this key."""
     gated_attention: bool = False
     """Whether a gate of the width of attention's output multiplies it."""
     residual_streams: Count = 1
