@@ -61,7 +61,7 @@ LEFT = (
             ("Reducing activation*", ()),
         )
     ),
-    Left(sources="Kwai*", rules=(_device("H800*", attainable_bf16=0.68),)),
+    Left(sources="Kwai*", rules=(_device("H800*", attainable_bf16=0.70),)),
     Left(
         sources="dgxc*",
         gpu="H100",
@@ -80,7 +80,7 @@ LEFT = (
             ),
             _device(
                 "B300", attainable_bf16=0.47, attainable_fp8=0.49, attainable_mxfp8=0.49, attainable_nvfp4=0.4,
-                attention_attainable=0.48, attention_backward=0.85,
+                attention_attainable=0.54, attention_backward=0.69,
             ),
             # What other sources measure on Hopper.
             *(_device(gpu, recurrence_flops="1.2 TFLOP/s") for gpu in ("B?00", "GB?00")),
