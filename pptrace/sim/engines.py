@@ -44,9 +44,9 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     kind = np.full(rows, -1, dtype=np.int8)
     of_group = np.repeat(graph.lane_stream >= Stream.TENSOR_PARALLEL, np.diff(graph.lane_ptr))  # in actions
     moves = (graph.path >= 0) & (SENDS.mask(graph.kind) | of_group) & (graph.duration_ns[:rows] > 0)
-    meets = np.zeros(rows, dtype=bool)
-    meets[moves] = np.diff(shared.ptr)[graph.path[moves]] > 0
-    kind[meets & (graph.size_bytes > 0)] = FLOW
+    contends = np.zeros(rows, dtype=bool)
+    contends[moves] = np.diff(shared.ptr)[graph.path[moves]] > 0
+    kind[contends & (graph.size_bytes > 0)] = FLOW
     if contention.slows:
         runs = (kind < 0) & (graph.duration_ns[:rows] > 0) & (graph.sender_row < 0)
         kind[runs & COMPUTE.mask(graph.kind) & ~of_group] = COMPUTATION
@@ -96,8 +96,8 @@ def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = 
     if sharing is not Sharing.NONE:
         kept[link] = True
         if prune:
-            kept &= _meeting(paths, links, path, link, weight, by_rate=sharing is Sharing.MAX_MIN)
-            kept &= _tightest(links, path, link, weight, kept)
+            kept &= _contended_links(paths, links, path, link, weight, by_rate=sharing is Sharing.MAX_MIN)
+            kept &= _slowest_links(links, path, link, weight, kept)
     number = np.flatnonzero(kept).astype(np.int32)
     renumbered = np.cumsum(kept) - 1
     entry = np.flatnonzero(kept[link])
@@ -111,7 +111,7 @@ def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = 
     )
 
 
-def _meeting(
+def _contended_links(
     paths: Paths, links: Links, path: Int64s, link: Int64s, weight: Int64s, *, by_rate: bool
 ) -> NDArray[np.bool_]:
     """Return which links several pairs use and, with ``by_rate``, can fill."""
@@ -127,7 +127,7 @@ def _meeting(
     return several & (total > links.rate_kbps)
 
 
-def _tightest(
+def _slowest_links(
     links: Links, path: Int64s, link: Int64s, weight: Int64s, kept: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Return ``kept`` with only the slowest of the links that exactly the same messages use."""
@@ -331,13 +331,13 @@ def _sweep_parts(
     progress = np.zeros(2 * sweep_kernels.SLOTS, dtype=np.int64)
     counted, ended = empty_columns(count, np.int32, np.int32)
     exchange = sweep_kernels.Exchange(np.zeros(count, dtype=np.int8), counted, ended, progress)
-    heads, done = [(part, _PATIENCE * count) for part in parts], 0
+    heads, done = [(part, _MAX_POLLS_PER_TASK * count) for part in parts], 0
     if not all(run_parts(sweep_kernels.sweep_part, heads, inputs, (*outputs, exchange), work=count)):
-        done = run(sweep_kernels.sweep_rest, (*parts, *inputs, none), (*outputs, exchange), work=count)
+        done = run(sweep_kernels.sweep_remaining, (*parts, *inputs, none), (*outputs, exchange), work=count)
     return done + int(progress[sweep_kernels.DONE :: sweep_kernels.SLOTS].sum())
 
 
-_PATIENCE = 8
+_MAX_POLLS_PER_TASK = 8
 """How often per task a thread looks for tasks of the other one before it lets one thread run all tasks.
 
 This takes a third of the sweep, so threads wait that long only on a busy machine, where one has no processor.

@@ -120,11 +120,11 @@ class LoweredStep(NamedTuple):
             graph = graph.with_times(times)
             check_total(graph.placement.ranks, graph.duration_ns, graph.lag_ns)
         ran, rates = _run(graph, links, self.contention)
-        ghosts = count_set(graph.sender_row)
-        if ran.done < graph.tasks - ghosts:
+        receiver_rows = count_set(graph.sender_row)
+        if ran.done < graph.tasks - receiver_rows:
             raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
         ran = ran._replace(waiting=ran.waiting[:0].copy())  # its memory becomes a column of the timeline
-        timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
+        timeline, in_order = _timeline(graph, ran, has_receiver_rows=receiver_rows > 0)
         if self.workload.released_ns.any() or self.workload.meeting_ns.size:
             complete_ns = _complete_ns(timeline, overlap=self.overlap_reduction)
             timeline = replace(timeline, provenance={WHOLE_KEY: complete_ns})
@@ -186,7 +186,7 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, R
     return run_jobs(graph_record(graph), graph.placement.ranks, jobs, shared, contention)
 
 
-def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline, bool]:
+def _timeline(graph: TaskGraph, ran: Ran, *, has_receiver_rows: bool) -> tuple[Timeline, bool]:
     """Return the timeline in the order of the graph, and whether its rows are in the order of time.
 
     Rows of batches are in the order of launches, which may differ.
@@ -195,7 +195,7 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
     (enter,) = empty_columns(rows, np.int64)
-    sender_row = graph.sender_row if has_twins else graph.sender_row[:0]
+    sender_row = graph.sender_row if has_receiver_rows else graph.sender_row[:0]
     changed = (start, end, cause, enter)
     lanes, ranks = (graph.lane_rank, graph.lane_ptr), halves(graph.placement.ranks, work=rows)
     disordered = run_parts(sweep_kernels.enter_times, ranks, (*lanes, graph.fork, sender_row), changed, work=rows)
@@ -206,7 +206,7 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
         enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag, uncontended_ns=duration,
         collective_ns=graph.collective_ns, size_bytes=graph.size_bytes, cause=cause, parts=graph.parts,
     )  # fmt: skip
-    return timeline, in_order or (graph.tasks == rows and not has_twins)
+    return timeline, in_order or (graph.tasks == rows and not has_receiver_rows)
 
 
 def _complete_ns(timeline: Timeline, *, overlap: bool) -> list[int]:
@@ -347,6 +347,6 @@ def _eager_remedy(
         if size <= policy.eager_bytes:
             continue
         eager_graph = lower(schedule, workload, network, replace(policy, eager_bytes=size))
-        if run_graph(eager_graph).done == eager_graph.tasks - eager_graph.ghosts().size:
+        if run_graph(eager_graph).done == eager_graph.tasks - eager_graph.receiver_rows().size:
             return f"; messages up to {size} B eager let it run: --set p2p.eager='{size} B'"
     return "; no eager size lets it run: reorder the receives (p2p.receive: asap) or use another policy"

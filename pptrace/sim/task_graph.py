@@ -78,11 +78,11 @@ class TaskGraph(Cells):
 
     @property
     def tasks(self) -> int:
-        """Number of tasks, ghosts of a rendezvous included."""
+        """Number of tasks, receivers' rows of a rendezvous included."""
         return int(self.duration_ns.size)
 
-    def ghosts(self) -> Int32s:
-        """Return the rows that are no tasks."""
+    def receiver_rows(self) -> Int32s:
+        """Return the receivers' rows of a rendezvous, which are no tasks."""
         return np.flatnonzero(self.sender_row >= 0).astype(np.int32)
 
     def with_times(self, times: ActionTimes) -> TaskGraph:
@@ -99,7 +99,7 @@ class TaskGraph(Cells):
         sent = SENDS.mask(self.kind[rows]) & (times.transfer_ns[index] >= 0)
         duration_ns[rows[sent]] = 0
         lag_ns[rows[sent]] = times.transfer_ns[index[sent]]
-        received = self.ghosts()
+        received = self.receiver_rows()
         for values in (duration_ns, lag_ns):
             values[received] = values[self.sender_row[received]]
         return replace(self, duration_ns=duration_ns, lag_ns=lag_ns)

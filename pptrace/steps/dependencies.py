@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.errors import DeadlockError
 from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.kernels.heap import Heap
-from pptrace.steps.kernels.tables import Walk, place_messages
+from pptrace.steps.kernels.tables import Traversal, place_messages
 from pptrace.steps.kinds import TABLE, Result
 from pptrace.steps.schedule import graph_of, index_schedule
 from pptrace_kernel import run
@@ -37,7 +37,7 @@ def empty(schedule: Schedule, rows: int) -> Issued:
     return Issued(np.zeros(schedule.ranks + 1, dtype=np.int32), schedule.cells.empty(rows), edge)
 
 
-def walk(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
+def traverse(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
     """Visit actions in dependency order, rank by rank in rounds.
 
     Args:
@@ -49,11 +49,12 @@ def walk(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
     """
     placement, issued = schedule.placement, out or empty(schedule, 0)
     ranks, results = schedule.ranks, 2 * placement.stages * placement.microbatches
-    head, write, needy, edge, offset, item, time = (np.zeros(ranks, dtype=np.int32) for _ in range(7))
-    state = Walk(
-        head=head, write=write, done=np.zeros(results, dtype=np.int8), needy=needy, edge=edge, offset=offset,
+    head, write, dependency_row, edge, offset, item, time = (np.zeros(ranks, dtype=np.int32) for _ in range(7))
+    state = Traversal(
+        head=head, write=write, done=np.zeros(results, dtype=np.int8), dependency_row=dependency_row, edge=edge,
+        offset=offset,
         waiting=unset(results), next_waiting=unset(ranks), running=np.zeros(2 * ranks, dtype=np.int32),
-        woken=Heap(item=item, place=unset(ranks), time=time, size=np.zeros(1, dtype=np.int32)),
+        released=Heap(item=item, place=unset(ranks), time=time, size=np.zeros(1, dtype=np.int32)),
     )  # fmt: skip
     walked = run(
         place_messages,
@@ -73,15 +74,15 @@ SHOWN = 12
 
 def explain_deadlock(schedule: Schedule) -> DeadlockError:
     """Return the error, with its cycle, for a deadlocked schedule without other faults."""
-    _, next_position = walk(schedule)
+    _, next_position = traverse(schedule)
     head = next_position.tolist()
-    near, positions = graph_of(schedule.placement), index_schedule(schedule)
+    graph, positions = graph_of(schedule.placement), index_schedule(schedule)
     rank = next(r for r in range(schedule.ranks) if head[r] < schedule.row_ptr[r + 1])
     chain: list[str] = []
     visited: dict[int, int] = {}
     awaited = -1
     while True:
-        row, needed = next(_waits(schedule, head, rank, near, positions))
+        row, needed = next(_waits(schedule, head, rank, graph, positions))
         if awaited not in {-1, row}:
             chain.append(f"rank {rank}: {schedule.action(awaited)}")
         if rank in visited:
@@ -113,7 +114,7 @@ def cycle_text(cycle: Sequence[str]) -> str:
 
 
 def _waits(
-    schedule: Schedule, head: Sequence[int], rank: int, near: StageGraph, positions: Positions
+    schedule: Schedule, head: Sequence[int], rank: int, graph: StageGraph, positions: Positions
 ) -> Iterator[tuple[int, int]]:
     """Yield each waiting row of a rank's blocked action or overlapped pair, and the row that it waits for."""
     placement, has_messages = schedule.placement, schedule.has_communication
@@ -123,7 +124,7 @@ def _waits(
         if feeds < 0:
             continue
         forward = feeds == 0
-        ptr, neighbours = (near.pred_ptr, near.pred) if forward else (near.succ_ptr, near.succ)
+        ptr, neighbours = (graph.pred_ptr, graph.pred) if forward else (graph.succ_ptr, graph.succ)
         computed = positions.of(Result.ACTIVATION if forward else Result.GRADIENT)
         sent = positions.of(Result.SENT_ACTIVATION if forward else Result.SENT_GRADIENT)
         for microbatch in range(int(schedule.microbatch[row]), int(schedule.microbatch[row] + schedule.span[row])):

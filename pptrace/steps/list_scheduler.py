@@ -25,7 +25,7 @@ from pptrace.steps.columns import uniform
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace.steps.kernels.list_scheduling import (
     InFlightLimits,
-    Playing,
+    ListingState,
     Progress,
     Queues,
     Sequences,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _WHOLE = (Kind.F, Kind.B)
 _SPLIT = (Kind.F, Kind.I, Kind.W)
-_LONGEST = 2**62
-_MANY, _ACTION_BYTES = 10_000_000, 20
+_LARGEST_TIME = 2**62
+_CHECKED_ACTIONS, _ACTION_BYTES = 10_000_000, 20
 """Number of actions from which memory is checked, and the least bytes of one action's columns."""
 
 
@@ -154,10 +154,10 @@ def _times(
         blocks = placement.microbatches // span
         total += blocks * float(stage_times[kind].sum(dtype=np.float64))
         actions += blocks * placement.stages
-    if actions >= _MANY and actions * _ACTION_BYTES > most_memory():
+    if actions >= _CHECKED_ACTIONS and actions * _ACTION_BYTES > most_memory():
         size = gibibytes(actions * _ACTION_BYTES)
         raise ScheduleError(f"{actions:,} actions would take {size} of memory: take fewer, or {memory_key()}")
-    if total + actions * transfer >= _LONGEST:
+    if total + actions * transfer >= _LARGEST_TIME:
         raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
     return stage_times
 
@@ -232,13 +232,13 @@ def _simulate_rule(
     """Return all actions, rank by rank in the order of their starts."""
     count, (source, target, lag) = len(actions), edges
     key = _one_key([*priority(actions), actions.kind, actions.stage, actions.microbatch])
-    rooms = _limits_of_actions(placement, actions, left)
-    queue, queues, taking = _queues(placement, actions, rooms)
+    limit_indices = _limits_of_actions(placement, actions, left)
+    queue, queues, taking = _queues(placement, actions, limit_indices)
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
     narrow = np.int32 if max(count, target.size) < np.iinfo(np.int32).max else np.int64
     late = count if lag.size else 0
     needs = np.bincount(target, minlength=count).astype(narrow)
-    playing, events = _initial_playing(needs, left, row_ptr, queues.rank.size, late)
+    state, events = _initial_state(needs, left, row_ptr, queues.rank.size, late)
     after_ptr = np.zeros(count + 1, dtype=narrow)
     np.cumsum(np.bincount(source, minlength=count), out=after_ptr[1:])
     begun = run(
@@ -250,35 +250,35 @@ def _simulate_rule(
             ),
             InFlightLimits(
                 microbatches=actions.span,
-                returned=np.where(last[: len(rooms), None], rooms, -1).astype(narrow).ravel(),
+                returned=np.where(last[: len(limit_indices), None], limit_indices, -1).astype(narrow).ravel(),
                 taken=taking.ravel(),
             ),
             queues,
         ),
-        (playing, events),
+        (state, events),
         work=count,
     )  # fmt: skip
     if begun < count:
-        waits = playing.needs == 0
-        for first, end in zip(row_ptr[:-1], playing.next, strict=True):
-            waits[playing.order[first:end]] = False
+        waits = state.needs == 0
+        for first, end in zip(row_ptr[:-1], state.next, strict=True):
+            waits[state.order[first:end]] = False
         raise _deadlock_error(actions, np.flatnonzero(waits))
-    order: Int64s = playing.order
+    order: Int64s = state.order
     return order
 
 
-def _initial_playing(
+def _initial_state(
     needs: NDArray[Any], left: Int64s, row_ptr: Int64s, queues: int, late: int
-) -> tuple[Playing, Heap]:
+) -> tuple[ListingState, Heap]:
     """Return the initial state; ``late`` actions may start later than their dependencies end."""
     zeros, ranks = partial(np.zeros, dtype=np.int64), row_ptr.size - 1
-    playing = Playing(
-        needs=needs, left=left, doing=np.full(ranks, -1, dtype=np.int64), fill=zeros(queues), ready=zeros(late),
-        shelf=np.zeros_like(needs), dirty=zeros(ranks), stack=zeros(ranks), order=np.zeros_like(needs),
+    state = ListingState(
+        needs=needs, left=left, running=np.full(ranks, -1, dtype=np.int64), fill=zeros(queues), ready=zeros(late),
+        enabled=np.zeros_like(needs), dirty=zeros(ranks), stack=zeros(ranks), order=np.zeros_like(needs),
         next=row_ptr[:-1].copy(),
     )  # fmt: skip
     most = ranks + late
-    return playing, Heap(item=zeros(most), place=np.full(most, OUTSIDE), time=zeros(most), size=zeros(1))
+    return state, Heap(item=zeros(most), place=np.full(most, OUTSIDE), time=zeros(most), size=zeros(1))
 
 
 def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
@@ -289,7 +289,7 @@ def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
         low, high = (int(value) for value in (column.min(initial=0), column.max(initial=0)))
         width = high - low + 1
         largest = largest * width + width - 1
-        if largest >= _LONGEST:
+        if largest >= _LARGEST_TIME:
             key[np.lexsort(columns[::-1])] = np.arange(key.size)
             return key
         key *= width
@@ -387,9 +387,9 @@ def _sequences(
     last = Kind.W if Kind.W in times else Kind.B
     kind_of = np.array(kinds)[kind]
     origin, step = _places(kind_of, kind, stage, placement, len(kinds))
-    rooms = np.stack([_stage_limit(placement, route, stage), _rank_limit(placement, rank)], axis=1)
-    rooms = np.where(left[rooms] < 0, -1, rooms)
-    way = np.where(kind_of == Kind.F, 1, np.where(kind_of == last, -1, 0)) * (rooms >= 0).any(axis=1)
+    limit_indices = np.stack([_stage_limit(placement, route, stage), _rank_limit(placement, rank)], axis=1)
+    limit_indices = np.where(left[limit_indices] < 0, -1, limit_indices)
+    way = np.where(kind_of == Kind.F, 1, np.where(kind_of == last, -1, 0)) * (limit_indices >= 0).any(axis=1)
     before_ptr, before = _csr(moved[target], moved[source], number.size)
     after_ptr, after = _csr(moved[source], moved[target], number.size)
     sequences = Sequences(
@@ -399,7 +399,7 @@ def _sequences(
         count=microbatches[route][order], first=(np.cumsum(microbatches) - microbatches)[route][order],
         turns=np.argsort(placement.microbatch_route, kind="stable"), origin=origin[order], step=step[order],
         before_ptr=before_ptr, before=before, after_ptr=after_ptr, after=after,
-        room=rooms[order].ravel(), way=way[order],
+        room=limit_indices[order].ravel(), way=way[order],
     )  # fmt: skip
     return sequences, len(kinds) * stages * placement.microbatches
 
@@ -435,7 +435,8 @@ def _initial_progress(given: Sequences, row_ptr: Int64s, left: Int64s) -> tuple[
     head[some] = given.origin[some] + given.step[some] * given.turns[given.first[some]]
     progress = Progress(
         begun=zeros(size), ended=zeros(size), ready=np.where(free, given.count, 0), head=head, left=left.copy(),
-        doing=np.full(ranks, -1, dtype=np.int64), dirty=zeros(ranks), stack=zeros(ranks), next=row_ptr[:-1].copy(),
+        running=np.full(ranks, -1, dtype=np.int64), dirty=zeros(ranks), stack=zeros(ranks),
+        next=row_ptr[:-1].copy(),
     )  # fmt: skip
     return progress, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
 
@@ -477,21 +478,21 @@ def _limits_of_actions(placement: Placement, actions: Actions, left: Int64s) -> 
     if (left < 0).all():
         return np.full((0, 2), -1, dtype=np.int64)
     index = np.where(left < 0, -1, np.arange(left.size))
-    rooms = np.empty((len(actions), 2), dtype=np.int64)
-    rooms[:, 0] = index[_stage_limit(placement, actions.route, actions.stage)]
-    rooms[:, 1] = index[_rank_limit(placement, actions.rank)]
-    return rooms
+    limit_indices = np.empty((len(actions), 2), dtype=np.int64)
+    limit_indices[:, 0] = index[_stage_limit(placement, actions.route, actions.stage)]
+    limit_indices[:, 1] = index[_rank_limit(placement, actions.rank)]
+    return limit_indices
 
 
-def _queues(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int64s, Queues, Int64s]:
+def _queues(placement: Placement, actions: Actions, limit_indices: Int64s) -> tuple[Int64s, Queues, Int64s]:
     """Return each action's queue, the queues, and the limits that the actions of each queue share.
 
     A rank has a queue per stage and route for actions under a limit, and one for all other actions.
     """
     ranks = placement.ranks
     slot = actions.rank.astype(np.int64)
-    if len(rooms):
-        waits_for_room = (actions.kind == Kind.F) & ((rooms[:, 0] >= 0) | (rooms[:, 1] >= 0))
+    if len(limit_indices):
+        waits_for_room = (actions.kind == Kind.F) & ((limit_indices[:, 0] >= 0) | (limit_indices[:, 1] >= 0))
         slot = np.where(waits_for_room, ranks + _stage_limit(placement, actions.route, actions.stage), slot)
     slot_rank = np.concatenate([np.arange(ranks), placement.stage_rank.ravel()])
     count = np.bincount(slot, minlength=slot_rank.size)
@@ -502,7 +503,7 @@ def _queues(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int6
     sample[slot] = np.arange(slot.size)  # any action: all actions of a queue have the same limits
     taken = np.full((used.size, 2), -1, dtype=np.int64)
     takes = used >= ranks
-    taken[takes] = rooms[sample[used[takes]]]
+    taken[takes] = limit_indices[sample[used[takes]]]
     queues = Queues(
         rank=slot_rank[used], ptr=np.cumsum([0, *count[used]]),
         of_rank=np.searchsorted(slot_rank[used], np.arange(ranks + 1)),

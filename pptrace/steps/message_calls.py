@@ -12,7 +12,7 @@ from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import PluginError, ScheduleError
 from pptrace.steps.actions import Cells
 from pptrace.steps.columns import empty_columns, unset
-from pptrace.steps.dependencies import Issued, empty, explain_deadlock, walk
+from pptrace.steps.dependencies import Issued, empty, explain_deadlock, traverse
 from pptrace.steps.kernels import message_calls as kernels
 from pptrace.steps.kernels import tables
 from pptrace.steps.kernels.message_calls import NEVER, TURNS
@@ -144,8 +144,8 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
     lengths = np.diff(schedule.row_ptr) + sent + received
     out = empty(schedule, int(lengths.sum()))
     out.row_ptr[1:] = np.cumsum(lengths)
-    walked, _ = walk(schedule, out)
-    if walked < len(schedule):
+    visited, _ = traverse(schedule, out)
+    if visited < len(schedule):
         raise explain_deadlock(schedule)
     issued = _issue_order(schedule.placement, out)
     return _defer_receives(issued) if receive is Receive.DEFERRED else issued
@@ -421,7 +421,7 @@ def _move_around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> P
 
 
 _WAIT = "a wait is not before its call or after its rank's end"
-_LAWS = (
+_RULES = (
     ("the send of {}'s result on rank {}", "a send is after its producer"),
     ("the receive of {}'s result on rank {}", "a receive is before its consumer"),
     ("the wait for the send of {}'s result on rank {}", _WAIT),
@@ -449,7 +449,7 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
         name: name of the program's policy in errors.
 
     Raises:
-        PluginError: missing moments, a wrong shape or dtype, a send before its producer, a receive after its
+        PluginError: missing moments, a invalid shape or dtype, a send before its producer, a receive after its
             consumer, a wait before its call or after its rank's last action, or a negative communicator.
     """
     if isinstance(calls, Plan):
@@ -469,16 +469,16 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
     plan = Plan(**columns)
     ends = (request.producer, request.consumer, request.source, request.target)
     faults = run_parts(
-        kernels.find_wrong, halves(count, work=count), (request.schedule.row_ptr, *ends, plan), (), work=count
+        kernels.find_invalid, halves(count, work=count), (request.schedule.row_ptr, *ends, plan), (), work=count
     )
-    wrong = min(filter(None, faults), default=0) - 1
-    if wrong >= 0:
-        law_index, message = divmod(wrong, count)
-        subject, law = _LAWS[law_index]
+    invalid = min(filter(None, faults), default=0) - 1
+    if invalid >= 0:
+        rule_index, message = divmod(invalid, count)
+        subject, rule = _RULES[rule_index]
         action = request.schedule.action(int(request.producer[message]))
-        rank = int((request.target if law_index % 2 else request.source)[message])
+        rank = int((request.target if rule_index % 2 else request.source)[message])
         raise PluginError(
-            f"message policy {name!r} places {subject.format(action, rank)} where it cannot be: {law}"
+            f"message policy {name!r} places {subject.format(action, rank)} where it cannot be: {rule}"
         )
     return plan
 

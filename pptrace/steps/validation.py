@@ -9,7 +9,7 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.steps.actions import CELL, Action, group_starts
 from pptrace.steps.columns import distinct_rows
-from pptrace.steps.dependencies import explain_deadlock, walk
+from pptrace.steps.dependencies import explain_deadlock, traverse
 from pptrace.steps.kernels import tables
 from pptrace.steps.kinds import BACKWARD, COMMUNICATION, ORDER, STAGE_ENDS, TABLE, TOWARDS_NEXT, Kind, Result
 from pptrace.steps.schedule import Positions, index_schedule
@@ -34,8 +34,8 @@ def validate(schedule: Schedule) -> None:
         DeadlockError: the rows wait for each other in a cycle.
     """
     validate_structure(schedule)
-    walked, _ = walk(schedule)
-    if walked < len(schedule):
+    visited, _ = traverse(schedule)
+    if visited < len(schedule):
         raise explain_deadlock(schedule)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
-from pptrace.steps.kernels.weight_filling import UNKNOWN, Filling, Given, Placed, Rules, Slack, Stages, fill_gaps
+from pptrace.steps.kernels.weight_filling import UNKNOWN, Filling, Placed, Rules, Slack, Stages, Table, fill_gaps
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
 from pptrace_kernel import run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
 
 _NO_LIMIT = 2**62
-_LONGEST = 2**59
+_LARGEST_TIME = 2**59
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,25 +80,25 @@ def fill_weights(
     [['0F0', '0F1', '0I0', '0W0', '0I1', '0W1'], ['1F0', '1I0', '1F1', '1I1', '1W0', '1W1']]
     """
     stages, ranks, count = table.stages, table.ranks, len(table)
-    cost = {kind: _wide(durations[kind], stages) for kind in (Kind.F, Kind.I, Kind.W)}
-    if float(sum(map(np.sum, cost.values()))) * table.microbatches + count * transfer >= _LONGEST:
+    cost = {kind: _per_index(durations[kind], stages) for kind in (Kind.F, Kind.I, Kind.W)}
+    if float(sum(map(np.sum, cost.values()))) * table.microbatches + count * transfer >= _LARGEST_TIME:
         raise ScheduleError("times add up to 2**59 or more: give them in a larger unit")
     row_ptr = table.row_ptr.astype(np.int64)
     filling, heap = _start(table)
     missing_weights = int(not (table.kind == Kind.W).any())
     whole_ptr = row_ptr + missing_weights * (row_ptr // 2)
     kind, stage, microbatch = (np.zeros(int(whole_ptr[-1]), dtype=np.int32) for _ in range(3))
-    ends = _wide(deadline, ranks) if deadline is not None and missing_weights else _wide(0, 0)
+    ends = _per_index(deadline, ranks) if deadline is not None and missing_weights else _per_index(0, 0)
     placed = Placed(kind, stage, microbatch, np.zeros(ranks, dtype=np.int64))
     full = run(
         fill_gaps,
         (
-            Given(row_ptr, table.kind, table.stage, table.microbatch),
+            Table(row_ptr, table.kind, table.stage, table.microbatch),
             Stages(
                 table.placement.stage_rank[0].astype(np.int64), cost[Kind.F], cost[Kind.I], cost[Kind.W],
-                _wide(taken, stages), _wide(kept, stages),
+                _per_index(taken, stages), _per_index(kept, stages),
             ),
-            _wide(_NO_LIMIT if room is None else room, ranks),
+            _per_index(_NO_LIMIT if room is None else room, ranks),
             Rules(missing_weights, transfer, ends),
         ),
         (_slack(table, ends), filling, placed, heap),
@@ -115,7 +115,8 @@ def _start(table: Schedule) -> tuple[Filling, Heap]:
     ready = np.full(2 * table.stages * table.microbatches, -1, dtype=np.int64)
     ready[: table.microbatches] = 0
     filling = Filling(
-        ready=ready, next=first_row, due=first_row.copy(), owed=zeros(ranks), held=zeros(ranks), idle=zeros(ranks),
+        ready=ready, next=first_row, due=first_row.copy(), pending_weights=zeros(ranks), held=zeros(ranks),
+        idle=zeros(ranks),
         first=np.full(ranks, -1, dtype=np.int64), free=zeros(ranks),
     )  # fmt: skip
     return filling, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
@@ -129,7 +130,7 @@ def _slack(table: Schedule, ends: Int64s) -> Slack:
     return Slack(latest=latest, next=table.row_ptr[1:].astype(np.int64) - 1, end=ends.copy(), before=ends.copy())
 
 
-def _wide(values: object, size: int) -> Int64s:
+def _per_index(values: object, size: int) -> Int64s:
     wide: Int64s = np.ascontiguousarray(np.broadcast_to(np.asarray(values, dtype=np.int64), (size,)))
     return wide
 

@@ -88,7 +88,7 @@ _GROUPS = (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL,
 
 def group_times(timeline: Timeline) -> tuple[GroupTime, ...]:
     """Return the total and hidden communication time of each group, in the order of streams."""
-    lanes, total, hidden = _hide(timeline, np.zeros(0, dtype=np.int64))
+    lanes, total, hidden = _hidden_time(timeline, np.zeros(0, dtype=np.int64))
     stream, rank = timeline.lane_stream[lanes], timeline.lane_rank[lanes]
     times = []
     for group in _GROUPS:
@@ -101,7 +101,7 @@ def group_times(timeline: Timeline) -> tuple[GroupTime, ...]:
     return tuple(times)
 
 
-def _hide(timeline: Timeline, hidden_ns: Int64s) -> tuple[NDArray[np.intp], Int64s, Int64s]:
+def _hidden_time(timeline: Timeline, hidden_ns: Int64s) -> tuple[NDArray[np.intp], Int64s, Int64s]:
     """Return the lanes of groups, their busy time, and the part of it in which the rank computed.
 
     Fill in ``hidden_ns`` of their rows, unless it is empty.
@@ -164,7 +164,7 @@ def actions_in_parts(timeline: Timeline) -> Actions:
     first[action[::-1]] = rows[::-1]
     start, end = _extents(action, count, timeline.start_ns[rows], timeline.end_ns[rows])
     hidden_ns = np.zeros(len(timeline), dtype=np.int64)
-    _hide(timeline, hidden_ns)
+    _hidden_time(timeline, hidden_ns)
     duration_ns = timeline.end_ns[rows] - timeline.start_ns[rows]
     hidden_ns, grouped = hidden_ns[rows], in_group(timeline)[rows]
     terms = duration_ns * ~grouped, hidden_ns * grouped, (duration_ns - hidden_ns) * grouped

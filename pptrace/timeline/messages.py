@@ -10,7 +10,7 @@ from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
 from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
-from pptrace.timeline.kernels.messages import Index, index_rows
+from pptrace.timeline.kernels.messages import RowIndex, index_rows
 from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-def index_timeline(timeline: Timeline, graph: StageGraph) -> Index:
-    """Index a timeline's rows. The producer of an action with segments is its last segment."""
+def index_timeline(timeline: Timeline, graph: StageGraph) -> RowIndex:
+    """RowIndex a timeline's rows. The producer of an action with segments is its last segment."""
     messages = 2 * graph.edges * graph.microbatches
     inputs = (
         timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
         timeline.size_bytes, graph, TABLE,
     )  # fmt: skip
     for parts in halves(graph.ranks, work=len(timeline)), [(0, graph.ranks)]:
-        index = Index(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
+        index = RowIndex(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
         if not any(run_parts(index_rows, parts, inputs, (index,), work=len(timeline))):
             break
     return index if timeline.parts is None else index._replace(producer=last_segments(timeline)[index.producer])

@@ -62,7 +62,7 @@ def predecessors(graph: TaskGraph, ran: Ran) -> list[list[tuple[int, int]]]:
 
 
 def assert_lowest_causes(graph: TaskGraph, ran: Ran) -> None:
-    if ran.done < graph.tasks - graph.ghosts().size:
+    if ran.done < graph.tasks - graph.receiver_rows().size:
         reject()  # this policy deadlocks
     released = predecessors(graph, ran)
     started = [max((when for when, _ in own), default=0) for own in released]
@@ -70,8 +70,8 @@ def assert_lowest_causes(graph: TaskGraph, ran: Ran) -> None:
         min((task for when, task in own if when == last), default=-1)
         for own, last in zip(released, started, strict=True)
     ]
-    ghosts = set(graph.ghosts().tolist())
-    tasks = [task for task in range(graph.tasks) if task not in ghosts]
+    receiver_rows = set(graph.receiver_rows().tolist())
+    tasks = [task for task in range(graph.tasks) if task not in receiver_rows]
     assert [int(ran.start_ns[task]) for task in tasks] == [started[task] for task in tasks]
     assert [int(ran.cause[task]) for task in tasks] == [causes[task] for task in tasks]
 

@@ -91,10 +91,10 @@ def test_one_and_two_threads_give_the_same_step(
     threads = _thread._count()
     with pptrace_kernel.always_compiled():
         expected, figures = step(policy)
-    monkeypatch.setattr("pptrace.sim.engines._PATIENCE", patience)  # with 0, one thread runs all tasks
+    monkeypatch.setattr("pptrace.sim.engines._MAX_POLLS_PER_TASK", patience)  # with 0, one thread runs all tasks
     with pptrace_kernel.always_compiled(), two_threads():
         compiled, by_array = step(policy)
-    monkeypatch.setattr("pptrace.sim.engines._PATIENCE", 1)  # one part after the other
+    monkeypatch.setattr("pptrace.sim.engines._MAX_POLLS_PER_TASK", 1)  # one part after the other
     with interpreted_kernels(), two_threads():
         interpreted, by_list = step(policy)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from executed_lines import executed_lines
 
-from pptrace.steps.dependencies import walk
+from pptrace.steps.dependencies import traverse
 from pptrace.steps.text_forms import parse_table
 from pptrace.steps.validation import validate
 
@@ -37,7 +37,7 @@ def wide(microbatches: int) -> Schedule:
 def test_a_walk_takes_time_in_proportion_to_its_table(table: Callable[[int], Schedule]) -> None:
     few, many = table(100), table(400)
 
-    assert executed_lines(lambda: walk(many)) < 4.5 * executed_lines(lambda: walk(few))
+    assert executed_lines(lambda: traverse(many)) < 4.5 * executed_lines(lambda: traverse(few))
 
 
 def test_ends_of_stages_take_no_memory_for_pairs_of_ranks_and_stages() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pptrace.sim.kernels.fairness import AT_CAP, FREE, KEPT, Flows, LinkCapacities, Places, refill
 from pptrace.sim.kernels.sweep import COMPUTATION, Ends, Graph, Jobs, Step, Tasks, settle, start_all
-from pptrace.steps.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink_first
+from pptrace.steps.kernels.heap import OUTSIDE, Heap, pop, push, sift_first_down, sift_up
 
 ENDED = -2
 """The limit of a job that has ended."""
@@ -276,7 +276,7 @@ def _next_time(heap: Heap, due: Any) -> int:
         if heap.time[job] == due[job]:
             return due[job]
         heap.time[job] = due[job]
-        sink_first(heap)
+        sift_first_down(heap)
     return -1
 
 
@@ -303,7 +303,7 @@ def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> 
             push(heap, job, due)
         elif due < heap.time[job]:
             heap.time[job] = due
-            lift(heap, heap.place[job])
+            sift_up(heap, heap.place[job])
 
 
 def _set_caps(

@@ -104,39 +104,39 @@ taken when it last had no ready task; how many tasks it ran."""
 
 
 def sweep_part(
-    part: Part, patience: int, graph: Graph, rendezvous: int, tasks: Tasks, end: Any, exchange: Exchange
+    part: Part, max_polls: int, graph: Graph, rendezvous: int, tasks: Tasks, end: Any, exchange: Exchange
 ) -> int:
     """Run the tasks of a part as :func:`sweep`, while another thread runs those of the other part.
 
     Return whether both are done: neither has a ready task, and each took all ``ended`` tasks of the other. A part
-    without a ready task returns 0 after it has looked ``patience`` times for tasks of the other.
+    without a ready task returns 0 after it has looked ``max_polls`` times for tasks of the other.
     """
-    progress, mine, others = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
+    progress, own_slots, other_slots = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
     initialise(tasks, part.first, part.end)
     initialise(tasks, part.first_other, part.end_other)
     count = _count_range(part.first, part.end, part, graph, rendezvous, tasks, exchange, 0)
     count = _count_range(part.first_other, part.end_other, part, graph, rendezvous, tasks, exchange, count)
-    publish(progress, mine + COUNTED, 1 + count)
-    looks = 0
-    while looks < patience:
-        looks += 1
-        if observe(progress, others + COUNTED) == 0:
+    publish(progress, own_slots + COUNTED, 1 + count)
+    polls = 0
+    while polls < max_polls:
+        polls += 1
+        if observe(progress, other_slots + COUNTED) == 0:
             continue
-        idle, ended = observe(progress, others + IDLE), observe(progress, others + ENDED)
-        if progress[mine + IDLE] == 1 + ended:
-            if idle == 1 + progress[mine + ENDED]:
+        idle, ended = observe(progress, other_slots + IDLE), observe(progress, other_slots + ENDED)
+        if progress[own_slots + IDLE] == 1 + ended:
+            if idle == 1 + progress[own_slots + ENDED]:
                 _fill_ends(graph, tasks, part.first, part.end, end)
                 _fill_ends(graph, tasks, part.first_other, part.end_other, end)
                 return 1
             continue
         top = _resume(part, graph, rendezvous, tasks, exchange, ended, part.offset)
         _run_part(part, graph, rendezvous, tasks, exchange, top)
-        publish(progress, mine + IDLE, 1 + ended)
-        looks = 0
+        publish(progress, own_slots + IDLE, 1 + ended)
+        polls = 0
     return 0
 
 
-def sweep_rest(
+def sweep_remaining(
     first: Part, second: Part, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any,
     exchange: Exchange,
 ) -> int:  # fmt: skip
@@ -169,10 +169,10 @@ def _resume(
     part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange, ended: int, top: int
 ) -> int:
     """Push the tasks that the ``ended`` tasks of the other part release; return the size of the stack."""
-    progress, mine, others = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
-    taken = progress[mine + IDLE] - 1
+    progress, own_slots, other_slots = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
+    taken = progress[own_slots + IDLE] - 1
     if taken < 0:
-        for i in range(progress[others + COUNTED] - 1):
+        for i in range(progress[other_slots + COUNTED] - 1):
             _count(part, graph, rendezvous, tasks, exchange.counted[part.offset_of_other + i])
         top = _push_ready(graph, tasks, part.first_other, part.end_other, top)
         top = _push_ready(graph, tasks, part.first, part.end, top)
@@ -184,17 +184,17 @@ def _resume(
 
 def _run_part(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange, top: int) -> None:
     """Run the ready tasks up to ``top`` on the stack, and all tasks of the part that they release."""
-    progress, mine = exchange.progress, part.number * SLOTS
+    progress, own_slots = exchange.progress, part.number * SLOTS
     top, done = _run_ready(graph, rendezvous, exchange.crosses, tasks, part.offset, top)
     while top > part.offset:
         top -= 1
-        task, ended = tasks.ready[top], progress[mine + ENDED]
+        task, ended = tasks.ready[top], progress[own_slots + ENDED]
         top = _release(part, graph, rendezvous, tasks, task, top)
         exchange.ended[part.offset + ended] = task
-        publish(progress, mine + ENDED, ended + 1)
+        publish(progress, own_slots + ENDED, ended + 1)
         top, more = _run_ready(graph, rendezvous, exchange.crosses, tasks, part.offset, top)
         done += 1 + more
-    progress[mine + DONE] += done
+    progress[own_slots + DONE] += done
 
 
 def _run_ready(
@@ -345,13 +345,13 @@ def enter_times(first, end_rank, lane_rank, lane_ptr, fork, sender_row, start, e
     there is none. Return whether any row starts before the previous row of its lane.
     """
     disordered = 0
-    meets = len(sender_row) > 0
+    has_rendezvous = len(sender_row) > 0
     for lane in range(len(lane_ptr) - 1):
         if lane_rank[lane] < first or lane_rank[lane] >= end_rank:
             continue
         free = before = 0
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
-            if meets and sender_row[row] >= 0:
+            if has_rendezvous and sender_row[row] >= 0:
                 other = sender_row[row]
                 start[row] = start[other]
                 end[row] = end[other]

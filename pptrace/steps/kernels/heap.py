@@ -30,7 +30,7 @@ def push(heap: Heap, item: int, time: int) -> None:
     heap.time[item] = time
     heap.item[index] = item
     heap.size[0] = index + 1
-    lift(heap, index)
+    sift_up(heap, index)
 
 
 def pop(heap: Heap) -> int:
@@ -41,11 +41,11 @@ def pop(heap: Heap) -> int:
     heap.size[0] = last
     if last > 0:
         heap.item[0] = heap.item[last]
-        sink_first(heap)
+        sift_first_down(heap)
     return first
 
 
-def lift(heap: Heap, index: int) -> None:
+def sift_up(heap: Heap, index: int) -> None:
     """Move the item at a place towards the top to restore the order."""
     items, place, times = heap.item, heap.place, heap.time
     item = items[index]
@@ -62,7 +62,7 @@ def lift(heap: Heap, index: int) -> None:
     place[item] = index
 
 
-def sink_first(heap: Heap) -> None:
+def sift_first_down(heap: Heap) -> None:
     """Move the first item away from the top to restore the order."""
     items, place, times, size = heap.item, heap.place, heap.time, heap.size[0]
     index = 0

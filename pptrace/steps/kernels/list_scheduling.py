@@ -47,25 +47,25 @@ class Queues(NamedTuple):
     rank: Any
     """Per queue, its rank."""
     ptr: Any
-    """Shape (queues + 1,): first place of each queue in ``shelf``."""
+    """Shape (queues + 1,): first place of each queue in ``enabled``."""
     of_rank: Any
     """Shape (ranks + 1,): first queue of each rank."""
 
 
-class Playing(NamedTuple):
+class ListingState(NamedTuple):
     """State of the simulation with queues."""
 
     needs: Any
     """Per action, the number of actions that it still waits for."""
     left: Any
     """Per room, the number of further microbatches that can start."""
-    doing: Any
+    running: Any
     """Per rank, its running action, -1 for none."""
     fill: Any
     """Per queue, the number of its actions."""
     ready: Any
     """Per action, its earliest start; empty without lags."""
-    shelf: Any
+    enabled: Any
     """A heap by key for each queue."""
     dirty: Any
     """Per rank, whether it is on the stack."""
@@ -77,24 +77,24 @@ class Playing(NamedTuple):
     """Per rank, its next place in ``order``."""
 
 
-def list_actions(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, events: Heap) -> int:
+def list_actions(work: Work, rooms: InFlightLimits, queues: Queues, state: ListingState, events: Heap) -> int:
     """Run all actions and fill ``order``; return the number of actions that ran."""
-    actions, ranks = len(work.duration), len(playing.doing)
+    actions, ranks = len(work.duration), len(state.running)
     begun = touched = now = 0
     for action in range(actions):
-        if playing.needs[action] == 0:
-            touched = _enable(work, queues, playing, action, touched)
+        if state.needs[action] == 0:
+            touched = _enable(work, queues, state, action, touched)
     while touched > 0:
         while touched > 0:
             touched -= 1
-            rank = playing.stack[touched]
-            playing.dirty[rank] = 0
-            queue = _choose(work, rooms, queues, playing, rank) if playing.doing[rank] < 0 else -1
+            rank = state.stack[touched]
+            state.dirty[rank] = 0
+            queue = _choose(work, rooms, queues, state, rank) if state.running[rank] < 0 else -1
             if queue >= 0:
-                action = _begin(work, rooms, queues, playing, queue)
-                playing.doing[rank] = action
-                playing.order[playing.next[rank]] = action
-                playing.next[rank] += 1
+                action = _begin(work, rooms, queues, state, queue)
+                state.running[rank] = action
+                state.order[state.next[rank]] = action
+                state.next[rank] += 1
                 begun += 1
                 push(events, rank, now + work.duration[action])
         if events.size[0] > 0:
@@ -102,20 +102,20 @@ def list_actions(work: Work, rooms: InFlightLimits, queues: Queues, playing: Pla
         while events.size[0] > 0 and events.time[events.item[0]] == now:
             event = pop(events)
             if event >= ranks:
-                touched = _enable(work, queues, playing, event - ranks, touched)
+                touched = _enable(work, queues, state, event - ranks, touched)
             else:
-                touched = _finish(work, rooms, queues, playing, events, event, now, touched)
+                touched = _finish(work, rooms, queues, state, events, event, now, touched)
     return begun
 
 
-def _enable(work: Work, queues: Queues, playing: Playing, action: int, touched: int) -> int:
+def _enable(work: Work, queues: Queues, state: ListingState, action: int, touched: int) -> int:
     """Put an enabled action into its queue; return the number of ranks on the stack."""
     queue = work.queue[action]
-    _put(playing, work.key, queues.ptr[queue], queue, action)
-    return _touch(playing, queues.rank[queue], touched)
+    _put(state, work.key, queues.ptr[queue], queue, action)
+    return _touch(state, queues.rank[queue], touched)
 
 
-def _touch(state: Playing | Progress, rank: int, touched: int) -> int:
+def _touch(state: ListingState | Progress, rank: int, touched: int) -> int:
     """Push a rank on the stack of ranks to check; return the number of ranks on the stack."""
     if state.dirty[rank]:
         return touched
@@ -128,92 +128,92 @@ def _finish(
     work: Work,
     rooms: InFlightLimits,
     queues: Queues,
-    playing: Playing,
+    state: ListingState,
     events: Heap,
     rank: int,
     now: int,
     touched: int,
 ) -> int:
     """End a rank's action: free its microbatches, enable dependents. Return the number of ranks on the stack."""
-    action: int = playing.doing[rank]
-    playing.doing[rank] = -1
-    touched = _touch(playing, rank, touched)
+    action: int = state.running[rank]
+    state.running[rank] = -1
+    touched = _touch(state, rank, touched)
     for side in range(2 if len(rooms.returned) > 0 else 0):
         room = rooms.returned[2 * action + side]
         if room >= 0:
-            playing.left[room] += rooms.microbatches[action]
+            state.left[room] += rooms.microbatches[action]
     lags = len(work.lag) > 0
     for edge in range(work.after_ptr[action], work.after_ptr[action + 1]):
         target = work.after[edge]
-        playing.needs[target] -= 1
+        state.needs[target] -= 1
         ready = now
         if lags:
-            playing.ready[target] = max(playing.ready[target], now + work.lag[edge])
-            ready = playing.ready[target]
-        if playing.needs[target] == 0:
+            state.ready[target] = max(state.ready[target], now + work.lag[edge])
+            ready = state.ready[target]
+        if state.needs[target] == 0:
             if ready == now:
-                touched = _enable(work, queues, playing, target, touched)
+                touched = _enable(work, queues, state, target, touched)
             else:
-                push(events, len(playing.doing) + target, ready)
+                push(events, len(state.running) + target, ready)
     return touched
 
 
-def _choose(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, rank: int) -> int:
+def _choose(work: Work, rooms: InFlightLimits, queues: Queues, state: ListingState, rank: int) -> int:
     """Return the queue whose first action a rank starts next, -1 for none."""
     best, chosen = -1, -1
     for queue in range(queues.of_rank[rank], queues.of_rank[rank + 1]):
-        if playing.fill[queue] == 0:
+        if state.fill[queue] == 0:
             continue
-        action = playing.shelf[queues.ptr[queue]]
+        action = state.enabled[queues.ptr[queue]]
         fits = True
         for side in range(2):
             room = rooms.taken[2 * queue + side]
-            if room >= 0 and playing.left[room] < rooms.microbatches[action]:
+            if room >= 0 and state.left[room] < rooms.microbatches[action]:
                 fits = False
         if fits and (best < 0 or work.key[action] < work.key[best]):
             best, chosen = action, queue
     return chosen
 
 
-def _begin(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, queue: int) -> int:
+def _begin(work: Work, rooms: InFlightLimits, queues: Queues, state: ListingState, queue: int) -> int:
     """Remove the first action of a queue and subtract its microbatches from its rooms; return the action."""
-    action: int = playing.shelf[queues.ptr[queue]]
+    action: int = state.enabled[queues.ptr[queue]]
     for side in range(2):
         room = rooms.taken[2 * queue + side]
         if room >= 0:
-            playing.left[room] -= rooms.microbatches[action]
-    _take(playing, work.key, queues.ptr[queue], queue)
+            state.left[room] -= rooms.microbatches[action]
+    _take(state, work.key, queues.ptr[queue], queue)
     return action
 
 
-def _put(playing: Playing, key: Any, first: int, queue: int, action: int) -> None:
-    """Add an action to a queue whose first place in the shelf is ``first``."""
-    shelf, index = playing.shelf, playing.fill[queue]
-    playing.fill[queue] = index + 1
+def _put(state: ListingState, key: Any, first: int, queue: int, action: int) -> None:
+    """Add an action to a queue whose first place in the enabled is ``first``."""
+    enabled, index = state.enabled, state.fill[queue]
+    state.fill[queue] = index + 1
     while index > 0:
         above = (index - 1) >> 1
-        if key[shelf[first + above]] < key[action]:
+        if key[enabled[first + above]] < key[action]:
             break
-        shelf[first + index] = shelf[first + above]
+        enabled[first + index] = enabled[first + above]
         index = above
-    shelf[first + index] = action
+    enabled[first + index] = action
 
 
-def _take(playing: Playing, key: Any, first: int, queue: int) -> None:
+def _take(state: ListingState, key: Any, first: int, queue: int) -> None:
     """Remove the first action of a queue."""
-    shelf, count = playing.shelf, playing.fill[queue] - 1
-    playing.fill[queue] = count
-    last = shelf[first + count]
+    enabled, count = state.enabled, state.fill[queue] - 1
+    state.fill[queue] = count
+    last = enabled[first + count]
     index = 0
     while 2 * index + 1 < count:
         below = 2 * index + 1
-        if below + 1 < count and key[shelf[first + below + 1]] < key[shelf[first + below]]:
+        if below + 1 < count and key[enabled[first + below + 1]] < key[enabled[first + below]]:
             below += 1
-        if key[last] < key[shelf[first + below]]:
+        if key[last] < key[enabled[first + below]]:
             break
-        shelf[first + index] = shelf[first + below]
+        enabled[first + index] = enabled[first + below]
         index = below
-    shelf[first + index] = last
+    enabled[first + index] = last
 
 
 class Sequences(NamedTuple):
@@ -258,7 +258,7 @@ class Progress(NamedTuple):
     """Per sequence, the priority of its next action."""
     left: Any
     """Per room, the number of further microbatches that can start."""
-    doing: Any
+    running: Any
     """Per rank, the sequence of its running action, -1 for none."""
     dirty: Any
     """Per rank, whether it is on the stack."""
@@ -278,7 +278,7 @@ class Written(NamedTuple):
 
 def list_in_turn(given: Sequences, progress: Progress, events: Heap, written: Written) -> int:
     """Run all actions and write them; return the number of actions that ran."""
-    ranks = len(progress.doing)
+    ranks = len(progress.running)
     started, now, touched = 0, 0, ranks
     for rank in range(ranks):
         progress.stack[rank] = rank
@@ -288,7 +288,7 @@ def list_in_turn(given: Sequences, progress: Progress, events: Heap, written: Wr
             touched -= 1
             rank = progress.stack[touched]
             progress.dirty[rank] = 0
-            sequence = _choose_in_turn(given, progress, rank) if progress.doing[rank] < 0 else -1
+            sequence = _choose_in_turn(given, progress, rank) if progress.running[rank] < 0 else -1
             if sequence >= 0:
                 _begin_in_turn(given, progress, written, rank, sequence)
                 started += 1
@@ -324,7 +324,7 @@ def _begin_in_turn(given: Sequences, progress: Progress, written: Written, rank:
     written.stage[place] = given.stage[sequence]
     written.microbatch[place] = given.turns[index]
     progress.next[rank] = place + 1
-    progress.doing[rank] = sequence
+    progress.running[rank] = sequence
     progress.begun[sequence] = turn + 1
     if turn + 1 < given.count[sequence]:
         progress.head[sequence] = given.origin[sequence] + given.step[sequence] * given.turns[index + 1]
@@ -342,8 +342,8 @@ def _give(given: Sequences, progress: Progress, sequence: int, more: int) -> Non
 
 def _end(given: Sequences, progress: Progress, rank: int, touched: int) -> int:
     """End a rank's action: release its capacity and enable dependents. Return the number of ranks on the stack."""
-    sequence: int = progress.doing[rank]
-    progress.doing[rank] = -1
+    sequence: int = progress.running[rank]
+    progress.running[rank] = -1
     progress.ended[sequence] += 1
     touched = _touch(progress, rank, touched)
     if given.way[sequence] < 0:

@@ -63,7 +63,7 @@ def _list_of(row, rank, way, cells, graph, made_at, out, n):
     return n
 
 
-def find_wrong(begin, end_of_messages, row_ptr, producer, consumer, source, target, plan):
+def find_invalid(begin, end_of_messages, row_ptr, producer, consumer, source, target, plan):
     """Return 1 + the first end of messages ``begin:end_of_messages`` with an invalid moment, 0 for none.
 
     Ends are in the order of sends, receives, then waits for either.
@@ -77,16 +77,16 @@ def find_wrong(begin, end_of_messages, row_ptr, producer, consumer, source, targ
             wrong = 1 + m
         elif not (row_ptr[peer] + peer) * TURNS <= receive < (consumer[m] + peer + 1) * TURNS:
             wrong = 1 + count + m
-        elif _is_wrong_wait(plan.send_waited[m], send, end):
+        elif _is_invalid_wait(plan.send_waited[m], send, end):
             wrong = 1 + 2 * count + m
-        elif _is_wrong_wait(plan.receive_waited[m], receive, peer_end):
+        elif _is_invalid_wait(plan.receive_waited[m], receive, peer_end):
             wrong = 1 + 3 * count + m
         if wrong > 0 and (first == 0 or wrong < first):
             first = wrong
     return first
 
 
-def _is_wrong_wait(waited, launched, end):
+def _is_invalid_wait(waited, launched, end):
     """Return whether a wait precedes its launch, or is in slot ``end`` or later."""
     return waited != NEVER and (waited < launched or waited >= end * TURNS)
 

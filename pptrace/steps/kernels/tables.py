@@ -1,4 +1,4 @@
-"""Kernels over schedule tables: index actions, count messages, insert sends, defer receives, walk ranks in rounds.
+"""Kernels over schedule tables: index actions, count and insert messages, and visit ranks in rounds.
 
 Columns are lists or arrays of integers, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
@@ -225,7 +225,7 @@ COMPUTED, SENT = 1, 2
 """States of a result of a stage and microbatch."""
 
 
-class Walk(NamedTuple):
+class Traversal(NamedTuple):
     """Progress of ranks, and waits of blocked ranks. A cell is a result of a stage and microbatch."""
 
     head: Any
@@ -234,7 +234,7 @@ class Walk(NamedTuple):
     """Per rank, the position to which its next action is written."""
     done: Any
     """Per cell, its state; activations first, then gradients."""
-    needy: Any
+    dependency_row: Any
     edge: Any
     offset: Any
     """Per rank, its first unchecked dependency: position of the action, index of the edge of its stage, and index
@@ -245,32 +245,32 @@ class Walk(NamedTuple):
     """Per rank, the previous rank that waits for the same cell, -1 for none."""
     running: Any
     """Shape (2 x ranks,): the ranks to visit in this round, ascending, and in the next round."""
-    woken: Heap
+    released: Heap
     """Released ranks, by the round in which to visit them."""
 
 
-def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, walk, out, out_edge):
+def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, traversal, out, out_edge):
     """Visit ranks in rounds, one ready action (or overlapped pair) per rank and round; return the visited rows.
 
     With ``emit``, each action is copied with its SENDs after it, and each RECV is appended to the receiver's row.
     With ``own``, the table contains its messages: a result of another rank is available after its SEND. A blocked
     rank is visited again when the missing result is available.
     """
-    head, write, running, woken = walk.head, walk.write, walk.running, walk.woken
+    head, write, running, released = traversal.head, traversal.write, traversal.running, traversal.released
     ranks = graph.ranks
     for rank in range(ranks):
         head[rank] = row_ptr[rank]
-        walk.needy[rank] = row_ptr[rank]
+        traversal.dependency_row[rank] = row_ptr[rank]
         write[rank] = out_ptr[rank]
         running[rank] = rank
-    walked, turn = 0, 0
+    placed, turn = 0, 0
     this, other, count = 0, ranks, ranks
-    while count > 0 or woken.size[0] > 0:
+    while count > 0 or released.size[0] > 0:
         visited, kept = 0, 0
         while True:
             rank = running[this + visited] if visited < count else ranks
-            if woken.size[0] > 0 and woken.time[woken.item[0]] <= turn and woken.item[0] < rank:
-                rank = pop(woken)
+            if released.size[0] > 0 and released.time[released.item[0]] <= turn and released.item[0] < rank:
+                rank = pop(released)
             elif visited < count:
                 visited += 1
             else:
@@ -279,13 +279,13 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, walk, out, 
             if first == row_ptr[rank + 1]:
                 continue
             end = end_of_pair(cells.pair, first, row_ptr[rank + 1])
-            lacking = _lacking(rank, end, cells, graph, kinds, own, walk)
+            lacking = _lacking(rank, end, cells, graph, kinds, own, traversal)
             if lacking >= 0:
-                walk.next_waiting[rank] = walk.waiting[lacking]
-                walk.waiting[lacking] = rank
+                traversal.next_waiting[rank] = traversal.waiting[lacking]
+                traversal.waiting[lacking] = rank
                 continue
             for row in range(first, end):
-                _mark(row, cells, graph, kinds, walk, rank, turn)
+                _mark(row, cells, graph, kinds, traversal, rank, turn)
                 if emit:
                     copy_action(cells, row, out, out_edge, write[rank])
                     write[rank] += 1
@@ -293,23 +293,23 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, walk, out, 
                 for row in range(first, end):
                     _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge)
             head[rank] = end
-            walked += end - first
+            placed += end - first
             running[other + kept] = rank
             kept += 1
         this, other, count = other, this, kept
         turn += 1
-    return walked
+    return placed
 
 
-def _lacking(rank, end, cells, graph, kinds, own, walk):
+def _lacking(rank, end, cells, graph, kinds, own, traversal):
     """Return the first missing cell that a rank's next actions need, -1 if all are available.
 
     The search continues at the dependency at which it last stopped.
     """
     stages, microbatches = graph.stages, graph.microbatches
-    microbatch_route, done = graph.microbatch_route, walk.done
-    edge, offset = walk.edge[rank], walk.offset[rank]
-    for row in range(walk.needy[rank], end):
+    microbatch_route, done = graph.microbatch_route, traversal.done
+    edge, offset = traversal.edge[rank], traversal.offset[rank]
+    for row in range(traversal.dependency_row[rank], end):
         way = kinds.feeds[cells.kind[row]]
         if way < 0:
             continue
@@ -324,15 +324,19 @@ def _lacking(rank, end, cells, graph, kinds, own, walk):
                 peer = ranks[microbatch_route[u] * stages + others[e]]
                 need = SENT if own and peer != rank else COMPUTED
                 if peer >= 0 and done[from_stage + u] < need:
-                    walk.needy[rank], walk.edge[rank], walk.offset[rank] = row, e - low, u - first
+                    traversal.dependency_row[rank], traversal.edge[rank], traversal.offset[rank] = (
+                        row,
+                        e - low,
+                        u - first,
+                    )
                     return from_stage + u
             offset = 0
         edge = 0
-    walk.needy[rank], walk.edge[rank], walk.offset[rank] = end, 0, 0
+    traversal.dependency_row[rank], traversal.edge[rank], traversal.offset[rank] = end, 0, 0
     return -1
 
 
-def _mark(row, cells, graph, kinds, walk, rank, turn):
+def _mark(row, cells, graph, kinds, traversal, rank, turn):
     """Record an action's results for other stages, and release the ranks that wait for them.
 
     Ranks above the releasing rank are visited in the same round, ranks below it in the next round.
@@ -346,12 +350,12 @@ def _mark(row, cells, graph, kinds, walk, rank, turn):
     if way >= 0:
         base = (way * graph.stages + cells.stage[row]) * graph.microbatches
         for cell in range(base + cells.microbatch[row], base + cells.microbatch[row] + cells.span[row]):
-            walk.done[cell] = far
-            other = walk.waiting[cell]
-            walk.waiting[cell] = -1
+            traversal.done[cell] = far
+            other = traversal.waiting[cell]
+            traversal.waiting[cell] = -1
             while other >= 0:
-                push(walk.woken, other, turn if other > rank else turn + 1)
-                other = walk.next_waiting[other]
+                push(traversal.released, other, turn if other > rank else turn + 1)
+                other = traversal.next_waiting[other]
 
 
 def _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge):

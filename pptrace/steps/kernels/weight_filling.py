@@ -17,7 +17,7 @@ UNKNOWN = -(2**62)
 F, I, W = int(Kind.F), int(Kind.I), int(Kind.W)  # noqa: E741 - PyTorch's name
 
 
-class Given(NamedTuple):
+class Table(NamedTuple):
     """Forwards and input gradients in each rank's order, with weight gradients if the table has them."""
 
     row_ptr: Any
@@ -72,7 +72,7 @@ class Filling(NamedTuple):
     """Per rank, the row of its next action."""
     due: Any
     """Per rank, a row up to which each input gradient has its weight gradient."""
-    owed: Any
+    pending_weights: Any
     """Per rank, the number of weight gradients that can run."""
     held: Any
     """Per rank, bytes of activations."""
@@ -95,7 +95,7 @@ class Placed(NamedTuple):
 
 
 def fill_gaps(
-    given: Given,
+    given: Table,
     stages: Stages,
     room: Any,
     rules: Rules,
@@ -114,8 +114,8 @@ def fill_gaps(
         rank = pop(ranks)
         row = filling.next[rank]
         if row == given.row_ptr[rank + 1]:
-            while filling.owed[rank] > 0:
-                _weigh(given, stages, rules, filling, placed, rank)
+            while filling.pending_weights[rank] > 0:
+                _run_next_weight_gradient(given, stages, rules, filling, placed, rank)
             continue
         kind, due = given.kind[row], 0
         if kind != W:
@@ -125,7 +125,7 @@ def fill_gaps(
         idle = most
         if len(rules.deadline) > 0 and filling.first[rank] >= 0:
             idle = max(idle, slack.before[rank] - filling.first[rank])
-        if not _make_way(given, stages, room, rules, slack, filling, placed, rank, due, idle):
+        if not _run_due_weight_gradients(given, stages, room, rules, slack, filling, placed, rank, due, idle):
             return rank
         most = max(most, _begin(filling, rank, due))
         follower = _run(given, stages, rules, filling, placed, rank)
@@ -135,7 +135,7 @@ def fill_gaps(
     return -1
 
 
-def _find_latest_starts(given: Given, stages: Stages, rules: Rules, slack: Slack) -> None:
+def _find_latest_starts(given: Table, stages: Stages, rules: Rules, slack: Slack) -> None:
     """Compute latest starts of forwards and input gradients for all deadlines, in backward order.
 
     A weight gradient counts as work after its input gradient at any later time.
@@ -147,7 +147,7 @@ def _find_latest_starts(given: Given, stages: Stages, rules: Rules, slack: Slack
             row = slack.next[rank]
             while row >= given.row_ptr[rank]:
                 kind, stage, microbatch = given.kind[row], given.stage[row], given.microbatch[row]
-                took = stages.forward[stage] if kind == F else stages.input_gradient[stage]
+                duration = stages.forward[stage] if kind == F else stages.input_gradient[stage]
                 weight = stages.weight_gradient[stage] if kind == I else 0
                 late = min(slack.end[rank], slack.before[rank] - weight)
                 following, to = _follower(stages, kind, stage)
@@ -156,9 +156,9 @@ def _find_latest_starts(given: Given, stages: Stages, rules: Rules, slack: Slack
                     if after == UNKNOWN:
                         break
                     late = min(late, after - (0 if stages.rank[to] == rank else rules.transfer))
-                slack.latest[_place(stages, len(slack.latest), kind, stage, microbatch)] = late - took
-                slack.end[rank] = late - took
-                slack.before[rank] -= took + weight
+                slack.latest[_place(stages, len(slack.latest), kind, stage, microbatch)] = late - duration
+                slack.end[rank] = late - duration
+                slack.before[rank] -= duration + weight
                 row -= 1
                 moved = 1
             slack.next[rank] = row
@@ -179,8 +179,8 @@ def _place(stages: Stages, size: int, kind: int, stage: int, microbatch: int) ->
     return (stage if kind == F else count + stage) * (size // (2 * count)) + microbatch
 
 
-def _make_way(
-    given: Given,
+def _run_due_weight_gradients(
+    given: Table,
     stages: Stages,
     room: Any,
     rules: Rules,
@@ -199,18 +199,18 @@ def _make_way(
     if len(slack.latest) > 0 and given.kind[row] != W:
         latest = slack.latest[_place(stages, len(slack.latest), given.kind[row], stage, given.microbatch[row])]
         late = max(due, latest)
-    while filling.owed[rank] > 0:
+    while filling.pending_weights[rank] > 0:
         gap = due - filling.free[rank]
-        took = stages.weight_gradient[_owed(given, filling, rank)]
-        fits = filling.free[rank] + took <= late
-        tired = filling.idle[rank] + gap > idle
-        if filling.held[rank] + needs <= room[rank] and (gap <= 0 or not (fits or tired)):
+        duration = stages.weight_gradient[_find_next_weight_gradient(given, filling, rank)]
+        fits = filling.free[rank] + duration <= late
+        has_idled_too_long = filling.idle[rank] + gap > idle
+        if filling.held[rank] + needs <= room[rank] and (gap <= 0 or not (fits or has_idled_too_long)):
             break
-        _weigh(given, stages, rules, filling, placed, rank)
+        _run_next_weight_gradient(given, stages, rules, filling, placed, rank)
     return 1 if filling.held[rank] + needs <= room[rank] else 0
 
 
-def _owed(given: Given, filling: Filling, rank: int) -> int:
+def _find_next_weight_gradient(given: Table, filling: Filling, rank: int) -> int:
     """Return the stage of a rank's next weight gradient, and set ``due`` to its input gradient."""
     row = filling.due[rank]
     while given.kind[row] != I:
@@ -231,7 +231,7 @@ def _begin(filling: Filling, rank: int, due: int) -> int:
     return idle
 
 
-def _run(given: Given, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> int:
+def _run(given: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> int:
     """Run a rank's next action of the table; return the rank that receives its result, -1 for none."""
     row = filling.next[rank]
     filling.next[rank] = row + 1
@@ -247,7 +247,7 @@ def _run(given: Given, stages: Stages, rules: Rules, filling: Filling, placed: P
     else:
         filling.held[rank] -= stages.taken[stage] - stages.kept[stage]
         filling.free[rank] += stages.input_gradient[stage]
-        filling.owed[rank] += rules.missing_weights
+        filling.pending_weights[rank] += rules.missing_weights
     following, to = _follower(stages, kind, stage)
     if to < 0:
         return -1
@@ -257,18 +257,20 @@ def _run(given: Given, stages: Stages, rules: Rules, filling: Filling, placed: P
     return target
 
 
-def _weigh(given: Given, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> None:
+def _run_next_weight_gradient(
+    given: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int
+) -> None:
     """Run a rank's next weight gradient, in the order of its input gradients."""
-    stage = _owed(given, filling, rank)
+    stage = _find_next_weight_gradient(given, filling, rank)
     row = filling.due[rank]
     filling.due[rank] = row + 1
-    filling.owed[rank] -= 1
+    filling.pending_weights[rank] -= 1
     filling.held[rank] -= stages.kept[stage]
     filling.free[rank] += stages.weight_gradient[stage]
     _write(given, rules, placed, rank, W, stage, given.microbatch[row])
 
 
-def _write(given: Given, rules: Rules, placed: Placed, rank: int, kind: int, stage: int, microbatch: int) -> None:
+def _write(given: Table, rules: Rules, placed: Placed, rank: int, kind: int, stage: int, microbatch: int) -> None:
     """Append an action to a rank's row."""
     size = placed.size[rank]
     first = given.row_ptr[rank]

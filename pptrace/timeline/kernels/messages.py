@@ -16,7 +16,7 @@ SEVERAL = -2
 """A receive with several candidate messages."""
 
 
-class Index(NamedTuple):
+class RowIndex(NamedTuple):
     """Rows by stage, edge and microbatch, -1 for none."""
 
     producer: Any
@@ -28,7 +28,7 @@ class Index(NamedTuple):
 
 
 def index_rows(first, end, lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
-    """Index the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
+    """RowIndex the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
 
     A receive has no source stage. Where several are possible, a second pass assigns it the message of its
     size that was sent first. Return whether the ranks ``first:end`` cannot be indexed without the other ranks:
