@@ -29,7 +29,6 @@ from pptrace.timeline.critical_path import PATH_PARTS
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import phases
-from pptrace.traces.assembly import placement_values
 from pptrace.traces.kineto.cells import (
     Block,
     Choice,
@@ -567,6 +566,7 @@ def _header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> byte
     including the blank.
     """
     ranks = list(range(timeline.ranks))
+    placement = timeline.placement
     distributed = {
         "rank": rank or 0,
         "world_size": len(ranks),
@@ -575,7 +575,13 @@ def _header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> byte
         "pg_config": [{"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": len(ranks), "ranks": ranks}],
     }
     step = {
-        "placement": placement_values(timeline.placement),
+        "placement": {
+            "ranks": placement.ranks,
+            "stage_rank": placement.stage_rank.tolist(),
+            "microbatch_route": placement.microbatch_route.tolist(),
+            "edges": placement.edges.tolist(),
+            **({"backward_rank": placement.backward_rank.tolist()} if placement.backward_rank.size else {}),
+        },
         "lanes": [[lane.rank, lane.stream, lane.peer, lane.rows.stop - lane.rows.start] for lane in lanes],
         "counters": [[c.rank, c.name, c.unit] for c in timeline.counters],
         **links_and_segments(timeline),
