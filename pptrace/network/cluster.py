@@ -471,8 +471,7 @@ def _ranges(first: Int64s | Int32s, length: Int64s) -> Int64s:
     return indices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankNetwork:
+class RankNetwork(NamedTuple):
     """A network between pipeline ranks, each of which consists of several GPUs.
 
     Member ``m`` of a rank sends to member ``m`` of its peer; between encoder and decoder, :func:`resharded` pairs

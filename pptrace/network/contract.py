@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -271,8 +271,7 @@ class Flat:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlatNodes:
+class FlatNodes(NamedTuple):
     """Two :class:`Flat` networks, one within a node and one between nodes."""
 
     node: Flat

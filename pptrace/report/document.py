@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """A sentence with a style."""
 
     text: str
@@ -33,8 +32,7 @@ class Line:
     """The style in pages: ``soft``, ``same`` or ``different``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell with a tooltip and a shade in pages."""
 
     text: str
@@ -48,8 +46,7 @@ class Cell:
         return self.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(NamedTuple):
     """Rows of cells."""
 
     rows: tuple[tuple[str | Cell, ...], ...]
@@ -67,15 +64,13 @@ class Table:
     """Indices of rows without changes, which pages fold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
+class Code(NamedTuple):
     """Lines for a shell, which no output wraps."""
 
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(NamedTuple):
     """A drawing in pages."""
 
     draw: Callable[[], Markup]
@@ -126,16 +121,15 @@ Block: TypeAlias = str | Line | Code | Table | Picture
 """A part of a section; a string is a sentence without a style."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(NamedTuple):
     """A titled part of a document."""
 
     title: str
     """Its title; pages capitalize it."""
-    about: str = ""
-    """Its explanation, in pages only."""
     blocks: tuple[Block, ...]
     """Its contents; a section without contents is omitted."""
+    about: str = ""
+    """Its explanation, in pages only."""
     priority: int = 0
     """The order of sections in pages, the largest first; text has them in document order."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -123,8 +123,7 @@ SIGMAS = 3
 """Standard deviations within which a change is noise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A number and its deviation.
 
     >>> Figure(5, deviation=3.0) - Figure(1, deviation=4.0)
@@ -197,7 +196,7 @@ def _add_deviations(value: Any, groups: Sequence[Sequence[Any]], factors: Sequen
         return _add_deviations(get(value, key), replicates, factors)
 
     if isinstance(value, Figure):
-        return replace(value, deviation=_deviation(value, groups, factors))
+        return value._replace(deviation=_deviation(value, groups, factors))
     if isinstance(value, Sides):
         sides = [[None if pair is None else pair[side] for pair in group] for side, group in enumerate(groups)]
         return Sides(

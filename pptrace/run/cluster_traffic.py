@@ -146,7 +146,7 @@ def _with_ranks(resolved: Resolved) -> Resolved:
 def _over_all(job: RankNetwork) -> RankNetwork:
     """Place a tensor-parallel stage on each node, or a stage on each GPU of a single node."""
     nodes, gpus = job.network.nodes, job.network.gpus
-    return replace(job, layout=Layout(pp=nodes, tp=gpus) if nodes > 1 else Layout(pp=gpus))
+    return job._replace(layout=Layout(pp=nodes, tp=gpus) if nodes > 1 else Layout(pp=gpus))
 
 
 def _pipeline(job: RankNetwork) -> tuple[Paths, Int64s]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pptrace.config.choices import Bridge
 from pptrace.config.flags import HEADLINES
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 Offer = TypeVar("Offer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(NamedTuple):
     """The inputs of one simulation."""
 
     resolved: Resolved

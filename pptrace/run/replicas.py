@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReplicaDifferences:
+class ReplicaDifferences(NamedTuple):
     """The replicas of a step that differ, each simulated alone, or all together if they gather units."""
 
     kind_of: Int64s
@@ -52,9 +51,9 @@ class ReplicaDifferences:
         """Return the inputs of replicas of one kind, whose collectives wait for all replicas."""
         prepared = _replica(prepared, differing, int(self.first[kind]))
         if self.meeting_ns.size:
-            return replace(prepared, workload=replace(prepared.workload, meeting_ns=self.meeting_ns))
+            return prepared._replace(workload=replace(prepared.workload, meeting_ns=self.meeting_ns))
         released_ns = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
-        return replace(prepared, workload=replace(prepared.workload, released_ns=released_ns))
+        return prepared._replace(workload=replace(prepared.workload, released_ns=released_ns))
 
 
 def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> Prepared:
@@ -68,7 +67,7 @@ def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = N
         parts["differing"] = replace(differing, costs=costs(differing.costs))
     elif costs is not None:
         parts["workload"] = costs(prepared.workload)
-    return with_slowest_replica(replace(prepared, **parts))
+    return with_slowest_replica(prepared._replace(**parts))
 
 
 def with_slowest_replica(prepared: Prepared) -> Prepared:
@@ -88,13 +87,13 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
         return prepared
     replica = prepared.resolved.experiment.batch.replica
     if differing.kinds == 1:
-        return replace(prepared, workload=differing.costs_of(0, prepared.schedule.placement))
+        return prepared._replace(workload=differing.costs_of(0, prepared.schedule.placement))
     differences = simulate_replicas(prepared, differing)
     shown = differences.slowest if replica is None else int(differences.kind_of[replica])
     number = int(differences.first[shown]) if replica is None else replica
     prepared = differences.inputs_of(prepared, differing, shown)
     notes = (*prepared.workload.notes, _note(differences, shown, number))
-    return replace(prepared, workload=replace(prepared.workload, notes=notes))
+    return prepared._replace(workload=replace(prepared.workload, notes=notes))
 
 
 def inputs_of_replicas(prepared: Prepared) -> list[Prepared]:
@@ -199,8 +198,8 @@ def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepa
         request = replace(prepared.request, microbatches=issued.schedule.microbatches)
         is_configured = any(prepared.policy is each.policy for each in differing.tables.values())
         policy = issued.policy if is_configured else prepared.policy
-        prepared = replace(prepared, schedule=issued.schedule, request=request, policy=policy)
-    return replace(prepared, workload=differing.costs_of(replica, prepared.schedule.placement))
+        prepared = prepared._replace(schedule=issued.schedule, request=request, policy=policy)
+    return prepared._replace(workload=differing.costs_of(replica, prepared.schedule.placement))
 
 
 def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:

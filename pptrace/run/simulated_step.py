@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -133,8 +133,7 @@ class SimulatedStep:
         return tuple(sorted(counters, key=lambda counter: counter.rank))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicas:
+class Replicas(NamedTuple):
     """The replicas of a job that differ."""
 
     resolved: Resolved

@@ -98,7 +98,7 @@ def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
     factors = np.clip(drawn.normal(1, spread, (_CLASSES, workload.stages)), 0.5, 2)
     classes = tuple(slowed(workload, factor, 1) for factor in factors)
     numbers = drawn.integers(1, _CLASSES + 1, microbatches).astype(np.int32)
-    return replace(prepared, workload=replace(workload, classes=classes, microbatch_class=numbers))
+    return prepared._replace(workload=replace(workload, classes=classes, microbatch_class=numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +429,7 @@ def _rerouted_step(run: Run, lost: int) -> int:
     placement = reroute(table.placement.stage_rank[0], table.ranks, replicas, table.microbatches, lost)
     workload = replace(workload, microbatch_class=np.repeat(workload.microbatch_class, replicas))
     order = _order(prepared, placement, np.tile(run.metrics.memory.peak_activations, replicas))
-    network = prepared.network if prepared.job is None else replace(prepared.job, all_replicas=True)
+    network = prepared.network if prepared.job is None else prepared.job._replace(all_replicas=True)
     timeline = simulate(
         with_sharding(prepared.resolved, order, workload, prepared.policy.lookahead), workload, network,
         prepared.policy, contention=prepared.contention, overlap_reduction=experiment.data_parallel.overlaps,

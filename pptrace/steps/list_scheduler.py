@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -441,8 +441,7 @@ def _initial_progress(given: Sequences, row_ptr: Int64s, left: Int64s) -> tuple[
     return progress, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFlight:
+class InFlight(NamedTuple):
     """Most microbatches between the start of a forward and the end of its backward (``W`` if split)."""
 
     stage: object = None

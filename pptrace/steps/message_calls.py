@@ -210,8 +210,7 @@ class _Messages(NamedTuple):
     way: Int8s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MessageRequest:
+class MessageRequest(NamedTuple):
     """Input of a message policy: the actions of a table, and the messages between them in columns."""
 
     schedule: Schedule

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ _NO_LIMIT = 2**62
 _LARGEST_TIME = 2**59
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Filled:
+class Filled(NamedTuple):
     """A table with its weight gradients, and its times per rank without contention."""
 
     schedule: Schedule

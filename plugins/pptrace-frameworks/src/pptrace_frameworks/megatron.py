@@ -25,9 +25,8 @@ warm-up and drain, all calls are blocking unless receives are prefetched there t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -109,8 +108,7 @@ def _refused(option: str, why: str) -> ConstraintError:
     return ConstraintError(why, key=f"p2p.options.{option}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loop:
+class _Loop(NamedTuple):
     """A table as one of Megatron's two loops."""
 
     rows: Rows

@@ -128,7 +128,7 @@ class Setting:
         The message policy of a framework depends on the order of actions, so each table needs a new preparation.
         """
         has_program = self.prepared.policy.program is not None
-        return simulated(self.prepare_table(table) if has_program else replace(self.prepared, schedule=table))
+        return simulated(self.prepare_table(table) if has_program else self.prepared._replace(schedule=table))
 
     def fits(self, simulated: Simulated, memory: int) -> bool:
         """Return whether every rank keeps a limit and, if devices differ, its device's memory; 0 is no limit."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ _ROUNDED_FROM = 1024
 """Sizes from which messages round up to three digits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Room:
+class Room(NamedTuple):
     """Bytes of activations and their limits; unknown activations count as one per stage."""
 
     taken: Int64s
@@ -111,8 +109,7 @@ def _on_ranks(values: Int64s, placement: Placement) -> Int64s:
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Times:
+class Times(NamedTuple):
     """Times and memory for which an order is generated; every array has shape (stages,)."""
 
     forward: Int64s
