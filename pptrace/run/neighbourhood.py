@@ -155,6 +155,8 @@ def _closed_forms(
 ) -> tuple[float, list[float]] | None:
     """Return bubble and activations per rank by a schedule's closed forms; None without a bubble."""
     offer = provided.offer
+    if offer.bubble is None and options is None:
+        return None
     try:
         with plugin_code(provided.provider, offer.build):
             checked = {**_default_options(provided)} if options is None else options
