@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_CONTROLS = re.compile(
+_CONTROLS = (
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )
 """C0 except tabs and line ends, C1, direction marks and overrides, and surrogates."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)")
+_NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)"
 
 
 def printable(text: str) -> str:
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return _CONTROLS.sub(_escaped, text)
+    return re.sub(_CONTROLS, _escaped, text)
 
 
 def printable_line(text: str) -> str:
@@ -53,7 +53,7 @@ def csv_written(text: str) -> str:
     >>> csv_written("=1+1"), csv_written("-5.5"), csv_written("1f1b")
     ("'=1+1", '-5.5', '1f1b')
     """
-    guarded = text.lstrip("'").startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    guarded = text.lstrip("'").startswith(_FORMULA) and not re.fullmatch(_NUMBER, text)
     return f"'{text}" if guarded else text
 
 

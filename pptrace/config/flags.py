@@ -148,11 +148,11 @@ class Settings(SettingsBesideSchedule, total=False):
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-_HINT = re.compile(r"(?P<before>such as |write |or )--(?P<flag>[a-z][\w-]*) (?P<value>\S+?)(?=[,;)]?(?:\s|$))")
+_HINT = r"(?P<before>such as |write |or )--(?P<flag>[a-z][\w-]*) (?P<value>\S+?)(?=[,;)]?(?:\s|$))"
 """A flag with a value in a suggestion."""
 _LISTS = ("set", "over", "vary")
 """Flags whose arguments are lists."""
-_FLAG = re.compile(r"(?<![\w-])--(?P<flag>[a-z][\w-]*)")
+_FLAG = r"(?<![\w-])--(?P<flag>[a-z][\w-]*)"
 
 
 def names_arguments(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -171,8 +171,8 @@ def names_arguments(function: Callable[_Parameters, _Result]) -> Callable[_Param
         try:
             return function(*args, **kwargs)
         except PptraceError as error:
-            text = _HINT.sub(hint, str(error))
-            error.args = (_FLAG.sub(lambda flag: arguments.get(flag["flag"], flag[0]), text),)
+            text = re.sub(_HINT, hint, str(error))
+            error.args = (re.sub(_FLAG, lambda flag: arguments.get(flag["flag"], flag[0]), text),)
             raise
 
     return wrapped

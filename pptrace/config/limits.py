@@ -332,7 +332,7 @@ MEMORY = "PPTRACE_MOST_MEMORY"
 
 _UNPACKED, _EVENTS = 16 << 30, 20_000_000
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"\s*(\d{1,18})\s*([KMGT]IB|B|)\s*", re.IGNORECASE)
+_SIZE = r"\s*(\d{1,18})\s*([KMGT]IB|B|)\s*"
 
 
 def most_unpacked() -> int:
@@ -354,7 +354,7 @@ def size_of(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     if not text.strip():
         return None
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text, re.IGNORECASE)
     if match is None or not int(match[1]):
         raise ConfigError(f"is {text!r}: write a number, or a size such as 64 GiB", key=variable)
     return int(match[1]) * _UNITS[match[2].upper()]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.run.inputs import Inputs
 
 _KEY = "device.ranks"
-_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 
 
 def preset_values(inputs: Inputs, key: str, name: str | None, place: str) -> Mapping[str, Any]:
@@ -134,7 +134,7 @@ def check_unread_device(inputs: Inputs, costs: str) -> None:
 def ranks_named(section: object) -> int:
     """Return the least number of pipeline ranks for ``device.ranks`` as written; 1 without it."""
     ranks = section.get("ranks") if isinstance(section, Mapping) else None
-    matches = [_RANKS.fullmatch(str(text)) for text in ranks] if isinstance(ranks, Mapping) else []
+    matches = [re.fullmatch(_RANKS, str(text)) for text in ranks] if isinstance(ranks, Mapping) else []
     return 1 + max((int(match[2] or match[1]) for match in matches if match), default=0)
 
 
@@ -152,7 +152,7 @@ def _entries(resolved: Resolved, ranks: Mapping[str, Any], count: int) -> dict[i
     """Return the key of each rank's device."""
     entry_of: dict[int, str] = {}
     for text in ranks:
-        key, match = f"{_KEY}.{text}", _RANKS.fullmatch(text)
+        key, match = f"{_KEY}.{text}", re.fullmatch(_RANKS, text)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             message = f"{text!r} names no ranks: write one such as 3, or a range such as 4-7"
@@ -167,7 +167,7 @@ def _entries(resolved: Resolved, ranks: Mapping[str, Any], count: int) -> dict[i
     return entry_of
 
 
-_NODES = re.compile(r"[1-9][0-9]{0,9}")
+_NODES = r"[1-9][0-9]{0,9}"
 _MOST_NODES = 2**31 - 1
 
 _PARTS = ("node", "fabric")
@@ -216,7 +216,7 @@ def _preset(
         return None, None
     with at_location(resolved, "cluster"):
         name, _, nodes = section.preset.rpartition("x")
-        is_count = _NODES.fullmatch(nodes) is not None and int(nodes) <= _MOST_NODES
+        is_count = re.fullmatch(_NODES, nodes) is not None and int(nodes) <= _MOST_NODES
         if section.preset not in registry.clusters and name in registry.clusters and not is_count:
             message = f"{nodes!r} is not a number of nodes: write 1 to {_MOST_NODES:,}, such as {name}x4"
             raise ConfigError(message, key="cluster.preset")

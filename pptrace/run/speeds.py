@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _KEY = "data_parallel.speeds"
 _RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
-_PLACES = re.compile(rf"{_RANGE}(?:/{_RANGE})?")
+_PLACES = rf"{_RANGE}(?:/{_RANGE})?"
 _WHOLE, _SEED = 1000, 1
 _LEAST, _MOST = 0.5, 2
 """Bounds of random times."""
@@ -86,7 +86,7 @@ def _named(resolved: Resolved, configured: Mapping[str, float], shape: tuple[int
     speeds, entry_of = np.ones(shape), np.full(shape, -1)
     names = list(configured)
     for number, (text, speed) in enumerate(configured.items()):
-        key, match = f"{_KEY}.{text}", _PLACES.fullmatch(text)
+        key, match = f"{_KEY}.{text}", re.fullmatch(_PLACES, text)
         if match is None:
             message = (
                 f"{text!r} names no replicas: write one such as 3, a range such as 4-7, or 3/2 for its rank 2"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _KIND_NAMES = sorted((kind.name for kind in Kind), key=len, reverse=True)
 _ACTION = re.compile(rf"([0-9]+)({'|'.join(_KIND_NAMES)})(?:([0-9]+)(?:\+([0-9]+))?)?")
-_PAIR = re.compile(r"\(([^()]*)\)(\w*)")
+_PAIR = r"\(([^()]*)\)(\w*)"
 _LARGEST = 2**31 - 1
 
 
@@ -102,7 +102,7 @@ class Action:
 
 
 def _parse_pair(text: str) -> Action:
-    match = _PAIR.fullmatch(text)
+    match = re.fullmatch(_PAIR, text)
     if match is None or match[2] != "OVERLAP_F_B":
         raise TableError("an overlapped pair is written (0F3;7B1)OVERLAP_F_B, and pairs do not nest", cell=text)
     members = tuple(Action.parse(part) for part in match[1].split(";") if part.strip())
@@ -285,9 +285,9 @@ _ROW = {
     Form.TEXT: rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?",
 }
 """Patterns of whole rows; compiled at their first use, because that takes a millisecond each."""
-_TOKEN = re.compile(rf"(\()?([0-9]+)({'|'.join(_KIND_NAMES)})([0-9]*)(?:\+([0-9]+))?(\))?")
+_TOKEN = rf"(\()?([0-9]+)({'|'.join(_KIND_NAMES)})([0-9]*)(?:\+([0-9]+))?(\))?"
 _NO_WAITS = waits_of([])
-_TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
+_TEXT_CELL = r"\([^()]*\)\S*|\S+"
 
 
 def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
@@ -302,7 +302,7 @@ def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
     if re.fullmatch(_ROW[form], line) is None:
         actions = [_parse_at(cell, column) for column, cell in cells_of(line, form)]
         return cell_columns(actions), waits_of(actions)
-    tokens = _TOKEN.findall(line)
+    tokens = re.findall(_TOKEN, line)
     if not tokens:
         return cell_columns([]), _NO_WAITS
     opens, stages, kinds, microbatches, spans, closes = zip(*tokens, strict=True)
@@ -323,7 +323,7 @@ def cells_of(line: str, form: Form) -> list[tuple[int, str]]:
     [(1, '0F0'), (3, '0F1')]
     """
     if form is Form.TEXT:
-        cells = _TEXT_CELL.findall(line)
+        cells = re.findall(_TEXT_CELL, line)
         return [(column, cell) for column, cell in enumerate(cells, 1) if cell != "-"]
     # Actions contain no commas or quotes, so unquoting is enough.
     cells = [_unquote(cell.strip()) for cell in line.split(",")]
