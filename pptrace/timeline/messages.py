@@ -10,7 +10,7 @@ from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
 from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
-from pptrace.timeline.kernels.messages import RowIndex, index_rows
+from pptrace.timeline.kernels.rows import RowIndex, index_rows
 from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
