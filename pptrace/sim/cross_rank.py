@@ -10,12 +10,11 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.memo import shared
 from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
-from pptrace.sim.streams import sort_edges
+from pptrace.sim.streams import Pairs, sort_edges
 from pptrace.steps.action_insertion import insert_stage_actions
 from pptrace.steps.actions import group_starts, microbatches_of
 from pptrace.steps.columns import distinct, empty_columns, unset
 from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
-from pptrace.steps.message_calls import Pairs
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -361,7 +360,7 @@ def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:
 
     Each end of a message waits for its rank's computation and has a successor. A send may follow another send.
     """
-    messages, consumers = int(np.count_nonzero(issued.edge >= 0)) // 2, 0
+    messages, consumers = int(issued.sent.sum()), 0
     if calls.further.any():
         several = issued.span.max(initial=1) > 1
         consumers = int(issued.span[RECEIVES.mask(issued.kind)].sum()) if several else messages

@@ -21,6 +21,7 @@ from pptrace.sim.streams import (
     Endpoints,
     Lanes,
     Linked,
+    Pairs,
     RouteColumns,
     RowColumns,
     Rules,
@@ -50,7 +51,7 @@ from pptrace.steps.kinds import (
     KindSet,
     present,
 )
-from pptrace.steps.message_calls import Pairs, in_calls, with_messages, with_sends
+from pptrace.steps.message_calls import in_calls, with_messages, with_sends
 from pptrace.steps.schedule import StageGraph, graph_of
 from pptrace.timeline.timeline import LANE_COLUMNS
 from pptrace_kernel import halves, run, run_parts
@@ -197,7 +198,7 @@ def _lower(
     if segmented:
         issued, expansion = expand_segments(schedule, issued, workload, policy, slows=slows)
     kinds = present(issued.kind)
-    lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
+    lanes = assign_lanes(issued, kinds, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
     routes = find_routes(graph.ranks, lanes, network, expansion.links)
     rules = _rules(issued, lanes, policy)
     rows = RowColumns(
@@ -552,6 +553,7 @@ def _insert_rows(
     position = before + np.arange(before.size)
     row = np.insert(np.arange(len(issued)), before, before)
     cells, edge = issued.cells.taken(row), issued.edge[row]
+    peer = issued.peer[row] if issued.peer.size else issued.peer
     for column, values in zip(cells, inserted, strict=True):
         column[position] = values
     edge[position] = -1
@@ -561,7 +563,7 @@ def _insert_rows(
     rank = np.searchsorted(issued.row_ptr, before, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
     calls = None if issued.calls is None else issued.calls.with_rows(row, begin)
-    return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
+    return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, peer=peer, calls=calls, **cells._asdict())
 
 
 def _backwards(issued: IssueOrder, recomputes: CellColumns) -> NDArray[np.int64]:

@@ -364,8 +364,11 @@ def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tup
             results[: len(places), start + member] = origin + np.array(places)[:, None]
         needs += [np.stack([origin + awaited, origin + waiting]) for awaited, waiting in rows.needs]
     calls = None if issued.calls is None else issued.calls.with_rows(source, begin)
-    cells = issued.cells.taken(source)._asdict()
-    expanded = replace(issued, row_ptr=first[issued.row_ptr], edge=issued.edge[source], calls=calls, **cells)
+    expanded = replace(
+        issued, row_ptr=first[issued.row_ptr], edge=issued.edge[source],
+        peer=issued.peer[source] if issued.peer.size else issued.peer, calls=calls,
+        **issued.cells.taken(source)._asdict(),
+    )  # fmt: skip
     paths = _paths_over_links(expanded, columns, list(links))
     needs += _wait_for_results(issued, columns, begin, results, policy)
     edges = np.concatenate(needs, axis=1).astype(np.int32)

@@ -13,9 +13,8 @@ from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.steps.columns import empty_columns, uniform, unset
-from pptrace.steps.kinds import HOST_STATE, TABLE, Stream
-from pptrace.steps.message_calls import Pairs
-from pptrace_kernel import halves, run, run_parts
+from pptrace.steps.kinds import COMMUNICATION, HOST_STATE, TABLE, Kind, Stream
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,6 +154,13 @@ class RowColumns(NamedTuple):
     """The point-to-point policy."""
 
 
+class Pairs(NamedTuple):
+    """Edges from a source to a target that waits for its end; ``-1 - target`` waits for its start."""
+
+    source: Int32s
+    target: Int32s
+
+
 _STREAMS = {
     StreamPer.RANK: placement_kernels.PER_RANK,
     StreamPer.PAIR: placement_kernels.PER_PAIR,
@@ -190,11 +196,12 @@ class Lanes(NamedTuple):
 
 
 def assign_lanes(
-    issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, *, one_copy_stream: bool = False
-) -> Lanes:
+    issued: IssueOrder, kinds: NDArray[np.intp], policy: Policy, parts: PartColumns, graph: StageGraph, *,
+    one_copy_stream: bool = False,
+) -> Lanes:  # fmt: skip
     """Assign a lane to every row; every rank has a compute lane, and other lanes as needed.
 
-    With ``one_copy_stream``, copies to and from the host share a lane.
+    Rows have the given ``kinds``. With ``one_copy_stream``, copies to and from the host share a lane.
     """
     ranks, mode = graph.ranks, _mode(policy)
     lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
@@ -202,17 +209,11 @@ def assign_lanes(
     if one_copy_stream:
         lane_of_stream[Stream.COPY_IN] = lane_of_stream[Stream.COPY_OUT]
     width = 2 + 3 * ranks + len(_RANK_STREAMS)
-    grouped = policy.name is PolicyName.BATCHED and issued.calls is None
-    (peer,), group = empty_columns(len(issued), np.int32), unset(len(issued) if grouped else 0)
-    columns = LaneColumns(peer, group, lane_of_stream, width)
-    count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
-    groups = run_parts(
-        placement_kernels.key_lanes,
-        [(0, ranks)] if grouped else halves(ranks, work=len(issued)),  # groups are counted over all ranks
-        (issued.row_ptr, issued.cells, issued.edge, graph, kinds_of(issued.placement), parts, mode),
-        (columns, count, sends_to),
-        work=len(issued),
-    )
+    if issued.sent.size and not parts.stream.size and mode == placement_kernels.PER_DIRECTION:
+        columns = LaneColumns(issued.peer, unset(0), lane_of_stream, width)
+        groups, count, sends_to = 0, _count_rows(issued, kinds, columns), issued.sent > 0
+    else:
+        columns, groups, count, sends_to = _key_lanes(issued, policy, parts, graph, lane_of_stream, width)
     occupied = count > 0
     occupied[::width] = True
     used = np.flatnonzero(occupied)
@@ -221,7 +222,7 @@ def assign_lanes(
     first[used] = lane_ptr[:-1]
     stream, peer_of_offset = _streams(ranks)
     return Lanes(
-        mode=mode, columns=columns, groups=sum(groups), sends_to=sends_to.astype(bool), first=first,
+        mode=mode, columns=columns, groups=groups, sends_to=sends_to, first=first,
         lane_rank=(used // width).astype(np.int32), lane_stream=stream[used % width],
         lane_peer=peer_of_offset[used % width], lane_ptr=lane_ptr,
     )  # fmt: skip
@@ -230,6 +231,41 @@ def assign_lanes(
 def kinds_of(placement: Placement) -> KindTable:
     """Return the table of kinds for a placement, with the stream of each kind."""
     return HOST_STATE if placement.has_host_state else TABLE
+
+
+def _key_lanes(
+    issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, lane_of_stream: Int32s, width: int
+) -> tuple[LaneColumns, int, Int32s, NDArray[np.bool_]]:
+    """Return each row's lane, the number of message groups, rows per lane key, and rank pairs with messages."""
+    rows, ranks = len(issued), graph.ranks
+    grouped = policy.name is PolicyName.BATCHED and issued.calls is None
+    (peer,), group = empty_columns(rows, np.int32), unset(rows if grouped else 0)
+    columns = LaneColumns(peer, group, lane_of_stream, width)
+    count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
+    groups = run(
+        placement_kernels.key_lanes,
+        (issued.row_ptr, issued.cells, issued.edge, graph, kinds_of(issued.placement), parts, _mode(policy)),
+        (columns, count, sends_to),
+        work=rows,
+    )
+    return columns, groups, count, sends_to.astype(bool)
+
+
+def _count_rows(issued: IssueOrder, kinds: NDArray[np.intp], lanes: LaneColumns) -> Int32s:
+    """Return the number of rows per lane key, with one lane per peer and direction, without a pass over rows."""
+    ranks = issued.row_ptr.size - 1
+    count, between = np.zeros((ranks, lanes.width), dtype=np.int32), issued.sent.reshape(ranks, ranks)
+    sends = 2 + ranks
+    count[:, sends : sends + ranks] = between
+    if issued.calls is not None:  # only calls have rows of receivers
+        count[:, sends + ranks : sends + 2 * ranks] = between.T
+    lane = lanes.of_stream[kinds_of(issued.placement).stream]
+    for kind in kinds[~COMMUNICATION.mask(kinds) & (lane[kinds] != lane[Kind.F])].tolist():
+        rows = np.flatnonzero(np.equal(issued.kind, kind))
+        ends = np.searchsorted(rows, issued.row_ptr)
+        count[:, lane[kind]] += np.diff(ends).astype(np.int32)
+    count[:, lane[Kind.F]] = np.diff(issued.row_ptr) - count.sum(axis=1)  # all other rows compute
+    return count.ravel()
 
 
 def _mode(policy: Policy) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -74,15 +74,22 @@ class IssueOrder(Cells):
     """Shape (ranks + 1,): first row of each rank."""
     edge: Int32s
     """Index into the placement's edges for a message, else -1."""
+    peer: Int32s = field(default_factory=lambda: unset(0))
+    """Shape (rows,): rank at the other side of each message, -1 for other rows; empty where unknown."""
+    sent: Int32s = field(default_factory=lambda: unset(0))
+    """Shape (ranks x ranks,): number of messages from one rank to another; empty where unknown."""
     calls: Issue | None = None
     """Calls of a message program; None for policies that follow a rule."""
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
-        """Return the given rows in the given order; each stays on its rank."""
+        """Return the given rows in the given order, without peers; each stays on its rank."""
         before = np.zeros(len(self) + 1, dtype=np.int32)
         before[rows + 1] = 1
         row_ptr = before.cumsum()[self.row_ptr]
-        return replace(self, row_ptr=row_ptr, edge=self.edge[rows], **self.cells.taken(rows)._asdict())
+        none = unset(0)
+        return replace(
+            self, row_ptr=row_ptr, edge=self.edge[rows], peer=none, sent=none, **self.cells.taken(rows)._asdict()
+        )
 
     def with_whole_pairs(self) -> Self:
         """Move messages out of overlapped pairs: receives before the first member, sends after the last."""
@@ -109,17 +116,21 @@ def with_sends(schedule: Schedule) -> IssueOrder:
         return issued.selected(np.flatnonzero(~RECEIVES.mask(issued.kind)))
     graph = graph_of(schedule.placement)
     most = len(schedule) * (1 + graph.widest)  # unused memory is not touched
-    out = empty(schedule, most)
+    out, (peer,) = empty(schedule, most), empty_columns(most, np.int32)
     inputs = schedule.row_ptr, schedule.cells, graph, TABLE
     for ranks in halves(graph.ranks, work=len(schedule)), [(0, graph.ranks)]:  # again if actions are missing
+        sent = np.zeros(schedule.ranks**2, dtype=np.int32)
         starts = [int(schedule.row_ptr[first]) + _count_sends(graph, first) for first, _ in ranks]
         parts = [(first, end, start) for (first, end), start in zip(ranks, starts, strict=True)]
-        ends = run_parts(tables.insert_sends, parts, inputs, out, work=len(schedule))
+        ends = run_parts(tables.insert_sends, parts, inputs, (*out, peer, sent), work=len(schedule))
         if starts[1:] == ends[:-1]:
             break
     rows = out.row_ptr[-1] = ends[-1]
     cells = {name: values[:rows] for name, values in out.cells._asdict().items()}
-    return IssueOrder(placement=schedule.placement, row_ptr=out.row_ptr, edge=out.edge[:rows], **cells)
+    return IssueOrder(
+        placement=schedule.placement, row_ptr=out.row_ptr, edge=out.edge[:rows], peer=peer[:rows], sent=sent,
+        **cells,
+    )  # fmt: skip
 
 
 def _count_sends(graph: StageGraph, end: int) -> int:
@@ -264,8 +275,8 @@ Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | Plan"]
 """Function that places a table's messages. Only the core returns a checked plan."""
 
 
-class Pairs(NamedTuple):
-    """Edges from a source to a target that waits for its end; ``-1 - target`` waits for its start."""
+class _Waits(NamedTuple):
+    """Pairs of a source and a target that waits for it."""
 
     source: Int32s
     target: Int32s
@@ -282,16 +293,16 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
     Raises:
         PluginError: a moment is invalid; see :func:`~pptrace.steps.message_calls.checked_calls`.
     """
-    messages = _list_messages(schedule)
+    messages, sent = _list_messages(schedule)
     request = MessageRequest(
         schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
         target=messages.target, gradient=messages.way.astype(bool),
     )  # fmt: skip
-    return _issue_messages(schedule, messages, checked_calls(request, program(request), name))
+    return _issue_messages(schedule, messages, sent, checked_calls(request, program(request), name))
 
 
-def _list_messages(schedule: Schedule) -> _Messages:
-    """Return a table's messages."""
+def _list_messages(schedule: Schedule) -> tuple[_Messages, Int32s]:
+    """Return a table's messages, and the number from one rank to another, shape (ranks x ranks,)."""
     graph = graph_of(schedule.placement)
     out = _Messages(
         *empty_columns(len(schedule) * graph.widest, *[np.int32] * 5, np.int8)
@@ -301,15 +312,16 @@ def _list_messages(schedule: Schedule) -> _Messages:
     run_parts(kernels.find_results, rows, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
     inputs = schedule.row_ptr, schedule.cells, graph, TABLE, made_at
     for ranks in halves(graph.ranks, work=len(schedule)), [(0, graph.ranks)]:  # again if actions are missing
+        sent = np.zeros(graph.ranks**2, dtype=np.int32)
         parts = [(first, end, _count_sends(graph, first)) for first, end in ranks]
-        ends = run_parts(kernels.list_messages, parts, inputs, (out,), work=len(schedule))
+        ends = run_parts(kernels.list_messages, parts, inputs, (sent, out), work=len(schedule))
         if [start for _, _, start in parts[1:]] == ends[:-1]:
             break
     count = ends[-1]
-    return _Messages(*(values[:count] for values in out))  # type: ignore[arg-type] # each keeps its dtype
+    return _Messages(*(values[:count] for values in out)), sent  # type: ignore[arg-type] # each keeps its dtype
 
 
-def _issue_messages(schedule: Schedule, messages: _Messages, plan: Plan) -> IssueOrder:
+def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -> IssueOrder:
     """Return the issue order with both sides of every message."""
     count, ranks = messages.producer.size, schedule.ranks
     plan = _move_around_pairs(schedule, messages, plan)
@@ -320,7 +332,7 @@ def _issue_messages(schedule: Schedule, messages: _Messages, plan: Plan) -> Issu
     ends = (first, *empty_columns(2 * count, np.int32, np.int32))
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
     rows = len(schedule) + 2 * count
-    out, (edge, of_row) = schedule.cells.empty(rows), empty_columns(rows, np.int32, np.int32)
+    out, (edge, peer, of_row) = schedule.cells.empty(rows), empty_columns(rows, *[np.int32] * 3)
     (place,) = empty_columns(len(schedule), np.int32)
     of_end, before, over = empty_columns(2 * count, np.int32, np.int32, np.int32)
     scratch = communicators + _LINES  # so that the parts write to different lines
@@ -332,7 +344,7 @@ def _issue_messages(schedule: Schedule, messages: _Messages, plan: Plan) -> Issu
         kernels.issue_ends,
         parts,
         (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
-        (out, edge, of_row, place, of_end, before, over, np.empty(2 * scratch, dtype=np.int32)),
+        (out, edge, peer, of_row, place, of_end, before, over, np.empty(2 * scratch, dtype=np.int32)),
         work=len(schedule),
     )
     waited, further, waits, calls = _waits(schedule, messages, plan, ends, communicators, of_end, place, number)
@@ -342,7 +354,10 @@ def _issue_messages(schedule: Schedule, messages: _Messages, plan: Plan) -> Issu
         awaited=waits.source, row=waits.target, earlier=calls.source, later=calls.target,
     )  # fmt: skip
     row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(ends_of)])).astype(np.int32)
-    return IssueOrder(placement=schedule.placement, row_ptr=row_ptr, edge=edge, calls=issue, **out._asdict())
+    return IssueOrder(
+        placement=schedule.placement, row_ptr=row_ptr, edge=edge, peer=peer, sent=sent, calls=issue,
+        **out._asdict(),
+    )  # fmt: skip
 
 
 _LINES = 32
@@ -369,17 +384,17 @@ def _waits(
     of_end: Int32s,
     place: Int32s,
     number: int,
-) -> tuple[Int32s, Int8s, Pairs, Pairs]:
+) -> tuple[Int32s, Int8s, _Waits, _Waits]:
     """Return the waits for calls.
 
     Returns:
         The first row that waits for each call, whether further rows wait, waits of further rows, waits of calls.
     """
     capacity, wide = 2 * plan.send.size, int(schedule.span.max(initial=1) > 1)
-    rows = Pairs(*empty_columns(capacity, np.int32, np.int32))
+    rows = _Waits(*empty_columns(capacity, np.int32, np.int32))
     while True:
         waited, further = unset(number), np.zeros(number, dtype=np.int8)
-        later, counted = Pairs(*empty_columns(capacity, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
+        later, counted = _Waits(*empty_columns(capacity, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
             (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, place, wide),
@@ -387,8 +402,8 @@ def _waits(
             work=len(schedule),
         )
         if counted[1] <= capacity:
-            row_waits = Pairs(*(side[: counted[0]] for side in rows))
-            return waited, further, row_waits, Pairs(*(side[: counted[1]] for side in later))
+            row_waits = _Waits(*(side[: counted[0]] for side in rows))
+            return waited, further, row_waits, _Waits(*(side[: counted[1]] for side in later))
         capacity = int(counted[1])  # rare: more waits between calls than sides of messages
 
 

@@ -23,8 +23,8 @@ def _other_stage(k, edge, graph, kinds):
     return graph.edge_to[edge] if down else graph.edge_from[edge]
 
 
-def key_lanes(first, end, row_ptr, cells, edge, graph, kinds, parts, mode, lanes, count, sends_to):
-    """Count lanes' rows of ranks ``first:end``, and find messages' peers and groups; return the number of groups.
+def key_lanes(row_ptr, cells, edge, graph, kinds, parts, mode, lanes, count, sends_to):
+    """Count each lane's rows, and give each message its peer and its group of neighbours; return the groups.
 
     Keys order lanes by (rank, stream, peer): per rank one compute lane, one communication lane, one per
     peer, one per peer and direction each way, and one for each further stream.
@@ -35,7 +35,7 @@ def key_lanes(first, end, row_ptr, cells, edge, graph, kinds, parts, mode, lanes
     peer, group, width = lanes.peer, lanes.group, lanes.width
     in_groups = len(group) > 0
     groups = 0
-    for rank in range(first, end):
+    for rank in range(ranks):
         open_group = False
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]

@@ -34,17 +34,20 @@ def find_results(first, end, cells, graph, kinds, made_at):
                 made_at[base + u] = row
 
 
-def list_messages(first, end, n, row_ptr, cells, graph, kinds, made_at, out):
-    """List the messages from ranks ``first:end`` by producer, after ``n`` messages; return the new number."""
+def list_messages(first, end, n, row_ptr, cells, graph, kinds, made_at, sent, out):
+    """List the messages from ranks ``first:end`` by producer, after ``n`` messages; return the new number.
+
+    ``sent``, initialised with 0, counts the messages from each rank to each other rank.
+    """
     for rank in range(first, end):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             way = kinds.feeds[cells.kind[row]]
             if way >= 0:
-                n = _list_of(row, rank, way, cells, graph, made_at, out, n)
+                n = _list_of(row, rank, way, cells, graph, made_at, sent, out, n)
     return n
 
 
-def _list_of(row, rank, way, cells, graph, made_at, out, n):
+def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
     """List the messages that carry one action's result."""
     u = cells.microbatch[row]
     others = graph.succ if way == 0 else graph.pred
@@ -59,6 +62,7 @@ def _list_of(row, rank, way, cells, graph, made_at, out, n):
             out.target[n] = peer
             out.edge[n] = edges[e]
             out.way[n] = way
+            sent[rank * graph.ranks + peer] += 1
             n += 1
     return n
 
@@ -130,14 +134,15 @@ def sort_ends(plan, communicators, first, order, key):
 
 def issue_ends(
     first_rank, end_rank, n, calls, scratch, row_ptr, cells, messages, communicators, first, order, key,
-    out, edge, call, position, of_end, before, over, last,
+    out, edge, peer, call, position, of_end, before, over, last,
 ):  # fmt: skip
     """Copy the rows of ranks ``first_rank:end_rank``; insert the messages of a slot before its row.
 
     ``n`` rows and ``calls`` calls precede. Return the new number of calls.
     Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``position``, the new
     index of each row; ``of_end``, the call of each end; ``over``, the communicator of each call; ``before``, the
-    previous call there. ``last`` is scratch space from ``scratch`` on.
+    previous call there; ``peer``, the other rank of each message, else -1. ``last`` is scratch space from
+    ``scratch`` on.
     """
     for rank in range(first_rank, end_rank):
         for c in range(scratch, scratch + communicators):
@@ -152,17 +157,17 @@ def issue_ends(
                     calls += 1
                 of_end[order[i]] = calls - 1
                 call[n] = calls - 1
-                _write(order[i], cells, messages, out, edge, n)
+                _write(order[i], cells, messages, out, edge, peer, n)
                 n += 1
             if row < row_ptr[rank + 1]:
                 position[row] = n
-                call[n] = -1
+                call[n] = peer[n] = -1
                 copy_action(cells, row, out, edge, n)
                 n += 1
     return calls
 
 
-def _write(end, cells, messages, out, edge, n):
+def _write(end, cells, messages, out, edge, peer, n):
     """Write one end of a message."""
     count = len(messages.producer)
     sends = end < count
@@ -174,6 +179,7 @@ def _write(end, cells, messages, out, edge, n):
     out.span[n] = cells.span[row]
     out.pair[n] = -1
     edge[n] = messages.edge[m]
+    peer[n] = messages.target[m] if sends else messages.source[m]
 
 
 def _needed(m, messages):

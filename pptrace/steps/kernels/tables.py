@@ -143,21 +143,28 @@ def end_of_pair(pair, first, last):
     return end
 
 
-def insert_sends(first, end, index, row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
-    """Copy rows of ranks ``first:end`` to ``index`` with each SEND right after its producer; return the end."""
+def insert_sends(first, end, index, row_ptr, cells, graph, kinds, out_ptr, out, out_edge, out_peer, sent):
+    """Copy the rows of ranks ``first:end`` to ``index`` with each SEND right after its producer; return the end.
+
+    ``sent``, initialised with 0, counts the messages from each rank to each other rank.
+    """
     kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
     for rank in range(first, end):
         out_ptr[rank] = index
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             copy_action(cells, row, out, out_edge, index)
+            out_peer[index] = -1
             index += 1
             way = feeds[kind[row]]
             if way < 0:
                 continue
             low, high = edges_fed(graph, way, stage[row])
             for e in range(low, high):
-                if receiver(graph, way, e, microbatch[row], rank) >= 0:
+                peer = receiver(graph, way, e, microbatch[row], rank)
+                if peer >= 0:
                     write_end(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, index)
+                    out_peer[index] = peer
+                    sent[rank * graph.ranks + peer] += 1
                     index += 1
     return index
 
