@@ -118,9 +118,9 @@ def test_the_example_compares_with_the_paper_as_the_readme_states() -> None:
     assert len(rows) == 32
     for published_mfu, mfu, published_speed, speed, published_peak, peak in paired:
         assert speed == pytest.approx(published_speed, abs=0.1)
-        assert 1 < mfu - published_mfu < 11
+        assert -0.5 < mfu - published_mfu < 8.5
         assert 1.5 < published_peak - peak < 3.5
-    assert [row[3] for row in rows[21::4]] == pytest.approx([1.12, 1.36, 1.61], abs=0.02)
+    assert [row[3] for row in rows[21::4]] == pytest.approx([1.12, 1.36, 1.61], abs=0.025)
     for two, one in zip(rows[2::4], rows[3::4], strict=True):
-        assert 0 <= two[1] - one[1] <= 0.7
+        assert two[1] == one[1]
         assert two[5] > one[5]
