@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "pptrace",
     deadline=None,  # a first example that compiles a kernel, or a busy machine, is slow without being wrong
-    max_examples=15,
+    max_examples=12,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,  # fixtures hold a test's data, and change with no example
         HealthCheck.too_slow,  # a whole step is drawn
