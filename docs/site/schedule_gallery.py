@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
@@ -116,7 +116,7 @@ def docstring(offer: ScheduleOffer) -> str:
     build = offer.build
     while isinstance(build, partial):
         build = build.func
-    return inspect.cleandoc(sys.modules[build.__module__].__doc__ or "")
+    return inspect.cleandoc(import_module(build.__module__).__doc__ or "")
 
 
 def markdown_of(text: str) -> str:
