@@ -1,1 +1,1 @@
-"""An experiment as its user writes it: YAML, ``--set`` and flags; import the submodules, all load lazily."""
+"""Configurations: YAML, ``--set`` and flags, merged, checked and resolved."""

@@ -1,1 +1,1 @@
-"""What steps say: taken apart, compared, explained, fitted; values alone, for ``pptrace.report`` to show."""
+"""Analyses of measured steps: explanations, diffs with other steps, and fits of costs."""

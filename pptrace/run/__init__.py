@@ -1,1 +1,1 @@
-"""From a configuration to a run and its report."""
+"""Runs: a configuration is prepared, simulated and reported."""

@@ -1,1 +1,1 @@
-"""Studies: many simulated steps set side by side."""
+"""Searches over many simulated steps: sweeps, comparisons, crossovers, plans and what-if."""

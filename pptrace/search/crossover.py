@@ -386,7 +386,7 @@ _LARGEST_CERTAIN = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ComparedValue:
     """The steps of both schedules at one value of the axis."""
 
     value: int
@@ -414,9 +414,9 @@ class Point:
 class FasterChange:
     """A change of the faster schedule."""
 
-    below: Point
+    below: ComparedValue
     """The last simulated value before the change."""
-    above: Point
+    above: ComparedValue
     """The first simulated value after the change."""
 
 
@@ -425,7 +425,7 @@ class Skipped:
     """A value that a schedule does not support."""
 
     value: int
-    """As in :class:`Point`."""
+    """As in :class:`ComparedValue`."""
     text: str
     """The value for people."""
     schedule: str
@@ -442,7 +442,7 @@ class Crossover(Printed):
     """The key and its range."""
     between: tuple[Entry, Entry]
     """The schedules."""
-    points: tuple[Point, ...]
+    points: tuple[ComparedValue, ...]
     """Every value that both schedules can run, in order."""
     crossovers: tuple[FasterChange, ...]
     """Changes of the faster schedule, in order; a tie has a change on either side."""
@@ -464,7 +464,7 @@ class Crossover(Printed):
             for point in self.points
         ]  # fmt: skip
 
-    def name(self, point: Point) -> str | None:
+    def name(self, point: ComparedValue) -> str | None:
         """Return the label of the faster schedule at a point; None for a tie."""
         return {-1: self.between[0].label, 1: self.between[1].label}.get(point.sign)
 
@@ -508,7 +508,7 @@ class Crossover(Printed):
         )
         return Document(title="crossover", lead=lead)
 
-    def _plain(self, point: Point) -> dict[str, Any]:
+    def _plain(self, point: ComparedValue) -> dict[str, Any]:
         return {
             "value": self.span.scale.exact(point.value), "step_ns": list(point.step_ns),
             "faster": self.name(point), "margin": point.margin, "fits": list(point.fits),
@@ -596,7 +596,7 @@ class _Pair:
     """Yields the rows of entries from the executor; None without one."""
     steps: dict[str, tuple[int, bool] | None] = field(default_factory=dict)
     """Prefetched steps, and whether they fit, by value and label; None where the schedule cannot run."""
-    points: dict[int, Point] = field(default_factory=dict)
+    points: dict[int, ComparedValue] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     heading: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -648,7 +648,7 @@ class _Pair:
         return steps if len(steps) == _PAIR else None
 
     def _add(self, value: int, first: tuple[int, bool], second: tuple[int, bool]) -> int:
-        point = Point(
+        point = ComparedValue(
             value=value,
             text=self.span.scale.shown(value),
             step_ns=(first[0], second[0]),
@@ -683,7 +683,7 @@ _FINE = 0.1
 """Percentage below which a margin has two significant digits instead of two decimals."""
 
 
-def _table(result: Crossover, intervals: Sequence[Sequence[Point]]) -> Table:
+def _table(result: Crossover, intervals: Sequence[Sequence[ComparedValue]]) -> Table:
     """Return both ends of every interval with one faster schedule, and a rule at every crossover."""
     head = (result.span.word, *(entry.label for entry in result.between), "faster")
     ends = [[_row(result, point) for point in (points[0], points[-1])[: len(points)]] for points in intervals]
@@ -693,7 +693,7 @@ def _table(result: Crossover, intervals: Sequence[Sequence[Point]]) -> Table:
     return Table(head=head, rows=tuple(rows[1:]), words=0, left=(3,))
 
 
-def _row(result: Crossover, point: Point) -> tuple[str, str, str, str]:
+def _row(result: Crossover, point: ComparedValue) -> tuple[str, str, str, str]:
     steps = [
         f"{_TIME.shown(step)}{'' if fits else ' !'}" for step, fits in zip(point.step_ns, point.fits, strict=True)
     ]
@@ -701,7 +701,7 @@ def _row(result: Crossover, point: Point) -> tuple[str, str, str, str]:
     return point.text, steps[0], steps[1], f"{name} by {_margin(point)}" if name else "tie"
 
 
-def _sentence(result: Crossover, intervals: Sequence[Sequence[Point]]) -> str:
+def _sentence(result: Crossover, intervals: Sequence[Sequence[ComparedValue]]) -> str:
     if len(intervals) == 1:
         (interval,) = intervals
         name = result.name(interval[0])
@@ -717,7 +717,7 @@ def _sentence(result: Crossover, intervals: Sequence[Sequence[Point]]) -> str:
     )
 
 
-def _extent(interval: Sequence[Point], index: int, count: int) -> str:
+def _extent(interval: Sequence[ComparedValue], index: int, count: int) -> str:
     low, high = interval[0].text, interval[-1].text
     if index == 0:
         return f"up to {high}"
@@ -758,6 +758,6 @@ def _memory(result: Crossover) -> list[str]:
     return [f"!: {' and '.join(too_large)} {need} more memory than the device has"] if too_large else []
 
 
-def _margin(point: Point) -> str:
+def _margin(point: ComparedValue) -> str:
     percent = 100 * point.margin
     return f"{percent:.2f}%" if percent >= _FINE else f"{percent:.2g}%"

@@ -39,7 +39,7 @@ _SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class ChartColumn:
     """A column in a chart."""
 
     column: str
@@ -74,7 +74,7 @@ class Roles:
     """The axes of panels."""
 
 
-def figure_of(column: str, rows: Sequence[Row]) -> Figure:
+def figure_of(column: str, rows: Sequence[Row]) -> ChartColumn:
     """Return a column with a suitable unit.
 
     Raises:
@@ -87,9 +87,9 @@ def figure_of(column: str, rows: Sequence[Row]) -> Figure:
     for suffix, units in (("_ns", _TIME), ("_bytes", _SIZE)):
         if column.endswith(suffix):
             scale, unit = next((each for each in units if max(values) >= each[0]), units[-1])
-            return Figure(column=column, title=title, unit=unit, scale=scale)
+            return ChartColumn(column=column, title=title, unit=unit, scale=scale)
     share = column.startswith("idle") or column.endswith("bubble") or column == "mfu"
-    return Figure(column=column, title=title, unit="%" if share else "", scale=0.01 if share else 1)
+    return ChartColumn(column=column, title=title, unit="%" if share else "", scale=0.01 if share else 1)
 
 
 def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers: bool) -> Roles:
@@ -242,7 +242,7 @@ def save_picture(over: Sequence[str], rows: Sequence[Row], picture: Picture, pat
     write_picture(path, size, lambda drawn: draw(drawn, roles, figures, panels))
 
 
-def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Panels) -> None:
+def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[ChartColumn], panels: Panels) -> None:
     rows = [*chain(*panels.values())]
     names = _labels_of(rows, roles.lines)
     for axes, panel in zip(_axes(drawn, panels, roles), panels.values(), strict=True):
@@ -259,7 +259,7 @@ def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Pan
     _legend(drawn, names, figures)
 
 
-def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Panels) -> None:
+def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[ChartColumn], panels: Panels) -> None:
     names, (figure,) = _labels_of([*chain(*panels.values())], roles.lines), figures
     for axes, panel in zip(_axes(drawn, panels, roles), panels.values(), strict=True):
         base = _points(panel, roles, names[0], figure)
@@ -272,7 +272,7 @@ def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[Figure], panels
     _legend(drawn, names, figures)
 
 
-def _points(rows: Sequence[Row], roles: Roles, name: str, figure: Figure) -> dict[float, float]:
+def _points(rows: Sequence[Row], roles: Roles, name: str, figure: ChartColumn) -> dict[float, float]:
     """Return the known values of one line by x."""
     return {
         number_of(row[roles.x]) or 0.0: value
@@ -310,7 +310,7 @@ def _decades(axes: Any) -> None:
     axes.minorticks_off()
 
 
-def _legend(drawn: Any, names: Sequence[str], figures: Sequence[Figure]) -> None:
+def _legend(drawn: Any, names: Sequence[str], figures: Sequence[ChartColumn]) -> None:
     """Draw the legend of lines and dashes."""
     from matplotlib.lines import Line2D
 
@@ -341,7 +341,7 @@ _CELL, _CELL_LETTER = 0.3, 0.075
 """Widths of the margins and of a letter in a cell, in inches."""
 
 
-def _save_winners(roles: Roles, rows: Sequence[Row], figure: Figure, path: Path) -> None:
+def _save_winners(roles: Roles, rows: Sequence[Row], figure: ChartColumn, path: Path) -> None:
     """Draw a cell per value of ``roles.x`` and of another axis, with the color and label of its best run."""
     vertical, *further = roles.panels or (None,)
     panels = panels_of(further, rows)
@@ -370,7 +370,7 @@ def _save_winners(roles: Roles, rows: Sequence[Row], figure: Figure, path: Path)
     write_picture(path, size, draw)
 
 
-def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: Figure) -> tuple[str, str]:
+def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: ChartColumn) -> tuple[str, str]:
     """Return the text and color of a cell; runs over their memory cannot win."""
     known = [
         (value, str(row[str(roles.lines)]), row.get("fits") is not False)

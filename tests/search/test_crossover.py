@@ -210,9 +210,9 @@ def test_a_schedule_over_its_memory_is_marked() -> None:
 
 @given(st.integers(1, 20), st.integers(1, 20))
 def test_a_margin_is_what_the_slower_takes_longer(first: int, second: int) -> None:
-    from pptrace.search.crossover import Point
+    from pptrace.search.crossover import ComparedValue
 
-    point = Point(value=1, text="1", step_ns=(first, second), fits=(True, True))
+    point = ComparedValue(value=1, text="1", step_ns=(first, second), fits=(True, True))
 
     assert point.margin == pytest.approx(float(Fraction(max(first, second), min(first, second)) - 1))
     assert (point.sign < 0, point.sign == 0) == (first < second, first == second)

@@ -1,1 +1,1 @@
-"""Pipeline schedules: gpipe, 1f1b, interleaved-1f1b, looped-bfs, chimera, hanayo, bitpipe and zero bubble."""
+"""Pipeline schedules of papers and frameworks."""
