@@ -105,7 +105,7 @@ _MEMBERS = 2**20
 """The distance of the numbers of candidates of consecutive groups."""
 _BATCHES = (2, 6, 16, 32)
 """Sizes of the batches between two looks at the bounds; the last size repeats."""
-_LOOKS = tuple(8 * 4**power for power in range(11))
+_LOOKS = tuple(8 * 2**power for power in range(21))
 """Counts of groups without recomputation after which the best ones are expanded and simulated."""
 _PEEKS = tuple(8 * 4**power for power in range(10))
 """Counts of expanded groups after which the best candidates are simulated early."""
