@@ -31,7 +31,7 @@ from pptrace.plugins.guards import interruption
 from pptrace.search.candidates import Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 from pptrace.search.runner import installed, process_memo
-from pptrace.search.space import LAYERS, PlanProblem, Space, setting
+from pptrace.search.space import PlanProblem, Space, setting
 from pptrace.search.space_bounds import GroupBounds, Member, MemberBound, SpaceBounds
 from pptrace_kernel import always_compiled
 
@@ -409,8 +409,9 @@ class Search:
         """Record the bound or the refusal of a table in its candidate."""
         if member_bound.chunks is not None:
             candidate.chunks = member_bound.chunks
-        if member_bound.layers is not None and LAYERS not in candidate.settings:
-            candidate.varied += (setting(LAYERS, member_bound.layers),)
+        candidate.varied += tuple(
+            setting(key, layers) for key, layers in member_bound.splits.items() if key not in candidate.settings
+        )
         if member_bound.is_even:
             candidate.outcome, candidate.reason = Outcome.EQUAL, "an even split"
         elif member_bound.reason:

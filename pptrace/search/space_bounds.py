@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from heapq import heapify, heapreplace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from pptrace.config.places import key_text
+from pptrace.config.validation import merged
 from pptrace.errors import ConfigError, ConstraintError, PptraceError, ScheduleError
 from pptrace.network.collectives import LinkCollectives
 from pptrace.plugins.construction import build_schedule
@@ -71,8 +72,10 @@ _KEPT_FAMILIES = 2048
 """Families of groups in the cost cache."""
 _KEPT_OUTLINES = 2048
 """Outlines of tables in the cache; groups with as many ranks and microbatches share them."""
-_COLUMNS = tuple(field.name for field in fields(Workload) if field.name not in {"classes", "notes", "kernels"})
+_COLUMNS = tuple(each.name for each in fields(Workload) if each.name not in {"classes", "notes", "kernels"})
 """The costs of a step: all fields of a workload except its classes, which have the same fields, and texts."""
+Splits: TypeAlias = "Mapping[str, list[int]]"
+"""Layers per stage by key, such as that of the decoder."""
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
@@ -175,8 +178,8 @@ class MemberBound:
 
     chunks: int | None = None
     """Chunks per rank; None if the table cannot be built."""
-    layers: list[int] | None = None
-    """Layers per stage; None for the default split of the model."""
+    splits: Splits = field(default_factory=dict)
+    """Layers per stage by key, for the decoder and encoders; those of other modules have the default split."""
     is_even: bool = False
     """Whether the balanced split equals the even one."""
     reason: str = ""
@@ -427,16 +430,17 @@ class SpaceBounds:
     ) -> Workload | None:
         """Return the costs with the split of a member, and note it in the result; None if it is the even split.
 
-        Only chains of a decoder's stages have a balanced split.
+        Only chains of stages, and encoders on separate GPUs, have a balanced split.
         """
         stages = group.layout.pp * chunks
         result.chunks = chunks
-        is_chain = not (edges or group.layout.branches)
-        split = "even" if member.split == "balanced" and not is_chain else member.split
         bounding_costs = self._bounding_costs_of(group, self._costs_name[self.entries[member.entry].label])
-        result.layers = bounding_costs.split(split, stages, self.space.layers)
-        result.is_even = result.layers is None and member.split == "balanced"
-        return None if result.is_even else costs.workload(stages, result.layers, edges=edges, has_pairs=has_pairs)
+        if isinstance(member.split, list):
+            result.splits = {LAYERS: member.split}
+        elif member.split == "balanced" and edges == group.layout.edges:
+            result.splits = bounding_costs.balanced_splits(stages, edges)
+        result.is_even = not result.splits and member.split == "balanced"
+        return None if result.is_even else costs.workload(stages, result.splits, edges=edges, has_pairs=has_pairs)
 
     def _bound_table(self, result: MemberBound, group: Group, member: Member) -> None:
         entry, layout = self.entries[member.entry], group.layout
@@ -447,8 +451,8 @@ class SpaceBounds:
         workload = self._split_costs(result, group, member, costs, cached.chunks, edges=edges, has_pairs=has_pairs)
         if workload is None:
             return
-        layer_settings = (setting(LAYERS, result.layers),) if result.layers is not None else ()
-        resolved = self.problem.resolved((*group.varied, *entry.varied, *member.settings, *layer_settings))
+        split_settings = [setting(key, layers) for key, layers in result.splits.items()]
+        resolved = self.problem.resolved((*group.varied, *entry.varied, *member.settings, *split_settings))
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if cached.table is None:
@@ -645,8 +649,8 @@ class _GroupCosts:
 
     def __init__(self, costs: Costs, varied: tuple[Assignment, ...]) -> None:
         self.costs, self.varied = costs, varied
-        self._by_split: dict[tuple[int, ...], Costs] = {(): self.costs}
-        self._splits: dict[int, list[int] | None] = {}
+        self._by_split: dict[str, Costs] = {repr({}): self.costs}
+        self._balanced: dict[int, Splits] = {}
 
     @property
     def ranks(self) -> int:
@@ -661,7 +665,7 @@ class _GroupCosts:
     def workload(
         self,
         stages: int,
-        layers: list[int] | None = None,
+        splits: Splits | None = None,
         *,
         edges: tuple[tuple[int, int], ...] = (),
         has_pairs: bool = False,
@@ -673,24 +677,36 @@ class _GroupCosts:
         Raises:
             PptraceError: an invalid number of stages or layers.
         """
-        key = tuple(layers or ())
+        key = repr(splits or {})
         if key not in self._by_split:
-            self._by_split[key] = _with_split(self.costs, layers or [])
+            self._by_split[key] = _with_splits(self.costs, splits or {})
         workload = self._by_split[key].workload(stages, edges, has_pairs=has_pairs)
         if stages > 1 or workload.units == 1 or not workload.unreduced_bytes.any():
             return workload
         reserved = self.costs.workload(workload.units, has_pairs=has_pairs, units=True).reserved_bytes
         return replace(workload, reserved_bytes=min(workload.reserved_bytes, reserved))
 
-    def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
-        """Return the layers of each stage; None for the even split."""
-        if isinstance(split, list):
-            return split
-        if split == "even":
-            return None
-        if stages not in self._splits:
-            self._splits[stages] = balanced_split(self.workload, stages, layers)
-        return self._splits[stages]
+    def balanced_splits(self, stages: int, edges: tuple[tuple[int, int], ...]) -> Splits:
+        """Return the layers of each stage of modules that have a split better than the default one.
+
+        Args:
+            stages: number of stages.
+            edges: edges between the stages; empty for a chain.
+        """
+        if stages not in self._balanced:
+            modules = modules_of(self.costs.request, stages)
+            if all(module.stages == stages for module in modules):  # a decoder alone
+                layers = int(self.costs.request.model.get("layers") or 0)
+                split = balanced_split(self._decoder_workload, stages, layers)
+                self._balanced[stages] = {} if split is None else {LAYERS: split}
+            else:
+                self._balanced[stages] = balanced_module_splits(
+                    lambda splits: _stage_times(self.workload(stages, splits, edges=edges)), modules
+                )
+        return self._balanced[stages]
+
+    def _decoder_workload(self, stages: int, layers: list[int] | None) -> Workload:
+        return self.workload(stages, {} if layers is None else {LAYERS: layers})
 
 
 def _sharded_step_ns(costs: Costs, table: Schedule) -> int:
@@ -894,6 +910,45 @@ def _table_digest(table: Schedule) -> str:
     ])  # fmt: skip
 
 
+class Module(NamedTuple):
+    """Consecutive stages of an encoder or of the decoder."""
+
+    key: str
+    """The key of its layers per stage."""
+    first: int
+    """Its first stage."""
+    stages: int
+    """Number of stages."""
+    layers: int
+    """Number of layers."""
+
+    @property
+    def slice(self) -> slice:
+        """Its stages among all stages."""
+        return slice(self.first, self.first + self.stages)
+
+
+def modules_of(request: CostRequest, stages: int) -> list[Module]:
+    """Return the encoders and the decoder whose layers a plan divides: without configured layers per stage.
+
+    Encoders with a common grid have the same stages. An encoder on the decoder's first stage is no module.
+    """
+    named = request.model.get("encoders") or {"": request.model.get("encoder")}
+    ranks = {grid.name: grid.ranks for grid in request.encoders}
+    modules, first, end = list[Module](), 0, 0
+    for name in sorted(filter(named.get, named), key=lambda name: [*ranks, name].index(name)):
+        encoder, section = named[name], f"model.encoders.{name}" if name else "model.encoder"
+        count = ranks.get("", ranks.get(name, 0)) if ranks else int(encoder.get("stages") or 0)
+        end = first + count
+        if _LAYERS_NAME in encoder and encoder[_LAYERS_NAME] is None:
+            modules.append(Module(f"{section}.{_LAYERS_NAME}", first, count, int(encoder["layers"])))
+        first = 0 if "" in ranks else end
+    if request.model.get(_LAYERS_NAME) is None and request.model.get("layout") is None:
+        modules.append(Module(LAYERS, end, stages - end, int(request.model.get("layers") or 0)))
+    return [module for module in modules if 1 < module.stages < module.layers]
+
+
+_LAYERS_NAME = LAYERS.partition(".")[2]
 _MIN_STAGES = 3
 _SPLIT_COLUMNS = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
 """Columns that identify a split."""
@@ -933,15 +988,72 @@ def balanced_split(
     except PptraceError:
         return None
     layer_ns = stage_ns[1] / even[1]
-    beside_ns = (max(time_ns - layer_ns * count, 0.0) for time_ns, count in zip(stage_ns, even, strict=True))
+    beside_ns = [max(time_ns - layer_ns * count, 0.0) for time_ns, count in zip(stage_ns, even, strict=True)]
+    split, longest_ns = _filled_stages(beside_ns, layer_ns, layers)
+    return None if longest_ns >= max(stage_ns) else split
+
+
+def _filled_stages(beside_ns: Sequence[float], layer_ns: float, layers: int) -> tuple[list[int], float]:
+    """Return layers per stage, each given to the fastest stage so far, and the time of the slowest stage.
+
+    Args:
+        beside_ns: the time of each stage without layers.
+        layer_ns: the time of a layer.
+        layers: number of layers.
+    """
     fastest = [(time_ns, -stage) for stage, time_ns in enumerate(beside_ns)]
     heapify(fastest)
-    split = [0] * stages
+    split = [0] * len(fastest)
     for _ in range(layers):
         time_ns, stage = fastest[0]
         heapreplace(fastest, (time_ns + layer_ns, stage))
         split[-stage] += 1
-    return None if max(fastest)[0] >= max(stage_ns) else split
+    return split, max(fastest)[0]
+
+
+def balanced_module_splits(stage_times: Callable[[Splits], list[int]], modules: Sequence[Module]) -> Splits:
+    """Return layers per stage of modules with the shortest slowest stage of all; none if the default is faster.
+
+    Later stages of a module are as full as this time allows. Earlier stages keep more activations, and the first
+    one ends the step. The layers of a module count as equal.
+
+    Args:
+        stage_times: returns the time of each stage, in ns, for layers per stage by key.
+        modules: the modules, each with more layers than stages and at least two stages.
+    """
+    default_ns, splits = stage_times({}), dict[str, list[int]]()
+    divided = {stage for module in modules for stage in range(len(default_ns))[module.slice]}
+    limit_ns = max([
+        *(time_ns for stage, time_ns in enumerate(default_ns) if stage not in divided),
+        *(_filled_stages(*_module_times(stage_times, module, {}), module.layers)[1] for module in modules),
+    ])  # fmt: skip
+    for module in modules:
+        beside_ns, layer_ns = _module_times(stage_times, module, splits)
+        split, remaining = [0] * module.stages, module.layers
+        for stage in range(module.stages - 1, 0, -1):
+            room = int((limit_ns - beside_ns[stage]) // layer_ns)
+            split[stage] = min(max(room, 0), remaining - stage)
+            remaining -= split[stage]
+        splits[module.key] = [remaining, *split[1:]]
+    return splits if max(stage_times(splits)) <= max(default_ns) else {}
+
+
+def _module_times(
+    stage_times: Callable[[Splits], list[int]], module: Module, splits: Splits
+) -> tuple[list[float], float]:
+    """Return the time of each stage of a module without its layers, and of one of its layers, in ns.
+
+    Args:
+        stage_times: as for :func:`balanced_module_splits`.
+        module: a module with more layers than stages.
+        splits: layers per stage of other modules.
+    """
+    base, remainder = divmod(module.layers, module.stages)
+    even = [base + (stage < remainder) for stage in range(module.stages)]
+    moved = [even[0] - 1, *even[1:-1], even[-1] + 1]
+    even_ns, moved_ns = (stage_times({**splits, module.key: split})[module.slice] for split in (even, moved))
+    layer_ns = max(moved_ns[-1] - even_ns[-1], 1)
+    return [time_ns - layer_ns * count for time_ns, count in zip(even_ns, even, strict=True)], layer_ns
 
 
 def _stage_times(workload: Workload) -> list[int]:
@@ -1009,12 +1121,18 @@ def default_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
 
 def _has_costs(costs: Costs, split: list[int], expected: Workload) -> bool:
     try:
-        workload = _with_split(costs, split).workload(len(split))
+        workload = _with_splits(costs, {LAYERS: split}).workload(len(split))
     except PptraceError:
         return False
     return all(np.array_equal(getattr(workload, name), getattr(expected, name)) for name in _SPLIT_COLUMNS)
 
 
-def _with_split(costs: Costs, split: list[int]) -> Costs:
-    model = {**costs.request.model, LAYERS.partition(".")[2]: split}
+def _with_splits(costs: Costs, splits: Splits) -> Costs:
+    """Return costs with layers per stage by key."""
+    model = costs.request.model
+    for key, layers in splits.items():
+        change: Any = layers
+        for name in reversed(key.split(".")[1:]):
+            change = {name: change}
+        model = merged(model, change)
     return replace(costs, request=replace(costs.request, model=model))

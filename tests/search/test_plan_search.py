@@ -23,7 +23,8 @@ from pptrace.search import plan_search
 from pptrace.search.bounds import Outline, bound_of, sharded_step_ns, work_bound
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.space_bounds import SpaceBounds, _digest, _GroupCosts, balanced_partition, balanced_split
+from pptrace.search.space import LAYERS
+from pptrace.search.space_bounds import SpaceBounds, _digest, _GroupCosts, balanced_partition
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
@@ -742,8 +743,37 @@ def test_a_balanced_split_weighs_unequal_layers() -> None:
         "parallel": {"pp": 4}, "batch": {"microbatches": 4, "sequence": 1024}, "schedule": "1f1b",
         "stack": "ideal",
     })  # fmt: skip
-    split = balanced_split(_GroupCosts(build_costs(resolved, registry), ()).workload, 4, 12)
+    split = _GroupCosts(build_costs(resolved, registry), ()).balanced_splits(4, ())[LAYERS]
 
-    assert split is not None
     assert split[0] > 4  # the first stage has the layers without experts
     assert sum(split) == 12
+
+
+def test_a_plan_splits_encoders_and_decoder_as_well_as_every_split_by_hand(registry: Registry) -> None:
+    ranks, vision = {"vision": 2, "audio": 1}, ENCODER | {"layers": 8, "hidden": 256, "ffn": 1024, "items": 64}
+    config = {
+        "model": MODEL
+        | {"hidden": 2048, "layers": 2, "encoders": {"vision": vision, "audio": ENCODER}},
+        "device": "a100-sxm", "network": {"name": "hockney", "bandwidth": "100 GB/s"}, "schedule": "1f1b",
+    }  # fmt: skip
+    encoders = {name: {"pp": pp, "tp": 1, "dp": 1} for name, pp in ranks.items()}
+    vary = {"schedule": ["1f1b"], "pp": [5], "tp": [1], "zero": [0], "recompute": ["none"], "micro": [1]} | {
+        f"parallel.encoders.{name}.{size}": [value] for name in ranks for size, value in encoders[name].items()
+    }
+
+    def step_ns(vision: tuple[int, int], decoder: tuple[int, int]) -> int:
+        parallel, batch = {"pp": 5, "encoders": encoders}, {"microbatches": 8, "sequence": 2048, "micro": 1}
+        splits = {"model.encoders.vision.layers_per_stage": vision, LAYERS: decoder}
+        run = pptrace.simulate(
+            config | {"parallel": parallel, "batch": batch},
+            sets=[f"{key}={list(split)}" for key, split in splits.items()],
+        )
+        return run.metrics.step_ns
+
+    best = planned(registry, config=config, gpus=5, vary=vary, **{"global": 8}).ranked[0]
+    by_hand = {
+        (first, decoder): step_ns((first, 8 - first), (decoder, 2 - decoder))
+        for first in range(3, 7) for decoder in (1, 2)
+    }  # fmt: skip
+
+    assert best.row["step_ns"] == min(by_hand.values()) < by_hand[4, 1]

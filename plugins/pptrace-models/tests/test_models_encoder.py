@@ -372,6 +372,21 @@ def test_encoders_without_separate_grids_follow_each_other() -> None:
     assert chain.model_flops == common.model_flops == first.model_flops
 
 
+def test_layers_per_stage_divide_an_encoder() -> None:
+    def costs(split: list[int] | None) -> Workload:
+        encoders = {**BOTH, "vision": {**VISION, "layers_per_stage": split}}
+        return several(encoders, {"pp": 5, "encoders": SEPARATE}).prepared.workload
+
+    even, uneven = costs(None), costs([1, 5])
+
+    layer_ns = even.f_ns[0] // 3
+    assert even.f_ns[0] - uneven.f_ns[0] == uneven.f_ns[1] - even.f_ns[1] == 2 * layer_ns
+    assert (costs([3, 3]).f_ns == even.f_ns).all()
+    for name in ("f_ns", "weights_bytes", "activation_bytes"):
+        assert (getattr(even, name)[2:] == getattr(uneven, name)[2:]).all()
+        assert getattr(even, name).sum() == getattr(uneven, name).sum()
+
+
 def test_a_table_file_has_the_rows_of_encoders_side_by_side(tmp_path: Path) -> None:
     run = several(BOTH, {"pp": 5, "encoders": SEPARATE}, p2p="async")
     placement = Placement.looped(5, 4)  # files have chains of stages
@@ -410,6 +425,10 @@ def test_traces_and_lists_have_the_names_of_encoders(tmp_path: Path) -> None:
     (BOTH, {"pp": 4, "vp": 2, "encoders": {name: {"pp": 1} for name in BOTH}}, "choose a schedule such as 1f1b"),
     ({**BOTH, "audio": {**AUDIO, "stages": 1}}, {"pp": 4, "encoders": {"vision": {"pp": 1}}},
      "model.encoders.audio.stages: 1, and parallel.encoders.audio.pp is 0"),
+    ({**BOTH, "audio": {**AUDIO, "layers_per_stage": [2]}}, {"encoders": {"audio": {"pp": 1}}},
+     f"model.encoders.audio.layers_per_stage: sums to 2, not to model.encoders.audio.layers ({AUDIO['layers']})"),
+    ({**BOTH, "audio": {**AUDIO, "layers_per_stage": [2]}}, {},
+     "model.encoders.audio.layers_per_stage: 1 entries for 0 stages; give one per stage"),
     ({**BOTH, "audio": {**AUDIO, "heads": 3}}, {}, "model.encoders.audio.heads: 3 do not divide hidden (256)"),
 ])  # fmt: skip
 def test_a_wrong_encoder_among_several_is_one_line(

@@ -11,7 +11,7 @@ from pptrace_models.transformer import encoder_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from pptrace_models.transformer import Layer, Transformer
+    from pptrace_models.transformer import Encoder, Layer, Transformer
 
 
 class _Adds(Protocol):
@@ -90,17 +90,43 @@ def stages_of(
     decoder = _decoder(model, stages - encoder_stages)
     parts = list[list[EncoderPart]]([] for _ in range(encoder_stages))
     first = 0
-    for index, encoder in enumerate(model.named_encoders.values()):
+    for index, (name, encoder) in enumerate(model.named_encoders.items()):
+        split = _encoder_partition(name, encoder)
         if not encoder.stages:
             part = EncoderPart(index, encoder.layers, projector=True)
             decoder[0] = decoder[0]._replace(encoders=(*decoder[0].encoders, part))
-            continue
-        layers_per_stage, remainder = divmod(encoder.layers, encoder.stages)
-        for stage in range(encoder.stages):
-            layers, is_last = layers_per_stage + (stage < remainder), stage == encoder.stages - 1
+        for stage, layers in enumerate(split):
+            is_last = stage == encoder.stages - 1
             parts[first + stage].append(EncoderPart(index, layers, projector=is_last))
         first += 0 if together else encoder.stages
     return [*(Stage(encoders=tuple(stage_parts)) for stage_parts in parts), *decoder]
+
+
+def _encoder_partition(name: str, encoder: Encoder) -> list[int]:
+    """Return the number of layers of each stage of an encoder; none if it is on the decoder's first stage.
+
+    Raises:
+        ConfigError: given counts with a wrong length or sum.
+    """
+    given = encoder.layers_per_stage
+    if given is not None:
+        _check_counts(given, encoder.stages, encoder.layers, encoder_key(name))
+        return given
+    if not encoder.stages:
+        return []
+    base, remainder = divmod(encoder.layers, encoder.stages)
+    return [base + (stage < remainder) for stage in range(encoder.stages)]
+
+
+def _check_counts(given: Sequence[int], stages: int, layers: int, section: str) -> None:
+    """Refuse layers per stage with a wrong length or sum; ``section`` is that of their key."""
+    key = f"{section}.layers_per_stage"
+    if len(given) != stages:
+        raise ConfigError(f"{len(given)} entries for {stages} stages; give one per stage", key=key)
+    away = layers - sum(given)
+    if away:
+        change = f"{'add' if away > 0 else 'take away'} {abs(away)}"
+        raise ConfigError(f"sums to {sum(given)}, not to {section}.layers ({layers}); {change}", key=key)
 
 
 def count_units(model: Transformer) -> int:
@@ -283,13 +309,7 @@ def partition(model: Transformer, stages: int) -> list[int]:
     if model.balance == "products":
         return _by_products(model, stages)
     if given is not None:
-        key = "model.layers_per_stage"
-        if len(given) != stages:
-            raise ConfigError(f"{len(given)} entries for {stages} stages; give one per stage", key=key)
-        if sum(given) != model.layers:
-            message = f"sums to {sum(given)}, not to model.layers ({model.layers}); "
-            away = model.layers - sum(given)
-            raise ConfigError(f"{message}{'add' if away > 0 else 'take away'} {abs(away)}", key=key)
+        _check_counts(given, stages, model.layers, "model")
         return list(given)
     ends = stages - model.layers
     if 0 < ends <= min(_ENDS, stages - 1):

@@ -116,6 +116,9 @@ class Encoder(Parameters):
     """Whether the projector is frozen; it still passes gradients to trained layers."""
     stages: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of first stages that have only the encoder; with 0, it is on the decoder's first stage."""
+    layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
+    """Number of layers of each of these stages, or of each rank on separate GPUs, in order; by default an even
+    split, with the remainder on the first ones."""
 
     @property
     def passes_back(self) -> bool:
