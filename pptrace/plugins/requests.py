@@ -67,6 +67,8 @@ class ScheduleRequest:
     """Model chunks per rank."""
     encoder_stages: int | None = None
     """First stages of the model that have only its encoders; None where unknown."""
+    layers: int | None = None
+    """Layers of the model; None without a model."""
     f_ns: tuple[int, ...] = ()
     """Forward time of a microbatch per stage; empty where only the structure is known: use 1 for each."""
     b_ns: tuple[int, ...] = ()

@@ -471,7 +471,8 @@ def with_stage_replicas(
     """
     holders = placement.copies()
     shared = np.flatnonzero(holders.sum(axis=0) > 1)
-    if not shared.size:
+    have_no_weights = workload.gradients_bytes.any() and not workload.gradients_bytes[shared].any()
+    if not shared.size or have_no_weights:
         return workload
     if not resolved.experiment.data_parallel.stage_replicas:
         return replace(workload, notes=(*workload.notes, _OFF))

@@ -252,7 +252,7 @@ def at_levels(run: SimulatedStep) -> Levels:
     sizes = run.prepared.request
     request = ScheduleRequest(
         ranks=sizes.ranks, microbatches=sizes.microbatches, chunks=sizes.chunks,
-        encoder_stages=sizes.encoder_stages, options=sizes.options,
+        encoder_stages=sizes.encoder_stages, layers=sizes.layers, options=sizes.options,
     )  # fmt: skip
     bubble = provided.offer.bubble
 

@@ -82,7 +82,8 @@ class Prepared(NamedTuple):
     @property
     def chunks(self) -> int:
         """Number of chunks of the model on each rank."""
-        return self.schedule.stages // self.schedule.ranks // self.units
+        chunks, rest = divmod(self.schedule.stages, self.schedule.ranks * self.units)
+        return self.request.chunks if rest else chunks
 
     @property
     def slices(self) -> int:

@@ -188,13 +188,15 @@ def _network(inputs: Inputs) -> Network:
 def _schedule_request(inputs: Inputs) -> ScheduleRequest:
     parallel = inputs.experiment.parallel
     microbatches = inputs.experiment.batch.known_microbatches
-    model, encoder_stages = inputs.experiment.model, None
+    model, encoder_stages, layers = inputs.experiment.model, None, None
     if model is not None:
+        layers = model.values.get("layers")
         encoders = [model.values.get("encoder"), *(model.values.get("encoders") or {}).values()]
         encoder_stages = sum(encoder["stages"] for encoder in encoders if encoder)
     return ScheduleRequest(
-        ranks=parallel.depth, microbatches=microbatches, chunks=parallel.vp, encoder_stages=encoder_stages
-    )
+        ranks=parallel.depth, microbatches=microbatches, chunks=parallel.vp, encoder_stages=encoder_stages,
+        layers=layers,
+    )  # fmt: skip
 
 
 def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
@@ -224,7 +226,7 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
         )  # fmt: skip
     # Stages of the encoder that are not among the ranks' chunks do not count as chunks.
     if not request.encoder_stages or table.stages != stages + request.encoder_stages:
-        inputs.resolved = _with_chunks(inputs.resolved, table)
+        inputs.resolved = _with_chunks(inputs.resolved, table, request.chunks)
     return table, request
 
 
@@ -374,11 +376,19 @@ def _times(inputs: Inputs, workload: Workload, network: Network) -> dict[str, An
         return times(workload, network, parallel.pp or 1, parallel.branches)
 
 
-def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
-    """Fill in the chunks per rank of a schedule; the configuration's own must agree."""
+def _with_chunks(resolved: Resolved, schedule: Schedule, requested: int) -> Resolved:
+    """Fill in the chunks per rank of a schedule; the configuration's own must agree.
+
+    Args:
+        resolved: the configuration.
+        schedule: the table.
+        requested: the chunks in the schedule's request, which a table with unequal numbers of stages has.
+    """
     experiment, name = resolved.experiment, resolved.experiment.schedule.name
     chunks, uneven = divmod(schedule.stages, schedule.ranks)
-    if uneven or chunks == experiment.parallel.vp:
+    if uneven:
+        chunks = requested
+    if chunks == experiment.parallel.vp:
         return resolved
     if CHUNKS in resolved.positions:
         message = f"{name} has {chunks} per rank, not {experiment.parallel.vp}: write {chunks}"

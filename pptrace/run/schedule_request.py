@@ -47,7 +47,7 @@ class LazyRequest(ScheduleRequest):
         object.__setattr__(lazy, "_compute_times", compute_times)
         object.__setattr__(lazy, "_simulator", simulator)
         object.__setattr__(lazy, "reads_costs", False)
-        for name in ("ranks", "microbatches", "chunks", "encoder_stages", "options", "causal_share"):
+        for name in ("ranks", "microbatches", "chunks", "encoder_stages", "layers", "options", "causal_share"):
             object.__setattr__(lazy, name, getattr(request, name))
         return lazy
 

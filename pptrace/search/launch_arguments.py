@@ -240,7 +240,10 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     words += ["--use-distributed-optimizer"] if zero else []
     state_types = {name: costs.get(name.replace("-", "_")) for name in _TYPED_STATE}
     if any(state_types.values()):
-        types = {f"{name}-dtype": kind for name, kind in state_types.items() if kind not in {None, "remainder"}}
+        omitted = {None, "remainder", "mxfp8"}
+        types = {f"{name}-dtype": kind for name, kind in state_types.items() if kind not in omitted}
+        if "mxfp8" in state_types.values():
+            without.append("moments in mxfp8: write fp8 or bf16 in costs.exp_avg and costs.exp_avg_sq")
         words += ["--use-precision-aware-optimizer", *flag_words(types)]
     shards, shard_notes = _megatron_shards(experiment)
     words, notes = [*words, *shards], [*notes, *shard_notes]

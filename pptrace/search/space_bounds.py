@@ -887,10 +887,7 @@ class TableCache:
         table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, read_times))
         table_chunks, rest = divmod(table.stages, table.ranks)
         if rest:
-            message = (
-                f"{entry.name} has copies of an encoder beside the chunks of ranks, which plans do not divide"
-            )
-            raise ScheduleError(message)
+            raise ScheduleError(f"{entry.name} has stages beside the chunks of ranks, which plans do not divide")
         if table.placement.has_host_state:
             raise ScheduleError(f"{entry.name} keeps the state of stages in host memory, which plans do not bound")
         table = with_branches(table, layout.branches)

@@ -246,16 +246,14 @@ def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
     placement = timeline.placement
     ranks_of_pass = np.concatenate(placement.pass_ranks if placement.has_host_state else [placement.stage_rank])
     low, high = (ranks_of_pass[:, side].astype(np.int64) for side in placement.edges.T)
-    edge = np.nonzero((low != high) & (low >= 0) & (high >= 0))
+    crosses = np.nonzero((low != high) & (low >= 0) & (high >= 0))
     ranks = np.int64(placement.ranks)
-    pairs = np.sort((edge[1] * ranks + low[edge]) * ranks + high[edge])
-    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-    sizes = 2 * workload.buffer_bytes[:, pairs // ranks // ranks]
     buffers = np.zeros(placement.ranks, dtype=np.int64)
     # Ranks without state of stages compute one stage at a time, with the same buffers.
     combine = np.maximum if placement.has_host_state else np.add
-    for rank, size in zip((pairs // ranks % ranks, pairs % ranks), sizes, strict=True):
-        combine.at(buffers, rank, size)
+    for rank, size_bytes in zip((low, high), workload.buffer_bytes, strict=True):
+        edge, rank_of_edge = np.divmod(distinct(crosses[1] * ranks + rank[crosses]), ranks)
+        combine.at(buffers, rank_of_edge, 2 * size_bytes[edge])
     return buffers
 
 

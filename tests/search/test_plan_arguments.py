@@ -224,6 +224,11 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
         ),
         ({"schedule": {"name": "seq-1f1b"}}, "schedule seq-1f1b: slices of sequences", "slices of sequences"),
         ({}, None, "zero 1: FSDP shards gradients and weights, too"),
+        (
+            {"costs": {"zero": 1, "exp_avg": "mxfp8"}},
+            "moments in mxfp8: write fp8 or bf16 in costs.exp_avg and costs.exp_avg_sq",
+            "zero 1: FSDP shards gradients and weights, too",
+        ),
         (CASES["sharded"], None, None),
         (CASES["modules"], "recompute_modules: mlp_act", "zero 1: FSDP shards gradients and weights, too"),
         (CASES["modules"], "recompute_modules: full_attn", "zero 1: FSDP shards gradients and weights, too"),

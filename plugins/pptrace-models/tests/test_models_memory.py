@@ -118,6 +118,17 @@ def test_a_precision_aware_optimizer_keeps_and_moves_fewer_bytes(
     assert workload.optimizer_ns.tolist() == [latency + -(-touched * int(n) // 4000) for n in parameters]
 
 
+def test_moments_in_mxfp8_have_a_scale_byte_per_32_elements(costs: Callable[..., Workload]) -> None:
+    """OCP Microscaling Formats 1.0: 32 elements of a block share a scale of 8 bits."""
+    fp8, mxfp8 = (
+        costs(dp=4, options={"zero": 1, "exp_avg": name, "exp_avg_sq": name}) for name in ("fp8", "mxfp8")
+    )
+    owned = -(-fp8.weights_bytes // 2 // 4)
+
+    assert (mxfp8.optimizer_bytes - fp8.optimizer_bytes == -(-2 * owned // 32)).all()
+    assert (mxfp8.optimizer_ns > fp8.optimizer_ns).all()
+
+
 def test_fp32_weights_need_no_master_copy(costs: Callable[..., Workload]) -> None:
     workload = costs({"precision": "fp32"})
     assert (workload.optimizer_bytes == 2 * workload.weights_bytes).all()

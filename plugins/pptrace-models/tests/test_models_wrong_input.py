@@ -131,7 +131,10 @@ def test_a_precision_that_the_device_lacks_names_those_it_has(costs: Callable[..
         ({"gradients": "fp8"}, "costs.options.gradients: input should be 'fp32', 'bf16' or 'fp16', not 'fp8'"),
         ({"reserved": "2 GiP"}, "costs.options.reserved: unknown unit 'GiP'"),
         ({"exp_avg": "fp8"}, "costs.exp_avg: Megatron-LM's precision-aware optimizer needs the distributed one: "),
-        ({"zero": 1, "exp_avg": "int8"}, "costs.options.exp_avg: input should be 'fp32', 'fp16', 'bf16' or 'fp8'"),
+        (
+            {"zero": 1, "exp_avg": "int8"},
+            "costs.options.exp_avg: input should be 'fp32', 'fp16', 'bf16', 'fp8' or 'mxfp8'",
+        ),
         ({"alone": "overlapped"}, "costs.alone: overlapped needs segments: write segments: true beside it"),
     ],
 )

@@ -125,11 +125,38 @@ def test_each_rank_holds_as_many_activations() -> None:
     assert peaks.tolist() == [2 * 8 * 2 + 8, *[2 * 8 * 2] * 3]
 
 
+ENCODER = {"hidden": 64, "ffn": 64, "layers": 2, "heads": 2, "tokens": 16, "stages": 1}
+MODEL = {"model": "llama3-8b", "device": "h20", "batch": {"sequence": 4096}}
+
+
+def test_a_model_gives_the_number_of_layers_per_rank() -> None:
+    run = pptrace.simulate({"schedule": "helixpipe", **MODEL}, pp=4, microbatches=8)
+
+    assert run.prepared.chunks == run.prepared.resolved.experiment.parallel.vp == 8
+    assert run.prepared.schedule.stages == 2 * 32 + 1
+    assert not any("stage_replicas" in note for note in run.prepared.workload.notes)
+    # Each rank has two buffers for queries, keys, values and the residual, and two for output and residual.
+    width, kv_width = 4096, 2 * 8 * 128
+    assert run.memory.buffer_bytes.tolist() == [2 * 4096 * 2 * (2 * width + kv_width + 2 * width)] * 4
+
+
+def test_all_but_core_attention_can_be_recomputed() -> None:
+    """The authors' ``--checkpoint-without-attn``: ranks keep queries, keys, values, outputs and residuals."""
+    schedule = {"name": "helixpipe", "recompute": {"stages": list(range(0, 65, 2))}}
+    run = pptrace.simulate({"schedule": schedule, **MODEL}, pp=4, microbatches=8)
+
+    width, kv_width = 4096, 2 * 8 * 128
+    kept = 8 * 8 * 4096 * 2 * ((2 * width + kv_width) + 2 * width)
+    assert kept < run.memory.peak_activation_bytes[2] < 1.1 * kept
+
+
 @pytest.mark.parametrize(("config", "sizes", "message"), [
     ({}, {"pp": 1, "microbatches": 2}, "computes attention on other ranks than its layer"),
     ({}, {"pp": 4, "microbatches": 12}, "repeats 8 microbatches, 2 per rank, and 12 do not fill them"),
-    ({"model": "llama3-8b", "device": "h20", "batch": {"sequence": 4096}}, {"pp": 4, "vp": 8, "microbatches": 8},
-     "costs of a model have whole layers"),
+    (MODEL, {"pp": 4, "vp": 4, "microbatches": 8}, "p x v layers, and 4 x 4 are not 32"),
+    (MODEL, {"pp": 3, "microbatches": 6}, "3 ranks do not divide 32 layers"),
+    ({**MODEL, "model": {"preset": "llama3-8b", "encoder": ENCODER}},
+     {"pp": 4, "microbatches": 8}, "no stages of an encoder"),
 ])  # fmt: skip
 def test_impossible_sizes_are_refused(config: dict[str, Any], sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ConstraintError, match=message):

@@ -71,22 +71,23 @@ def layer(
     matrices = linears(model, shard, kind)
     groups = dict.fromkeys(matrix.group for matrix in matrices)
     element = model.element_bytes
+    projects = kind.mixer == "attention" and kind.has("projections")
     operations = (
         *(
             _detached(name, products(name, [m for m in matrices if m.group == name], element, gradient_bytes))
             for name in groups
         ),
-        *_mixing(model, shard, kind),
+        *(_mixing(model, shard, kind) if kind.has("core") else ()),
         *(_activations(model, shard, experts=kind.experts) if kind.feed_forward != "none" else ()),
         *(_unfused_expert_kernels(model, shard) if kind.experts and not model.fused_experts else ()),
-        *(_rotary(model, shard) if kind.mixer == "attention" else ()),
-        *((_head_norms(model, shard),) if kind.mixer == "attention" and model.head_norms else ()),
+        *(_rotary(model, shard) if projects else ()),
+        *((_head_norms(model, shard),) if projects and model.head_norms else ()),
         *((_routing(model, shard, deduplicated=deduplicated),) if kind.experts else ()),
         *((_router_scores(model, shard),) if kind.experts and not fused_router else ()),
         *((_padding(model, shard),) if kind.experts and not aligned else ()),
         *((_sequence_copies(model, shard, kind, copied_bytes),) if any(copied_bytes) else ()),
         *((_shard_copies(matrices, element, gradient_bytes),) if copied_shards else ()),
-        _norms(model, shard, kind.halves),
+        *((_norms(model, shard, kind.halves),) if kind.halves else ()),
     )
     return tuple(map(_without_weight_gradient, operations)) if model.frozen else operations
 
@@ -438,7 +439,7 @@ def _sequence_copies(
 
     Each copy reads and writes a tensor. Only ``kernels: shapes`` counts them.
     """
-    halves = (kind.mixer != "none") + (kind.feed_forward == "mlp")
+    halves = kind.halves - kind.experts
     forward, backward = (
         Work(beside_bytes=round(2 * halves * shard.tokens * model.hidden * size), kernels=2 * halves)
         for size in copied_bytes

@@ -292,7 +292,7 @@ class Linear(NamedTuple):
 
 def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]:
     """Return a layer's matrices on one device."""
-    matrices = _linears(model, shard, kind)
+    matrices = _of_part(_linears(model, shard, kind), kind)
     if model.precision not in NARROW:
         return matrices
     return tuple(matrix._replace(precision=_precision_of(model, kind, matrix)) for matrix in matrices)
@@ -346,6 +346,14 @@ def _linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...
         Linear(inputs=model.token_width, outputs=up_matrices * width, **routed),
         Linear(inputs=width, outputs=model.token_width, fused=model.fused_experts, **routed),
     )
+
+
+def _of_part(matrices: tuple[Linear, ...], kind: Layer) -> tuple[Linear, ...]:
+    """Return the matrices of a part of a layer; the last one of its first half is that of attention's output."""
+    if kind.attention == "whole":
+        return matrices
+    output = max(place for place, matrix in enumerate(matrices) if matrix.group in FIRST_HALF)
+    return matrices[:output] * kind.has("projections") + matrices[output:] * kind.has("output")
 
 
 def _apart(matrix: Linear, outputs: Sequence[int]) -> tuple[Linear, ...]:

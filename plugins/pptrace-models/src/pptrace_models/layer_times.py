@@ -139,6 +139,8 @@ def _over_context_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     sequence for shares of the heads and back, which moves as much as a gather of one device's bytes.
     """
     recurrence = model.recurrence(kind)
+    if not kind.has("core"):
+        return 0
     if recurrence:
         part = recurrence.split(shard.tp)
         return shard.tokens * (part.projected + part.output_width) * model.element_bytes
@@ -160,6 +162,10 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     is_whole = kind.mixer == "attention" and "full_attn" in recomputed_modules
     recomputed = times.keys_ns * (is_whole or "core_attn" in recomputed_modules)
     recomputed += times.first.forward_ns * is_whole
+    # The gradient of attention's input is summed where the input is gathered, and that of its output gathered.
+    first, projects, outputs = times.first, kind.has("projections"), kind.has("output")
+    first_forward_ns = first.gather_ns * projects + first.reduce_ns * outputs
+    first_backward_ns = first.reduce_ns * projects + first.gradient_gather_ns * outputs
     if kind.experts and "moe" in recomputed_modules:
         recomputed += times.second.forward_ns + 2 * times.exchange_ns + times.maps_ns
     if kind.feed_forward == "mlp" and "mlp" in recomputed_modules:
@@ -167,8 +173,8 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     if _regathers(costing.model, kind):
         recomputed += times.first.gather_ns + times.second.gather_ns
     return GroupTimes(
-        forward_ns=times.first.forward_ns + times.second.forward_ns + others + times.maps_ns,
-        backward_ns=times.first.backward_ns + times.second.backward_ns + others + times.key_gradients_ns,
+        forward_ns=first_forward_ns + times.second.forward_ns + others + times.maps_ns,
+        backward_ns=first_backward_ns + times.second.backward_ns + others + times.key_gradients_ns,
         again_ns=recomputed,
         halves=(times.first, times.second),
     )
@@ -775,7 +781,7 @@ def issued_operations(
     ``moe_router``, ``moe_preprocess`` and ``moe``.
     """
     parts = _MIXING_PARTS.get(kind.mixer, ("attn",)) + _PARTS[kind.feed_forward]
-    counts = Counter({part: _BESIDE[part] for part in parts})
+    counts = Counter({part: _BESIDE[part] for part in parts[not kind.has("projections") :]})
     for operation in operations:
         if operation.name in _ATTENTION:
             part = parts[0]
@@ -784,9 +790,9 @@ def issued_operations(
         else:
             part = parts[-1]
         counts[part if part in parts else parts[-1]] += _kernels(model, operation)
-    if shard.tp > 1:
+    if shard.tp > 1 and kind.halves:
         counts.update(dict.fromkeys((parts[0], parts[-1]) if kind.halves > 1 else parts[-1:], _TENSOR_PARALLEL))
-    if shard.cp > 1 and kind.mixer == "attention":
+    if shard.cp > 1 and kind.mixer == "attention" and kind.has("core"):
         counts["attn"] += _RING_STEP * shard.cp
     if kind.experts and shard.ep > 1:
         counts["moe"] += _EXCHANGES

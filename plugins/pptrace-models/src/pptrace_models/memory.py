@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING
 
 from pptrace_models.kernel_times import Shaped
@@ -63,7 +64,7 @@ class Kept:
 def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
     """Return the bytes that a layer keeps."""
     model, shard = model.with_precision_of(kind), shard.loaded(kind)
-    scores = _scores(model, shard) if kind.mixer == "attention" else 0
+    scores = _scores(model, shard) if kind.mixer == "attention" and kind.has("core") else 0
     all_bytes = (
         _boundary_bytes(model, shard, kind) + _mixing(model, shard, kind) + _mlp(model, shard, kind) + scores
     )
@@ -141,7 +142,7 @@ def _normed_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     row = shard.split_tokens * model.hidden
     is_cast, is_latent = model.precision in NARROW, model.kv_rank > 0 and kind.mixer == "attention"
     factor = _factor_bytes(model, row)
-    first = factor * (1 + (is_cast and is_latent)) * (kind.mixer != "none")
+    first = factor * (1 + (is_cast and is_latent)) * (kind.mixer != "none" and kind.has("projections"))
     if not kind.experts:
         return first + factor * (kind.feed_forward == "mlp")
     routed = 0 if model.frozen else row * model.element_bytes
@@ -171,7 +172,7 @@ def _mixing(model: Transformer, shard: Shard, kind: Layer) -> int:
         return _recurrence(model, shard, recurrence.split(shard.tp))
     if kind.mixer != "attention":
         return 0
-    return _compressed_attention(model, shard, kind) if model.compressed else _attention(model, shard)
+    return _compressed_attention(model, shard, kind) if model.compressed else _attention(model, shard, kind)
 
 
 def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> int:
@@ -203,22 +204,25 @@ def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> int:
     return kept * model.element_bytes + _factor_bytes(model, shard.tokens * part.output_width)
 
 
-def _attention(model: Transformer, shard: Shard) -> int:
+def _attention(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms.
 
-    Flash attention keeps its output, which the next matrix shares unless it casts its input. A gate keeps its
-    input and attention's output. Norms of heads keep their inputs. Copied keys and values are kept twice.
+    Flash attention keeps its output, which the next matrix shares unless it casts its input or is on another
+    device. A gate keeps its input and attention's output. Norms of heads keep their inputs. Copied keys and values
+    are kept twice.
     """
     compressed = (model.query_rank + model.kv_rank) * shard.split_tokens
-    kept = shard.tokens * _mixed_width(model, shard) + compressed
-    if model.copied_kv and model.kv_heads == model.heads:
-        kept += shard.tokens * (shard.kv + shard.value)
-    output = shard.tokens * shard.output
-    kept += output * model.gated_attention + shard.tokens * (shard.query + shard.kv) * model.head_norms
+    output, kept = shard.tokens * shard.output, 0
     is_shared = not (model.frozen or model.precision in NARROW or model.gated_attention)
-    has_own_output = model.flash_attention and not is_shared
-    factors = _factor_bytes(model, output) + _factor_bytes(model, compressed)
-    return (kept + output * has_own_output) * model.element_bytes + factors
+    if kind.has("projections"):
+        normed = shard.tokens * (shard.query + shard.kv) * model.head_norms
+        kept += (compressed + normed) * model.element_bytes + _factor_bytes(model, compressed)
+    if kind.has("core"):
+        copied = (shard.kv + shard.value) * (model.copied_kv and model.kv_heads == model.heads)
+        has_own_output = model.flash_attention and not (is_shared and kind.has("output"))
+        kept += shard.tokens * (_mixed_width(model, shard) + copied) * model.element_bytes
+        kept += output * (has_own_output + model.gated_attention) * model.element_bytes
+    return kept + _factor_bytes(model, output) * kind.has("output")
 
 
 def _mixed_width(model: Transformer, shard: Shard) -> int:
@@ -236,7 +240,8 @@ def _mixed_width(model: Transformer, shard: Shard) -> int:
 
 def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) -> int:
     """Return the part of a layer's ``all_bytes`` that recomputed modules do not keep."""
-    mlp, experts, attends = _mlp(model, shard, kind), kind.experts, kind.mixer == "attention"
+    mlp, experts = _mlp(model, shard, kind), kind.experts
+    attends = kind.mixer == "attention" and kind.has("core")
     is_latent = attends and model.kv_rank > 0
     freed = {
         "core_attn": _scores(model, shard) if attends else 0,
@@ -312,7 +317,9 @@ def _shared_activation_bytes(model: Transformer, shard: Shard) -> int:
 def _weight_part(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of inputs and output gradients of a layer's matrices."""
     # Inputs of column-parallel and output gradients of row-parallel matrices are between tensor-parallel regions.
-    regions = 2 * (kind.mixer != "none") + {"none": 0, "mlp": 2, "experts": 1}[kind.feed_forward]
+    projects, outputs = kind.has("projections"), kind.has("output")
+    regions = (projects + outputs) * (kind.mixer != "none")
+    regions += {"none": 0, "mlp": 2, "experts": 1}[kind.feed_forward]
     between = shard.split_tokens * model.hidden * regions
     mixing = inner = 0
     recurrence = model.recurrence(kind)
@@ -320,8 +327,9 @@ def _weight_part(model: Transformer, shard: Shard, kind: Layer) -> int:
         part = recurrence.split(shard.tp)
         mixing = shard.tokens * (part.projected + part.output_width)
     elif kind.mixer == "attention":
-        mixing = shard.tokens * (shard.query + shard.kv + shard.value + shard.output * (1 + model.gated_attention))
-        mixing += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
+        mixing = shard.tokens * (shard.query + shard.kv + shard.value) * projects
+        mixing += shard.tokens * shard.output * (1 + model.gated_attention) * outputs
+        mixing += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens * projects
     if kind.feed_forward != "none":
         inner = shard.tokens * model.matrices * (shard.shared_ffn if kind.experts else shard.ffn)
     if kind.experts:
@@ -378,7 +386,7 @@ def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
     dense = kind.halves * _norm(model)
     if recurrence:
         dense += recurrence.split(shard.tp).vectors
-    elif kind.mixer == "attention":
+    elif kind.mixer == "attention" and kind.has("projections"):
         dense += model.query_rank + model.kv_rank + model.compressed_vectors(kind.ratio)
     held = Held(dense=dense)
     for matrix in linears(model, shard, kind):
@@ -471,11 +479,13 @@ def state(
         "weights_bytes": ((owned if shards_weights else count) + frozen + count * has_gather_buffer)
         * model.element_bytes,
         "gradients_bytes": (owned if shards_gradients else count) * gradient + _bucket_bytes(costing, count),
-        "optimizer_bytes": updated * kept - saved,
+        "optimizer_bytes": ceil(updated * kept - saved),
         "reduce_ns": reduce_ns,
         "reduce_groups_ns": reduce_groups_ns,
         "reduced_bytes": owned * gradient,
-        "optimizer_ns": _update_ns(costing.device, updated * touched - 2 * saved + _cast_bytes(costing, count)),
+        "optimizer_ns": _update_ns(
+            costing.device, ceil(updated * touched - 2 * saved) + _cast_bytes(costing, count)
+        ),
         "unshard_ns": unshard_ns,
         "gathered_bytes": gathered_bytes,
         "unshard_subgroup_ns": unshard_subgroup_ns,
@@ -631,7 +641,7 @@ def _reduce_groups_ns(costing: Costing, held: Held) -> int:
 
 def _replicas_ns(groups: Groups, held: Held, collectives: Sequence[tuple[str, int]], part: Part = "all") -> int:
     """Return the time of collectives, each with its bytes per parameter, of dense parameters and of experts."""
-    if not held.trained() and held.total():
+    if not held.trained():
         return 0
     return sum(
         groups.replicas_ns(collective, count, size_bytes, experts=experts, part=part)

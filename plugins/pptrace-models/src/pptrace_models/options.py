@@ -1,5 +1,6 @@
 """Options of the roofline cost model."""
 
+from fractions import Fraction
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -8,9 +9,17 @@ from pptrace.plugin import Duration, Size
 from pptrace_models.casts import ScalingRecipe
 from pptrace_models.transformer import Parameters
 
-Moment = Literal["fp32", "fp16", "bf16", "fp8"]
+Moment = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8"]
 
-_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "remainder": 2}
+_BYTES: dict[str, int | Fraction] = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 1,
+    "mxfp8": Fraction(33, 32),
+    "remainder": 2,
+}
+"""Bytes per element of optimizer state; MXFP8 has a scale byte per 32 elements (OCP Microscaling Formats 1.0)."""
 
 
 class RooflineOptions(Parameters):
@@ -41,7 +50,8 @@ class RooflineOptions(Parameters):
     """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``; fp32 by
     default. ``remainder`` has the 16 bits of an fp32 copy that bf16 weights lack (``store_param_remainders``)."""
     exp_avg: Moment | None = None
-    """Precision of Adam's first moment (``--exp-avg-dtype``), and of Muon's momentum; fp32 by default."""
+    """Precision of Adam's first moment (``--exp-avg-dtype``), and of Muon's momentum; fp32 by default.
+    The bytes of ``mxfp8`` are those of its specification; no known framework stores moments in it."""
     exp_avg_sq: Moment | None = None
     """Precision of Adam's second moment (``--exp-avg-sq-dtype``); fp32 by default."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
@@ -187,7 +197,7 @@ class RooflineOptions(Parameters):
         return self
 
 
-def optimizer_bytes(options: RooflineOptions, *, master: bool, moments: int = 2) -> int:
+def optimizer_bytes(options: RooflineOptions, *, master: bool, moments: int = 2) -> int | Fraction:
     """Return the bytes of optimizer state per parameter: the moments and, with ``master``, the main weight."""
     sizes = [_BYTES[options.exp_avg or "fp32"], _BYTES[options.exp_avg_sq or "fp32"]]
     return sum(sizes[:moments]) + (_BYTES[options.main_params or "fp32"] if master else 0)

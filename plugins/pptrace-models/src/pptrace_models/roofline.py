@@ -32,6 +32,7 @@ from pptrace_models.options import RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import (
     Stage,
+    around_attention,
     count_encoder_stages,
     count_units,
     in_front,
@@ -88,7 +89,11 @@ def build(request: CostRequest) -> Workload:
     if request.units:
         stages = units_of(model, count_units(model) if by_weight else request.stages)
     else:
-        sizes, together = (request.stages, request.vocabulary_shares), shares_stages(request)
+        count = request.stages
+        if splits_attention(model, request):
+            _check_attention_stages(model, options)
+            count = model.layers
+        sizes, together = (count, request.vocabulary_shares), shares_stages(request)
         stages = shared(
             lambda: stages_of(model, *sizes, together=together), ("stages", sizes, together), model,
             rows=model.layers,
@@ -100,7 +105,7 @@ def build(request: CostRequest) -> Workload:
     ).of_stages(with_loads(stages, *loads.mean) if loads else stages)  # fmt: skip
     peak_flops = devices.peaks(model.precision, request.rank_gpus)
     costings = {device: job.timed(job.costing, device) for device in devices.distinct}
-    of_stages = tuple(costings[device] for device in devices.of_stages[: len(stages)])
+    of_stages = tuple(costings[device] for device in devices.of_stages[: len(job.stages)])
     sent = job.sent()
     back = job.sent_back(sent)
     columns, state = job.microbatch_columns(of_stages), job.state_columns(of_stages)
@@ -149,6 +154,46 @@ def build(request: CostRequest) -> Workload:
     return replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
 
 
+def splits_attention(model: Transformer, request: CostRequest) -> bool:
+    """Return whether core attention of each layer is a stage: there are two stages per layer and one more."""
+    return not request.units and request.stages == 2 * model.layers + 1
+
+
+def _check_attention_stages(model: Transformer, options: RooflineOptions) -> None:
+    """Refuse what stages of core attention do not have.
+
+    Raises:
+        ConfigError: a model with other parts than softmax attention and an MLP or experts, or an option of whole
+            layers.
+    """
+    kinds = {model.layer(index) for index in range(model.layers)}
+    refused = {
+        "model.mixers": any(kind.mixer != "attention" or kind.feed_forward == "none" for kind in kinds),
+        "model.indexer": model.indexer is not None,
+        "model.compressed": model.compressed is not None,
+        "model.gated_attention": model.gated_attention,
+        "model.residual_streams": model.residual_streams > 1,
+        "model.residual_block": model.residual_block > 0,
+        "model.mtp": model.mtp > 0,
+        "model.layers_per_stage": model.layers_per_stage is not None,
+        "model.layout": model.layout is not None,
+        "model.offloaded_layers": model.offloaded_layers > 0,
+        "costs.segments": bool(options.segments),
+        "costs.overlap_tp": options.overlap_tp,
+    }
+    for key, is_set in refused.items():
+        if is_set:
+            message = "stages of core attention support whole softmax attention in each layer, without this key"
+            raise ConfigError(message, key=key)
+    if model.recompute == "full" or model.again & _AROUND_CORE:
+        message = "stages are recomputed as actions: list them in schedule.recompute.stages, and write none here"
+        raise ConfigError(message, key="model.recompute")
+
+
+_AROUND_CORE = {"full_attn", "mla_up_proj", "alternate_products"}
+"""Modules of recomputation with operations before and after a message to or from core attention."""
+_AROUND_LAYER = 2
+"""Messages of a layer to and from its core attention."""
 _SPLIT = frozenset({"layers_per_stage", "layout"})
 """Parameters of a model that its stages depend on, and none of its layers."""
 _KNOWN_ROWS = 300
@@ -292,8 +337,10 @@ class _Job:
         """Return a value as :meth:`once` that depends on collectives or replicas."""
         return _once(self.known_times, compute, inputs)
 
-    def of_stages(self, stages: Iterable[Stage]) -> _Job:
+    def of_stages(self, stages: Sequence[Stage]) -> _Job:
         """Return the job with other stages; equal stages are the same object."""
+        if splits_attention(self.model, self.request):
+            stages = around_attention(stages)
         return replace(self, stages=[self._same(stage) for stage in stages])
 
     def _same(self, value: _Value) -> _Value:
@@ -518,6 +565,13 @@ class _Job:
         ]
         if self.options.scatter_gather and part.split_tokens == part.tokens:
             boundaries = [-(-boundary // part.tp) for boundary in boundaries]
+        # The residual passes core attention with its input, and with its output.
+        widths = {"projections": part.query + part.kv + part.value, "core": part.output}
+        boundaries = [
+            boundary + part.tokens * widths.get(stage.layers[-1].attention, 0) * self.model.element_bytes
+            if stage.layers else boundary
+            for boundary, stage in zip(boundaries, self.stages, strict=True)
+        ]  # fmt: skip
         return self._of_encoders(boundaries, Tower.received_bytes)
 
     def sent(self) -> list[int]:
@@ -525,8 +579,15 @@ class _Job:
         return self._of_encoders(self.passed(), lambda tower: tower.message_bytes()[0])
 
     def buffers(self) -> NDArray[np.int64]:
-        """Return half of the bytes of buffers at both ends of the edges; empty if these are those of messages."""
+        """Return half of the bytes of buffers at both ends of the edges; empty if these are those of messages.
+
+        With stages of core attention, messages of all layers share buffers: received tensors are activations. All
+        ranks have core attention of the first layer, or an end of its messages.
+        """
         options, received = self.options, self.passed()
+        if splits_attention(self.model, self.request):
+            shared_by_layers = np.array([*received[:_AROUND_LAYER], *[0] * (len(received) - _AROUND_LAYER - 1)])
+            return np.tile(shared_by_layers.astype(np.int64), 2)
         has_encoders = any(tower.grid and tower.encoder.stages for tower in self.towers)
         if not has_encoders and options.message_buffers == "pair" and not options.returned_outputs:
             return np.zeros(0, dtype=np.int64)
@@ -917,6 +978,11 @@ def notes_of(
         notes.append(
             f"Embedding and LM head are split over {request.vocabulary_shares} stages. Messages and sums of the "
             "embedding's shares take no time, as they overlap."
+        )
+    if splits_attention(model, request):
+        notes.append(
+            "Core attention of each layer is a stage. Messages to it have queries, keys, values and the residual, "
+            "and messages from it have its output and the residual."
         )
     if options.spread:
         notes.append("Computation takes the expected time of the slowest of the job's GPUs.")

@@ -129,6 +129,21 @@ def _check_counts(given: Sequence[int], stages: int, layers: int, section: str) 
         raise ConfigError(f"sums to {sum(given)}, not to {section}.layers ({layers}); {change}", key=key)
 
 
+def around_attention(stages: Sequence[Stage]) -> list[Stage]:
+    """Divide stages of one layer each at core attention, which has stages without other parts of layers.
+
+    Stage ``2 k`` has the layers' parts between core attention of layers ``k - 1`` and ``k``, and stage ``2 k + 1``
+    has core attention of layer ``k`` (HelixPipe, 2025, section 4).
+    """
+    result: list[Stage] = []
+    after: tuple[Layer, ...] = ()
+    for stage in stages:
+        before, core, following = stage.layers[0].parts()
+        result += [stage._replace(layers=(*after, before), head=False), Stage(layers=(core,))]
+        after = (following,)
+    return [*result, Stage(layers=after, head=True)]
+
+
 def count_units(model: Transformer) -> int:
     """Return the number of a model's parts that FSDP gathers separately.
 

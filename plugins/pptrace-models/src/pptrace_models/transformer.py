@@ -349,6 +349,7 @@ class ExpertLoad(Parameters):
 
 Mixer = Literal["attention", "delta", "mamba", "none"]
 FeedForward = Literal["mlp", "experts", "none"]
+AttentionPart = Literal["whole", "projections", "core", "output"]
 _PATTERN: dict[str, tuple[Mixer, FeedForward]] = {
     "M": ("mamba", "none"), "G": ("delta", "none"), "*": ("attention", "none"), "-": ("none", "mlp"),
     "E": ("none", "experts"),
@@ -377,6 +378,8 @@ class Layer(NamedTuple):
     """Tokens of the experts of the fullest device, relative to an even share without dropped tokens."""
     sent: float = 1.0
     """Tokens that the device with the most tokens sends to experts, relative to the mean without drops."""
+    attention: AttentionPart = "whole"
+    """The part of attention that this part of a layer has."""
 
     @property
     def experts(self) -> bool:
@@ -385,8 +388,17 @@ class Layer(NamedTuple):
 
     @property
     def halves(self) -> int:
-        """Number of halves that the layer has."""
-        return (self.mixer != "none") + (self.feed_forward != "none")
+        """Number of halves that the layer has; a half counts where its norm is."""
+        return (self.mixer != "none" and self.has("projections")) + (self.feed_forward != "none")
+
+    def has(self, part: AttentionPart) -> bool:
+        """Return whether the layer has a part of attention, or of what mixes tokens in its place."""
+        return self.attention in {"whole", part}
+
+    def parts(self) -> tuple[Self, Self, Self]:
+        """Return the layer's part before core attention, core attention, and the part after it."""
+        before = self._replace(feed_forward="none", attention="projections")
+        return before, before._replace(attention="core"), self._replace(attention="output")
 
 
 class Transformer(Parameters):

@@ -27,7 +27,7 @@ from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ConstraintError, ScheduleOffer
+from pptrace.plugin import ConstraintError, ScheduleOffer, divisors_near
 from pptrace_schedules.chimera import nearest_multiples
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
 
 
 def check(request: ScheduleRequest) -> None:
-    """Refuse a single rank, microbatches that do not fill repetitions, and costs of a model."""
+    """Refuse a single rank, microbatches that do not fill repetitions, and models with other layers or stages."""
     if request.ranks == 1:
         message = "helixpipe computes attention on other ranks than its layer, and there is one"
         raise ConstraintError(message, nearest="2", key="parallel.pp")
@@ -112,11 +112,20 @@ def check(request: ScheduleRequest) -> None:
         raise ConstraintError(
             message, nearest=nearest_multiples(count, size, "microbatches"), key="batch.microbatches"
         )
-    if request.encoder_stages is not None:
-        message = (
-            "helixpipe has stages of core attention, and costs of a model have whole layers: use costs: table"
-        )
-        raise ConstraintError(message, nearest="interleaved-1f1b", key="schedule")
+    if request.encoder_stages:
+        message = "helixpipe has no stages of an encoder beside those of the decoder's layers"
+        raise ConstraintError(message, nearest="0", key="model.encoder.stages")
+    if request.layers is not None and request.layers % request.ranks:
+        message = f"helixpipe has p x v layers, and {request.ranks} ranks do not divide {request.layers} layers"
+        raise ConstraintError(message, nearest=divisors_near(request.ranks, request.layers), key="parallel.pp")
+    if request.layers is not None and request.chunks != chunks(request):
+        message = f"helixpipe has p x v layers, and {request.ranks} x {request.chunks} are not {request.layers}"
+        raise ConstraintError(message, nearest=f"{chunks(request)} chunks", key="parallel.vp")
+
+
+def chunks(request: ScheduleRequest) -> int:
+    """Return the layers per rank of the request's model; without a model, the request's chunks."""
+    return request.chunks if request.layers is None else request.layers // request.ranks
 
 
 def _folds(request: ScheduleRequest) -> int:
@@ -129,8 +138,9 @@ OFFER = ScheduleOffer(
     build=build,
     options=lambda: import_module("pptrace_schedules.options").HelixPipeOptions,
     check=check,
+    chunks=chunks,
     peak_activations=peak_activations,
     only_by_name=True,
-    constraints="Two ranks or more; microbatches in multiples of folds x ranks; costs without a model.",
+    constraints="Two ranks or more; microbatches in multiples of folds x ranks; layers in multiples of ranks.",
     source="https://arxiv.org/abs/2507.00394",
 )
