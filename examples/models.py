@@ -15,10 +15,25 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = {
     "llama4-maverick": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
     "glm-4.5-air": (H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
     "glm-4.5": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "glm-5": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "mixtral-8x22b": (H100, {"pp": 4, "vp": 2, "ep": 8, "tp": 2, "dp": 8}, {}),
+    "grok-1": (GB200, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
+    "minimax-m1": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "minimax-m2": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
+    "qwen3-14b": (H100, {"pp": 4, "vp": 2, "tp": 2, "dp": 4}, {}),
+    "qwen3-32b": (H100, {"pp": 4, "vp": 2, "tp": 4, "dp": 4}, {}),
     "qwen3-next-80b-a3b": (H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
+    "qwen3.5-27b": (H100, {"pp": 4, "vp": 2, "tp": 2, "dp": 4}, {}),
+    "qwen3.5-35b-a3b": (H100, {"pp": 2, "vp": 2, "ep": 8, "dp": 16}, {}),
+    "qwen3.5-122b-a10b": (H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
     "qwen3.5-397b-a17b": (GB200, {"pp": 4, "vp": 3, "ep": 32, "dp": 32}, {}),
+    "nemotron-h-8b": (H100, {"pp": 2, "tp": 2, "dp": 4}, {}),
+    "nemotron-h-47b": (H100, {"pp": 2, "tp": 8, "dp": 4}, {}),
     "nemotron-h-56b": (H100, {"pp": 2, "tp": 8, "dp": 4}, {}),
     "nemotron-3-super": (GB200, {"pp": 2, "ep": 32, "dp": 32}, {}),
+    "nemotron-3-ultra": (GB200, {"pp": 4, "ep": 32, "dp": 32}, {}),
+    "nemotron-3.5-lightning": (H100, {"pp": 2, "ep": 8, "dp": 8}, {}),
+    "deepseek-v2": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
     "deepseek-v3.2": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {"sequence": 32768}),
     "deepseek-v4-flash": (GB200, {"pp": 4, "vp": 2, "ep": 32, "dp": 32}, {}),
     "deepseek-v4-pro": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {}),
@@ -28,7 +43,7 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = {
 
 MIB, GIB = 2**20, 2**30
 
-print("model               GPUs          step  tokens/s per GPU    MFU       peak  messages, MiB")
+print("model                   GPUs          step  tokens/s per GPU    MFU       peak  messages, MiB")
 for name, (cluster, sizes, settings) in STEPS.items():
     run = pptrace.simulate(
         model={"preset": name, "recompute": settings.get("recompute", "full")}, cluster=cluster,
@@ -39,7 +54,7 @@ for name, (cluster, sizes, settings) in STEPS.items():
     device = cluster["preset"].removeprefix("dgx-").removesuffix("-nvl72").upper()
     sizes_mib = run.prepared.workload.edge_bytes / MIB
     messages = " to ".join(sorted({f"{sizes_mib.min():.0f}", f"{sizes_mib.max():.0f}"}, key=int))
-    row = f"{name:18}  {gpus:3} {device:5}  {metrics.step_ns / 1e9:6.2f} s  {metrics.tokens_per_s / gpus:16,.0f}"
+    row = f"{name:22}  {gpus:3} {device:5}  {metrics.step_ns / 1e9:6.2f} s  {metrics.tokens_per_s / gpus:16,.0f}"
     print(f"{row}  {metrics.mfu:5.1%}  {run.memory.fullest_bytes / GIB:5.0f} GiB  {messages:>13}")
 
 # Wider messages, and the work on their streams: the step with them over the step without. The published runs have
