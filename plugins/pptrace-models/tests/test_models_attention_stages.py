@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.plugin import ConfigError
+from pptrace.plugin import ConfigError, ConstraintError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,27 @@ def test_loads_of_experts_are_those_of_their_layers(costs: Callable[..., Workloa
 
     assert parts.f_ns.sum() == pytest.approx(whole.f_ns.sum(), abs=MORE_LAUNCHES_NS)
     assert parts.f_ns[6] - parts.f_ns[4] == whole.f_ns[2] - whole.f_ns[1] != 0
+
+
+@pytest.mark.parametrize(("model", "stages"), [
+    ({"layers": 1}, 3),
+    ({"layers": 3, "layout": "E|t||t||t|L"}, 7),
+    ({"layers": 2, "layers_per_stage": [1, 0, 0, 1, 0]}, 5),
+    ({"layers": 2, "encoder": {"layers": 6, "hidden": 64, "heads": 2, "ffn": 64, "tokens": 16, "stages": 3}}, 5),
+])  # fmt: skip
+def test_stages_of_whole_layers_can_be_as_many(
+    costs: Callable[..., Workload], model: dict[str, Any], stages: int
+) -> None:
+    """With these numbers of stages, attention is in the stages of its layers, and messages are residuals."""
+    workload = costs(model={**DENSE, **model}, stages=stages, sequence=TOKENS)
+
+    assert (workload.boundary_bytes[-1:] == TOKENS * 4096 * 2).all()
+    assert not any("attention of each layer is a stage" in note for note in workload.notes)
+
+
+def test_equal_numbers_of_stages_on_ranks_need_as_many_layers(costs: Callable[..., Workload]) -> None:
+    with pytest.raises(ConstraintError, match="9 stages are more than"):
+        costs(model=DENSE, ranks=3, stages=2 * LAYERS + 1, sequence=TOKENS)
 
 
 @pytest.mark.parametrize(("change", "key"), [

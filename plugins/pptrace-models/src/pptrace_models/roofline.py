@@ -155,8 +155,14 @@ def build(request: CostRequest) -> Workload:
 
 
 def splits_attention(model: Transformer, request: CostRequest) -> bool:
-    """Return whether core attention of each layer is a stage: there are two stages per layer and one more."""
-    return not request.units and request.stages == 2 * model.layers + 1
+    """Return whether core attention of each layer is a stage: there are two stages per layer and one more.
+
+    Stages with configured layers, those of an encoder, and equal numbers of stages on all ranks have whole layers.
+    """
+    if request.units or model.layers_per_stage is not None or model.layout is not None:
+        return False
+    has_core_stages = request.stages == 2 * model.layers + 1 and model.layers > 1
+    return has_core_stages and request.stages % request.ranks > 0 and not count_encoder_stages(model)
 
 
 def _check_attention_stages(model: Transformer, options: RooflineOptions) -> None:
@@ -175,8 +181,6 @@ def _check_attention_stages(model: Transformer, options: RooflineOptions) -> Non
         "model.residual_streams": model.residual_streams > 1,
         "model.residual_block": model.residual_block > 0,
         "model.mtp": model.mtp > 0,
-        "model.layers_per_stage": model.layers_per_stage is not None,
-        "model.layout": model.layout is not None,
         "model.offloaded_layers": model.offloaded_layers > 0,
         "costs.segments": bool(options.segments),
         "costs.overlap_tp": options.overlap_tp,
