@@ -11,19 +11,23 @@ from pptrace.config.choices import Reshard, Sharing
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.run.speeds import kinds_of
 from pptrace.sim.cross_rank import find_collectives, with_meetings
-from pptrace.sim.simulation import lower_step, simulate
+from pptrace.sim.simulation import lower_step, run_together, simulate
 from pptrace.steps.kinds import COMPUTE, WEIGHT_GRADIENTS, Kind
 from pptrace.steps.placement import Placement
-from pptrace.timeline.memory import measure_memory
+from pptrace.timeline.memory import measure_memory, needs_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pptrace.run.inputs import Prepared
     from pptrace.run.speeds import ReplicaCosts
-    from pptrace.steps.columns import Int64s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
+
+
+_FEWEST_TOGETHER = 8
+"""Replicas from which it is faster to run them together."""
 
 
 class ReplicaDifferences(NamedTuple):
@@ -118,16 +122,84 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
     zero = np.zeros(prepared.workload.stages, dtype=np.int64)
     ready = np.zeros((len(first), zero.size), dtype=np.int64)
     peaks = np.zeros((len(first), prepared.schedule.ranks), dtype=np.int64)
-    for ready_ns, peak, alone in zip(ready, peaks, inputs_of_replicas(prepared), strict=True):
-        costs = replace(alone.workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
-        timeline = simulate(alone.schedule, costs, alone.network, alone.policy, contention=alone.contention)
-        rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
-        np.maximum.at(ready_ns, timeline.stage[rows], timeline.end_ns[rows])
-        peak[:] = measure_memory(timeline, costs).peak_bytes
+    by_table: dict[int, list[int]] = {}
+    inputs = [
+        each._replace(workload=replace(
+            each.workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0]
+        ))
+        for each in inputs_of_replicas(prepared)
+    ]  # fmt: skip
+    for kind, each in enumerate(inputs):
+        by_table.setdefault(id(each.schedule), []).append(kind)
+    for kinds in by_table.values():
+        ready[kinds], peaks[kinds] = _measure_replicas([inputs[kind] for kind in kinds], differing)
     return ReplicaDifferences(
         kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks, computation_ns=ready.max(axis=1),
         meeting_ns=zero[:0],
     )  # fmt: skip
+
+
+def _measure_replicas(inputs: Sequence[Prepared], differing: ReplicaCosts) -> tuple[Int64s, Int64s]:
+    """Return the times of complete gradients, and peak memory, of replicas with a common table.
+
+    Replicas run together if their tasks do not depend on times. Otherwise, each is simulated.
+
+    Returns:
+        Shapes (replicas, stages) and (replicas, ranks).
+    """
+    costs, first = [each.workload for each in inputs], inputs[0]
+    columns, column_of = _cost_columns(costs, first.schedule.microbatches, has_speeds=differing.speeds is not None)
+    together = None
+    if len(inputs) >= _FEWEST_TOGETHER and len(columns) <= 4 * len(inputs):
+        together = run_together(first.schedule, columns, column_of, first.network, first.policy, first.contention)
+    if together is not None and not needs_clock(together[0], costs[0]):
+        timeline, ready = together
+        # Without lengths, replicas have the same activations.
+        measured = costs if differing.classes is not None else costs[:1]
+        peaks = np.stack([measure_memory(timeline, each).peak_bytes for each in measured])
+        return ready, np.broadcast_to(peaks, (len(inputs), peaks.shape[1]))
+    ready = np.zeros((len(inputs), first.schedule.stages), dtype=np.int64)
+    peaks = np.zeros((len(inputs), first.schedule.ranks), dtype=np.int64)
+    for ready_ns, peak, alone in zip(ready, peaks, inputs, strict=True):
+        timeline = simulate(
+            alone.schedule, alone.workload, alone.network, alone.policy, contention=alone.contention
+        )
+        rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
+        np.maximum.at(ready_ns, timeline.stage[rows], timeline.end_ns[rows])
+        peak[:] = measure_memory(timeline, alone.workload).peak_bytes
+    return ready, peaks
+
+
+def _cost_columns(
+    costs: Sequence[Workload], microbatches: int, *, has_speeds: bool
+) -> tuple[list[Workload], Int32s]:
+    """Return the different costs of microbatches in replicas, and their index.
+
+    Args:
+        costs: those of each replica.
+        microbatches: their microbatches.
+        has_speeds: whether replicas also differ in costs without classes.
+
+    Returns:
+        Costs without classes; and the costs of each microbatch, and of actions without a microbatch, shape
+        (replicas, microbatches + 1).
+    """
+    columns: dict[int, tuple[int, Workload]] = {}
+    column_of = np.zeros((len(costs), microbatches + 1), dtype=np.int32)
+    for each, row in zip(costs, column_of, strict=True):
+        base = each if has_speeds else costs[0]
+        known = [
+            columns.setdefault(id(owner), (len(columns), owner))[0]
+            if number in {0, *each.microbatch_class.tolist()}
+            else -1
+            for number, owner in enumerate((base, *each.classes))
+        ]
+        row[:-1] = np.array(known)[each.microbatch_class] if each.microbatch_class.size else known[0]
+        row[-1] = known[0]
+    plain = [
+        replace(owner, classes=(), microbatch_class=owner.microbatch_class[:0]) for _, owner in columns.values()
+    ]
+    return plain, column_of
 
 
 def _simulate_units(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:

@@ -344,6 +344,64 @@ This takes a third of the sweep, so threads wait that long only on a busy machin
 """
 
 
+def run_replicas(
+    graph: TaskGraph, rows: Int32s, times: tuple[Int64s, Int64s], columns: Int32s, stage: Int32s
+) -> Int64s | None:
+    """Return when the gradients of each stage are complete in replicas with common tasks; None in a deadlock.
+
+    Args:
+        graph: the tasks, without times.
+        rows: the row of the costs of each row of the graph.
+        times: duration and lag by row and column of costs; the last row is that of tasks without a row.
+        columns: the column of each microbatch, and of tasks without a microbatch, shape (replicas,
+            microbatches + 1).
+        stage: the stage whose gradients a row of the graph completes; -1 for none.
+
+    Returns:
+        Shape (replicas, stages).
+    """
+    replicas, microbatches = columns.shape
+    width, count, stages = sweep_kernels.WIDTH, graph.tasks, graph.placement.stages
+    batches = -(-replicas // width)
+    padded = columns[np.minimum(np.arange(batches * width), replicas - 1)]
+    (row, microbatch, of_stage), rest = empty_columns(count, *[np.int32] * 3), slice(graph.rows, None)
+    row[: graph.rows], row[rest] = rows, len(times[0]) - 1
+    microbatch[: graph.rows], microbatch[rest] = graph.microbatch, -1
+    microbatch[microbatch < 0] = microbatches - 1
+    of_stage[: graph.rows], of_stage[rest] = stage, -1
+    record, rendezvous = graph_record(graph), int(count_set(graph.next_peer) > 0)
+    waits = np.zeros(count, dtype=np.int32)
+    run(sweep_kernels.count_waits, (record,), (waits, rendezvous), work=count)
+    work = count * batches * width
+    parts = [(*part, number) for number, part in enumerate(halves(batches, work=work))]
+    waiting, ready = empty_columns(len(parts) * count, np.int32, np.int32)
+    (start,) = empty_columns(len(parts) * count * width, np.int64)
+    gradients = np.zeros(batches * stages * width, dtype=np.int64)
+    left = run_parts(
+        sweep_kernels.sweep_replicas, parts,
+        (
+            record, rendezvous,
+            sweep_kernels.ReplicaTasks(
+                row=row, microbatch=microbatch, stage=of_stage, duration=times[0].ravel(), lag=times[1].ravel(),
+                columns=times[0].shape[1],
+                column=np.ascontiguousarray(padded.reshape(batches, width, -1).transpose(0, 2, 1)).ravel(),
+                microbatches=microbatches, stages=stages, waits=waits,
+            ),
+        ),
+        (
+            sweep_kernels.Tasks(waiting=waiting, start=start, cause=waits[:0], ready=ready),
+            np.zeros(len(parts) * 2 * width * width, dtype=np.int64), gradients,
+        ),
+        work=work,
+    )  # fmt: skip
+    if sum(left) > batches * graph.receiver_rows().size:
+        return None
+    by_replica: Int64s = (
+        gradients.reshape(batches, stages, width).transpose(0, 2, 1).reshape(-1, stages)[:replicas]
+    )
+    return by_replica
+
+
 def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:
     """Return the columns of a task graph as a record of kernels."""
     return sweep_kernels.Graph(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Network, Paths
     from pptrace.steps.actions import CellColumns
-    from pptrace.steps.columns import Int32s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.message_calls import Issue, IssueOrder, Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -152,7 +152,7 @@ def lower(
         PluginError: the network returns invalid paths.
     """
 
-    def lower_all(*, reusable: bool) -> tuple[TaskGraph, _CostRows | None]:
+    def lower_all(*, reusable: bool) -> tuple[TaskGraph, CostRows | None]:
         return _lower(
             schedule, workload, network, policy, barrier=barrier, stage_replicas=stage_replicas, slows=slows,
             segmented=segmented, reusable=reusable,
@@ -175,6 +175,22 @@ def lower(
     return lower_all(reusable=False)[0]
 
 
+def lower_for_costs(
+    schedule: Schedule, workload: Workload, network: Network, policy: Policy
+) -> tuple[TaskGraph, CostRows]:
+    """Return the task graph of whole actions without its times, and the rows whose costs determine them.
+
+    Raises:
+        DeadlockError: as :func:`lower`.
+        PluginError: the network returns invalid paths.
+    """
+    graph, costs = _lower(
+        schedule, workload, network, policy, barrier=False, stage_replicas=False, slows=False, segmented=False,
+        reusable=True,
+    )  # fmt: skip
+    return graph, cast("CostRows", costs)
+
+
 _ROWS_PER_ACTION = 3
 """At most about as many rows have an action and its messages."""
 
@@ -190,7 +206,7 @@ def _lower(
     slows: bool,
     segmented: bool,
     reusable: bool,
-) -> tuple[TaskGraph, _CostRows | None]:
+) -> tuple[TaskGraph, CostRows | None]:
     """Return the task graph and, for ``reusable`` dependencies, the rows whose costs determine all costs."""
     issued = issue(schedule, policy)
     graph = graph_of(issued.placement)
@@ -209,7 +225,7 @@ def _lower(
     placed = lowering.place(workload)
     costs = None
     if reusable:
-        costs = _CostRows.of(lowering, placed.place, workload)
+        costs = CostRows.of(lowering, placed.place, workload)
         placed = placed.without_times()
     called = find_call_tasks(issued, placed.place, placed.task.fork)
     cross_rank = find_cross_rank_edges(
@@ -414,7 +430,7 @@ class _Lowering(NamedTuple):
         return Pairs(place[awaited], np.where(launch < 0, task, launch))
 
 
-class _CostRows(NamedTuple):
+class CostRows(NamedTuple):
     """Rows with different costs, from which the costs of all rows follow."""
 
     lowering: _Lowering
@@ -423,7 +439,7 @@ class _CostRows(NamedTuple):
     """Shape (rows of the graph,): the row among these that has equal costs."""
 
     @classmethod
-    def of(cls, lowering: _Lowering, place: Int32s, workload: Workload) -> _CostRows:
+    def of(cls, lowering: _Lowering, place: Int32s, workload: Workload) -> CostRows:
         """Find the rows of a lowering that can differ in costs; ``place`` is the place of each of its rows."""
         issued, rows = lowering.issued, lowering.rows
         rank = np.repeat(np.arange(rows.graph.ranks), np.diff(issued.row_ptr))
@@ -453,6 +469,19 @@ class _CostRows(NamedTuple):
         row = np.empty(len(issued), dtype=np.int32)
         row[place] = np.searchsorted(places, place[first])[number]
         return cls(alone, row)
+
+    def times(self, costs: Sequence[Workload]) -> tuple[Int64s, Int64s]:
+        """Return duration and lag of each of these rows, shape (rows + 1, costs); the last row takes no time.
+
+        Raises:
+            CostError: the times could exceed 2**62 ns.
+        """
+        duration_ns, lag_ns = np.zeros((2, len(self.lowering.issued) + 1, len(costs)), dtype=np.int64)
+        for number, each in enumerate(costs):
+            task = self.lowering.place(each).task
+            duration_ns[:-1, number] = task.duration_ns[: len(duration_ns) - 1]
+            lag_ns[:-1, number] = task.lag_ns[: len(lag_ns) - 1]
+        return duration_ns, lag_ns
 
     def priced(self, graph: TaskGraph, workload: Workload, network: Network) -> TaskGraph | None:
         """Return a graph with other costs; None if messages spread over another number of paths.

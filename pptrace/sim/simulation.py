@@ -12,9 +12,18 @@ from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.memo import shared
 from pptrace.network.contract import Flat, Paths, transfer_ns
 from pptrace.sim.cross_rank import with_epilogue
-from pptrace.sim.engines import FINER, Contention, find_jobs, graph_record, run_graph, run_jobs, shared_links
+from pptrace.sim.engines import (
+    FINER,
+    Contention,
+    find_jobs,
+    graph_record,
+    run_graph,
+    run_jobs,
+    run_replicas,
+    shared_links,
+)
 from pptrace.sim.kernels import sweep as sweep_kernels
-from pptrace.sim.lowering import lower
+from pptrace.sim.lowering import lower, lower_for_costs
 from pptrace.sim.streams import check_costs, check_total
 from pptrace.steps.columns import count_set, empty_columns
 from pptrace.steps.dependencies import cycle_text
@@ -27,6 +36,8 @@ from pptrace.timeline.trim import steady_step
 from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pptrace.network.contract import Links, Network
     from pptrace.sim.engines import Ran, Rates
     from pptrace.sim.task_graph import ActionTimes, TaskGraph
@@ -165,6 +176,58 @@ def lower_step(
         schedule=table, workload=workload, network=network, policy=policy, contention=contention,
         overlap_reduction=overlap_reduction, graph=graph,
     )  # fmt: skip
+
+
+def run_together(
+    schedule: Schedule,
+    costs: Sequence[Workload],
+    columns: Int32s,
+    network: Network,
+    policy: Policy,
+    contention: Contention,
+) -> tuple[Timeline, Int64s] | None:
+    """Run replicas of a table that differ only in the times of actions and messages.
+
+    Args:
+        schedule: the table.
+        costs: costs of equal microbatches.
+        columns: the costs of each microbatch, and of actions without one, shape (replicas, microbatches + 1).
+        network: as for :func:`simulate`.
+        policy: as for :func:`simulate`.
+        contention: as for :func:`simulate`.
+
+    Returns:
+        The timeline of any of them, without times, and when the gradients of each stage are complete, shape
+        (replicas, stages). None if tasks depend on times: with segments, actions of several microbatches, shared
+        links, or messages that wait for receivers by their size; or if the schedule deadlocks.
+
+    Raises:
+        ScheduleError: as for :func:`simulate`.
+        PluginError: the network returns invalid paths.
+    """
+    if (
+        any(each.segments for each in costs) or schedule.has_pairs or (schedule.span > 1).any()
+        or schedule.updates > 1 or contention.slows or policy.largest_eager >= 0
+    ):  # fmt: skip
+        return None
+    validate_structure(schedule)
+    for each in costs:
+        check_costs(schedule, each)
+    graph, rows = lower_for_costs(with_epilogue(schedule, costs[0], overlap=True), costs[0], network, policy)
+    if np.diff(shared_links(graph.paths, network.links, contention.links).ptr).any():
+        return None
+    duration_ns, lag_ns = times = rows.times(costs)
+    longest_ns, longest_lag_ns = duration_ns.max(axis=1)[rows.row], lag_ns.max(axis=1)[rows.row]
+    check_total(schedule.ranks, longest_ns, longest_lag_ns)
+    stage = np.where(WEIGHT_GRADIENTS.mask(graph.kind), graph.stage, -1)
+    gradients_ns = run_replicas(graph, rows.row, times, columns, stage)
+    if gradients_ns is None:
+        return None
+    lowered = LoweredStep(
+        schedule=schedule, workload=costs[0], network=network, policy=policy, contention=contention,
+        overlap_reduction=True, graph=graph,
+    )  # fmt: skip
+    return lowered.run().timeline, gradients_ns
 
 
 def _steady_step(simulated: Simulated) -> Simulated:

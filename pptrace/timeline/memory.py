@@ -108,8 +108,8 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     """Follow the memory of every rank through a timeline."""
     ranks = timeline.ranks
     peak_bytes, peak_time_ns, peak_count, gathered, unreduced = np.zeros((5, ranks), dtype=np.int64)
-    needs_clock = _needs_clock(timeline, workload)
-    actions = folded(timeline) if needs_clock else timeline
+    is_timed = needs_clock(timeline, workload)
+    actions = folded(timeline) if is_timed else timeline
     classes = (workload, *workload.classes)
     moved = timeline.placement.is_moved if timeline.placement.has_host_state else np.zeros(0)
     class_ptr = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
@@ -128,7 +128,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
         (peak_bytes, peak_time_ns, peak_count),
         work=len(timeline),
     )  # fmt: skip
-    if needs_clock:
+    if is_timed:
         peak_bytes, peak_time_ns, gathered, unreduced = _peaks(timeline, workload)
     copies = timeline.placement.copies().astype(np.int64)
     buffers = _buffers(timeline, workload)
@@ -166,8 +166,8 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
     return tuple(counters)
 
 
-def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
-    """Whether the order of memory changes differs from the order of rows on the compute stream."""
+def needs_clock(timeline: Timeline, workload: Workload) -> bool:
+    """Return whether the order of memory changes differs from the order of rows on the compute stream."""
     kinds = np.array([kind for kind in present(timeline.kind) if kind not in PASSES], dtype=np.int64)
     changes = [
         column[kinds] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)

@@ -8,7 +8,9 @@ import pytest
 
 import pptrace
 from pptrace.errors import ConfigError
+from pptrace.run import replicas
 from pptrace.search.what_if import at_speeds, whatif
+from pptrace.sim.simulation import run_together
 from pptrace.timeline.idle import IdleCause, time_spent
 from pptrace.traces import kineto, perfetto
 
@@ -127,6 +129,38 @@ def test_lengths_and_speeds_multiply() -> None:
 
     assert both.metrics.step_ns == of_speeds(None).metrics.step_ns  # half the work at half the speed
     assert long.metrics.step_ns == 2 * both.metrics.step_ns
+
+
+@pytest.mark.parametrize(("schedule", "policy"), [
+    ("1f1b", "async"), ("1f1b", "ordered"), ("zb-h1", "ordered"), ("chimera", "blocking"), ("1f1b", "megatron"),
+])  # fmt: skip
+@pytest.mark.parametrize("batch", [
+    {"microbatches": 4},
+    {"microbatches": 4, "sequence": 10, "lengths": [1 + place * 7 % 10 for place in range(12)]},
+    {"sequence": 10, "documents": {"uniform": [1, 10], "count": 50}},
+])  # fmt: skip
+def test_replicas_that_run_together_have_the_times_and_peaks_of_separate_steps(
+    schedule: str, policy: str, batch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = of_speeds(
+        {"0/1": 0.5, "1": 0.75}, schedule=schedule, p2p={"policy": policy}, batch=batch,
+        network={"name": "hockney", "bandwidth": "1 GB/s", "latency": "100 ns"},
+        costs={"name": "table", "forward": "1 us", "backward": ["2 us", "3 us"], "boundary": "1 kB",
+               "activation": "1 MiB", "weight_gradient": "1 us" if schedule == "zb-h1" else None},
+    ).prepared  # fmt: skip
+    assert prepared.differing is not None
+    monkeypatch.setattr(replicas, "_FEWEST_TOGETHER", 1)
+    results = list[Any]()
+    monkeypatch.setattr(
+        replicas, "run_together", lambda *given: results.append(run_together(*given)) or results[-1]
+    )
+    together = replicas.simulate_replicas(prepared, prepared.differing)
+    monkeypatch.setattr(replicas, "run_together", lambda *_: None)
+    separate = replicas.simulate_replicas(prepared, prepared.differing)
+
+    assert all(results)
+    for name, ours, theirs in zip(together._fields, together, separate, strict=True):
+        assert ours.tolist() == theirs.tolist(), name
 
 
 def test_a_spread_gives_every_gpu_a_time_of_its_own() -> None:

@@ -149,6 +149,108 @@ def sweep_remaining(
     return done
 
 
+WIDTH = 8
+"""Replicas of one table that run together: their times of a task fill a cache line."""
+
+
+class ReplicaTasks(NamedTuple):
+    """Costs of tasks in each replica, and the tasks that complete gradients."""
+
+    row: Any
+    """Per task the row of its costs."""
+    microbatch: Any
+    """Per task its microbatch; the number of microbatches if it has none."""
+    stage: Any
+    """Per task the stage whose gradients it completes, -1 for none."""
+    duration: Any
+    """By row and column of costs."""
+    lag: Any
+    columns: int
+    """Number of columns."""
+    column: Any
+    """The column by batch of replicas, microbatch, and replica in the batch."""
+    microbatches: int
+    """Number of microbatches, and one for tasks without a microbatch."""
+    stages: int
+    waits: Any
+    """Predecessors of each task."""
+
+
+def sweep_replicas(
+    first: int,
+    end: int,
+    part: int,
+    graph: Graph,
+    rendezvous: int,
+    replicas: ReplicaTasks,
+    tasks: Tasks,
+    times: Any,
+    gradients: Any,
+) -> int:
+    """Run the tasks of batches ``first:end`` of replicas, and record when the gradients of stages are complete.
+
+    Columns of ``tasks`` have a part for each thread. Return the number of tasks that did not run.
+    """
+    count = len(graph.following)
+    base, ended, arrived = part * count, 2 * part * LINE * WIDTH, (2 * part + 1) * LINE * WIDTH
+    waiting, start, ready = tasks.waiting, tasks.start, tasks.ready
+    left = 0
+    for batch in range(first, end):
+        top = base
+        for task in range(count):
+            waiting[base + task] = replicas.waits[task]
+            if replicas.waits[task] == 0 and (task >= graph.rows or graph.sender_row[task] < 0):
+                ready[top] = task
+                top += 1
+        for i in range(base * WIDTH, (base + count) * WIDTH):
+            start[i] = 0
+        left += count
+        while top > base:
+            top -= 1
+            left -= 1
+            task = ready[top]
+            own = (base + task) * WIDTH
+            costs = replicas.row[task] * replicas.columns
+            place = (batch * replicas.microbatches + replicas.microbatch[task]) * WIDTH
+            for k in range(WIDTH):
+                cost = costs + replicas.column[place + k]
+                times[ended + k] = start[own + k] + replicas.duration[cost]
+                times[arrived + k] = times[ended + k] + replicas.lag[cost]
+            if replicas.stage[task] >= 0:
+                place = (batch * replicas.stages + replicas.stage[task]) * WIDTH
+                for k in range(WIDTH):
+                    gradients[place + k] = max(gradients[place + k], times[ended + k])
+            for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1]):
+                other = graph.edge[i]
+                if other >= 0:
+                    top = _reach_together(waiting, start, ready, base, other, times, arrived, top)
+                else:
+                    top = _reach_together(waiting, start, ready, base, -1 - other, start, own, top)
+            if rendezvous and graph.following_peer[task] >= 0:
+                other = graph.following_peer[task]
+                top = _reach_together(waiting, start, ready, base, other, times, ended, top)
+            if graph.following[task] >= 0:
+                top = _reach_together(waiting, start, ready, base, graph.following[task], times, ended, top)
+    return left
+
+
+def _reach_together(
+    waiting: Any, start: Any, ready: Any, base: int, task: int, times: Any, first: int, top: int
+) -> int:
+    """Record that a predecessor releases a task in each replica; return the size of the stack.
+
+    ``times`` has the time of each replica from ``first`` on.
+    """
+    own = (base + task) * WIDTH
+    for k in range(WIDTH):
+        start[own + k] = max(start[own + k], times[first + k])
+    waiting[base + task] -= 1
+    if waiting[base + task] == 0:
+        ready[top] = task
+        top += 1
+    return top
+
+
 def initialise(tasks: Tasks, first: int, end: int) -> None:
     """Initialise the progress of tasks ``first:end``."""
     for task in range(first, end):
