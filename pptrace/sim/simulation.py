@@ -178,6 +178,10 @@ def lower_step(
     )  # fmt: skip
 
 
+_MOST_TOGETHER = 2**20
+"""Actions of a table up to which times of eight replicas take less memory than a step."""
+
+
 def run_together(
     schedule: Schedule,
     costs: Sequence[Workload],
@@ -199,7 +203,7 @@ def run_together(
     Returns:
         The timeline of any of them, without times, and when the gradients of each stage are complete, shape
         (replicas, stages). None if tasks depend on times: with segments, actions of several microbatches, shared
-        links, or messages that wait for receivers by their size; or if the schedule deadlocks.
+        links, or messages that wait for receivers by their size. None if the schedule deadlocks, or is too large.
 
     Raises:
         ScheduleError: as for :func:`simulate`.
@@ -208,6 +212,7 @@ def run_together(
     if (
         any(each.segments for each in costs) or schedule.has_pairs or (schedule.span > 1).any()
         or schedule.updates > 1 or contention.slows or policy.largest_eager >= 0
+        or len(schedule) > _MOST_TOGETHER
     ):  # fmt: skip
         return None
     validate_structure(schedule)
