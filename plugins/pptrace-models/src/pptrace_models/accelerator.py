@@ -8,6 +8,7 @@ all-reduce is a scatter and a gather. Messages of an exchange between experts st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -20,7 +21,7 @@ from pptrace.plugin import ConfigError, Duration, Flops, Power, Rate, Size
 from pptrace_models.transformer import Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pptrace.plugin import CostRequest
     from pptrace_models.layer import Part, Shard
@@ -273,6 +274,27 @@ def exchange_fabric(device: Accelerator) -> Fabric:
 def data_parallel_fabric(network: Mapping[str, int]) -> Fabric:
     """Return the network of the data-parallel group; messages take no time if it is not described."""
     return Fabric(rate=Fraction(network.get("rate_kbps", 0) * _KILO), latency_ns=int(network.get("latency_ns", 0)))
+
+
+class ObservedNetwork(Mapping[str, int]):
+    """A data-parallel network that records whether its rate or latency is read."""
+
+    is_read: bool
+    """Whether a value was read; whether there is a network does not count."""
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        """Observe a network; ``values`` is empty if it is not described."""
+        self._values, self.is_read = values, False
+
+    def __getitem__(self, name: str) -> int:
+        self.is_read = True
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}

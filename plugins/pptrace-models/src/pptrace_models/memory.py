@@ -425,10 +425,9 @@ def state(
     *,
     gathered: Held,
     reduced: Held | None,
-    separate_groups: bool,
     muon: Matrices,
 ) -> dict[str, int]:
-    """Return a stage's training state on one device, in bytes, and the times of its reduction and update, in ns.
+    """Return a stage's training state on one device, in bytes, and the time of its update, in ns.
 
     The update has no iterations of Muon.
 
@@ -438,7 +437,6 @@ def state(
         gathered: the most parameters with gathered weights at once, if weights are sharded.
         reduced: the most parameters with unreduced gradients at once; None if all are reduced together, and the
             device's share then replaces the unreduced gradients.
-        separate_groups: whether the reduction between shard groups is a separate action, else it is part of each.
         muon: the matrices that Muon updates.
     """
     model, shard, options = costing.model, costing.shard, costing.options
@@ -455,42 +453,58 @@ def state(
     # main weights have only the remaining bits.
     passes = 2 if not master or options.main_params == "remainder" else 1
     touched = gradient + 2 * kept + passes * model.element_bytes
-    frozen = held.frozen + held.frozen_experts
-    gathered_each_step = held
+    frozen, unreduced_count = held.frozen + held.frozen_experts, 0
     if shards_weights:
         frozen = _owned(shard, Held(dense=held.frozen, experts=held.frozen_experts))
-        gathered_each_step = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
-    unshard_ns = unshard_subgroup_ns = unreduced_count = 0
     gathered_bytes = _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0
     if shards_gradients:
-        gather = [("all-gather", model.element_bytes)]
-        unshard_ns = _replicas_ns(costing.groups, gathered_each_step, gather, shard.sharing)
-        if shard.subgroup:
-            unshard_subgroup_ns = _replicas_ns(costing.groups, gathered_each_step, gather, "subgroup")
         # With copied shards, a device has its share of the reduced gradients besides the unreduced ones.
         unreduced_count = count if options.copied_shards and count > owned else count - owned
         if reduced:
             unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
-    reduce_ns, reduce_groups_ns = _reduce_ns(costing, held), _reduce_groups_ns(costing, held)
-    if not separate_groups:
-        reduce_ns, reduce_groups_ns = reduce_ns + reduce_groups_ns, 0
     has_gather_buffer = options.copied_shards and options.zero and not shards_weights and count > owned
     return {
         "weights_bytes": ((owned if shards_weights else count) + frozen + count * has_gather_buffer)
         * model.element_bytes,
         "gradients_bytes": (owned if shards_gradients else count) * gradient + _bucket_bytes(costing, count),
         "optimizer_bytes": ceil(updated * kept - saved),
-        "reduce_ns": reduce_ns,
-        "reduce_groups_ns": reduce_groups_ns,
         "reduced_bytes": owned * gradient,
         "optimizer_ns": _update_ns(
             costing.device, ceil(updated * touched - 2 * saved) + _cast_bytes(costing, count)
         ),
-        "unshard_ns": unshard_ns,
         "gathered_bytes": gathered_bytes,
-        "unshard_subgroup_ns": unshard_subgroup_ns,
         "subgroup_bytes": -(-gathered_bytes // shard.subgroup) if shard.subgroup else 0,
         "unreduced_bytes": unreduced_count * gradient,
+    }
+
+
+def replica_times(costing: Costing, held: Held, *, separate_groups: bool) -> dict[str, int]:
+    """Return the times of a stage's collectives between replicas, in ns: its reductions and its gathers.
+
+    Args:
+        costing: the inputs of times.
+        held: the stage's parameters.
+        separate_groups: whether the reduction between shard groups is a separate action, else it is part of each.
+    """
+    shard, options = costing.shard, costing.options
+    unshard_ns = unshard_subgroup_ns = 0
+    if options.zero >= GRADIENTS:
+        if options.zero >= WEIGHTS:
+            gathered = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
+        else:
+            gathered = held
+        gather = [("all-gather", costing.model.element_bytes)]
+        unshard_ns = _replicas_ns(costing.groups, gathered, gather, shard.sharing)
+        if shard.subgroup:
+            unshard_subgroup_ns = _replicas_ns(costing.groups, gathered, gather, "subgroup")
+    reduce_ns, reduce_groups_ns = _reduce_ns(costing, held), _reduce_groups_ns(costing, held)
+    if not separate_groups:
+        reduce_ns, reduce_groups_ns = reduce_ns + reduce_groups_ns, 0
+    return {
+        "reduce_ns": reduce_ns,
+        "reduce_groups_ns": reduce_groups_ns,
+        "unshard_ns": unshard_ns,
+        "unshard_subgroup_ns": unshard_subgroup_ns,
     }
 
 

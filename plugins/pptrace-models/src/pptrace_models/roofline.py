@@ -12,7 +12,7 @@ import numpy as np
 
 from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size, shared
 from pptrace_models import memory, muon
-from pptrace_models.accelerator import groups_of
+from pptrace_models.accelerator import ObservedNetwork, groups_of
 from pptrace_models.encoder_costs import Tower, grid_key, shares_stages, towers_of, with_grids
 from pptrace_models.expert_loads import loads_of
 from pptrace_models.flops import CORE, step_flops
@@ -74,6 +74,26 @@ def build(request: CostRequest) -> Workload:
         ConstraintError: parallel sizes that do not fit the model, with the nearest possible ones.
         CostError: times or sizes that exceed the integer range.
     """
+    network = ObservedNetwork(request.data_parallel)
+    within = _build_within_replicas(request, network) if request.collectives is not None else shared(
+        lambda: _build_within_replicas(request, network),
+        ("within replicas", repr(replace(request, data_parallel={})), bool(request.data_parallel)),
+        rows=_KNOWN_ROWS, keeps=lambda: not network.is_read,
+    )  # fmt: skip
+    times = within.times_between_replicas(request)
+    _check_range([value for column in times.values() for value in column])
+    columns, workload = _arrays(times), within.workload
+    classes = tuple(replace(each, **columns) for each in workload.classes)
+    return replace(workload, classes=classes, **columns)
+
+
+def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _WithinReplicas:
+    """Build the costs of one step without the times of collectives between replicas.
+
+    Args:
+        request: the request.
+        network: the data-parallel network, which only groups that are wider than a node read.
+    """
     model = with_grids(checked(Transformer, request.model, "model"), request)
     given_options = checked(RooflineOptions, request.options, "costs.options")
     options = _with_default_segments(request, given_options)
@@ -99,8 +119,11 @@ def build(request: CostRequest) -> Workload:
             rows=model.layers,
         )  # fmt: skip
     known, known_times = _known_values(request, part)
+    # Values that other builds have computed can depend on the network as well.
+    observed = known_times.setdefault("network", network)
+    observing = replace(request, data_parallel=observed)
     job = _Job(
-        request=request, model=model, options=options, part=part, towers=towers_of(model, request),
+        request=observing, model=model, options=options, part=part, towers=towers_of(model, observing),
         known=known, known_times=known_times,
     ).of_stages(with_loads(stages, *loads.mean) if loads else stages)  # fmt: skip
     peak_flops = devices.peaks(model.precision, request.rank_gpus)
@@ -108,7 +131,7 @@ def build(request: CostRequest) -> Workload:
     of_stages = tuple(costings[device] for device in devices.of_stages[: len(job.stages)])
     sent = job.sent()
     back = job.sent_back(sent)
-    columns, state = job.microbatch_columns(of_stages), job.state_columns(of_stages)
+    columns, state = job.microbatch_columns(of_stages), job.columns(job.state, of_stages)
     jobs = job.of_classes(stages, loads) if loads else []
     by_class = [each.microbatch_columns(of_stages) for each in jobs]
     if by_weight:
@@ -117,7 +140,7 @@ def build(request: CostRequest) -> Workload:
         if options.optimizer == "muon":
             raise ConfigError("muon balances whole layers: write a number of units", key="data_parallel.units")
         columns, *by_class = (job.microbatch_columns_of_weights(of_stages, each) for each in (columns, *by_class))
-        state = job.state_columns_of_weights(of_stages)
+        state = job.columns_of_weights(job.module_state, of_stages)
         sent = back = [0] * request.stages
     _check_range([*(value for names in (columns, *by_class) for column in names.values() for value in column)])
     _check_range([*sent, *back])
@@ -125,6 +148,7 @@ def build(request: CostRequest) -> Workload:
     notes = notes_of(model, devices, options, request)
     base = Workload(
         **_arrays(columns | state),
+        reduce_ns=np.zeros(request.stages, dtype=np.int64),
         boundary_bytes=_boundaries(request, sent),
         boundary_gradient_bytes=_boundaries(request, back) if back != sent else np.zeros(0, dtype=np.int64),
         boundary_buffer_bytes=job.buffers(),
@@ -149,9 +173,36 @@ def build(request: CostRequest) -> Workload:
         if options.segments else each
         for each, owner in zip(plain, (job, *jobs), strict=True)
     )  # fmt: skip
-    if not loads or not classes:
-        return workload
-    return replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
+    if loads and classes:
+        workload = replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
+    network.is_read = observed.is_read
+    return _WithinReplicas(workload=workload, job=job, devices=devices, by_weight=bool(by_weight))
+
+
+class _WithinReplicas(NamedTuple):
+    """Costs of a step that depend on no collective between replicas."""
+
+    workload: Workload
+    """The costs; times of collectives between replicas are zero."""
+    job: _Job
+    """The model on the stages of the job."""
+    devices: Devices
+    """The devices of ranks and stages."""
+    by_weight: bool
+    """Whether each matrix of a layer is a unit."""
+
+    def times_between_replicas(self, request: CostRequest) -> dict[str, list[int]]:
+        """Return the times of reductions and gathers of each stage, by column of the workload.
+
+        Args:
+            request: the request, of which only the data-parallel network can differ from that of the job.
+        """
+        job = self.job.between_replicas(request)
+        costings = {device: job.timed(job.costing, device) for device in self.devices.distinct}
+        of_stages = [costings[device] for device in self.devices.of_stages[: len(job.stages)]]
+        if self.by_weight:
+            return job.columns_of_weights(job.module_times, of_stages)
+        return job.columns(job.replica_times, of_stages)
 
 
 def splits_attention(model: Transformer, request: CostRequest) -> bool:
@@ -220,11 +271,17 @@ def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], di
     layers: dict[Any, Any] = shared(
         dict, ("layers", without_replicas, repr(of_layers)), request.rank_devices, rows=_KNOWN_ROWS
     )
+    return layers, _known_times(request, part, layers)
+
+
+def _known_times(request: CostRequest, part: Shard, layers: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the values that costs of the same layers with the same collectives have in common."""
     of_times = (
         part, request.ranks, request.dp, *request.data_parallel.items(), request.reshard, request.reduce_each,
         request.reduce_groups,
     )  # fmt: skip
-    return layers, shared(dict, ("times", of_times), layers, request.collectives, rows=_KNOWN_ROWS)
+    known: dict[Any, Any] = shared(dict, ("times", of_times), layers, request.collectives, rows=_KNOWN_ROWS)
+    return known
 
 
 def _count_weights(model: Transformer, part: Shard) -> int:
@@ -374,7 +431,7 @@ class _Job:
 
     def microbatch_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
         """Return times in ns and kept bytes of a microbatch on each stage, on its device."""
-        columns = self._columns(self._times, costings)
+        columns = self.columns(self._times, costings)
         kept = self.kept()
         kept_bytes = [stage_kept.activation for stage_kept in kept]
         rates = [costing.device.host_bandwidth for costing in costings]
@@ -387,9 +444,11 @@ class _Job:
             "checkpoint_bytes": list(map(min, self._received(), kept_bytes)),
         }
 
-    def state_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
-        """Return the training state of each stage in bytes, and the times of its reduction and update in ns."""
-        return self._columns(self._state, costings)
+    def between_replicas(self, request: CostRequest) -> _Job:
+        """Return the job with the data-parallel network of a request, for times between replicas."""
+        known_times = _known_times(request, self.part, self.known).setdefault("between replicas", {})
+        towers = towers_of(self.model, request)
+        return replace(self, request=request, towers=towers, known_times=known_times)
 
     def microbatch_columns_of_weights(
         self, costings: Sequence[Costing], columns: Mapping[str, Sequence[int]]
@@ -410,12 +469,14 @@ class _Job:
                     divided[name] += [column[index], *[0] * (len(shares) - 1)]
         return divided
 
-    def state_columns_of_weights(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
-        """Return the columns of :meth:`state_columns` with a value for each matrix of a layer."""
+    def columns_of_weights(
+        self, compute: Callable[[_Module], Mapping[str, int]], costings: Sequence[Costing]
+    ) -> dict[str, list[int]]:
+        """Return the values of each matrix of a layer, and of each stage that is no layer, by name."""
         rows = []
         for costing, stage in zip(costings, self.stages, strict=True):
             if not stage.layers:
-                rows.append(self._state(costing, stage))
+                rows.append(_total(map(compute, self._modules(costing, stage))))
                 continue
             (kind,) = stage.layers
             parts = [memory.matrix_held(self.model, self.part, matrix) for matrix in self._matrices(kind)]
@@ -423,7 +484,7 @@ class _Job:
             parts[0] = parts[0] + beside
             frozen = self.model.frozen
             rows += [
-                self._module_state(costing, [part.untrained() if frozen else part], muon.NONE) for part in parts
+                compute(_Module(costing, [part.untrained() if frozen else part], muon.NONE)) for part in parts
             ]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -455,7 +516,7 @@ class _Job:
                     times[place][name] += part_ns
         return times
 
-    def _columns(
+    def columns(
         self, compute: Callable[[Costing, Stage], Mapping[str, int]], costings: Sequence[Costing]
     ) -> dict[str, list[int]]:
         """Return the values of each stage by name."""
@@ -714,23 +775,33 @@ class _Job:
         dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
         return kept.transient + max(0, pending - kept.activation) + dummies + buffers
 
-    def _state(self, costing: Costing, stage: Stage) -> dict[str, int]:
-        """Return the training state of a stage in bytes, and its reductions, gathers and updates in ns."""
-        items, states, others = self.once(self._held_items, stage), list[dict[str, int]](), list[memory.Held]()
+    def state(self, costing: Costing, stage: Stage) -> dict[str, int]:
+        """Return the training state of a stage in bytes, and the time of its update in ns."""
+        state = _total(map(self.module_state, self._modules(costing, stage)))
+        return state | {"optimizer_ns": state["optimizer_ns"] + self._muon_ns(costing, stage)}
+
+    def replica_times(self, costing: Costing, stage: Stage) -> dict[str, int]:
+        """Return the times of a stage's reductions and gathers between replicas, in ns."""
+        return _total(map(self.module_times, self._modules(costing, stage)))
+
+    def _modules(self, costing: Costing, stage: Stage) -> list[_Module]:
+        """Return the modules of a stage. An encoder on other devices than the decoder is a separate module.
+
+        Its replicas are those devices, which reduce its gradients.
+        """
+        items, modules, others = self.once(self._held_items, stage), list[_Module](), list[memory.Held]()
         first = 0
         for part in stage.encoders:
             tower, end = self.towers[part.encoder], first + part.layers + part.projector
             if tower.grid is None:
                 others += items[first:end]
             else:
-                # The encoder's replicas are other devices than those of the decoder: each reduces its gradients.
-                states.append(self._module_state(tower.costing(costing), items[first:end], muon.NONE))
+                modules.append(_Module(tower.costing(costing), items[first:end], muon.NONE))
             first = end
         others += items[first:]
-        if others or not states:
-            states.append(self._module_state(costing, others, self._muon_matrices(costing, [stage])))
-        state = {name: sum(state[name] for state in states) for name in states[0]}
-        return state | {"optimizer_ns": state["optimizer_ns"] + self._muon_ns(costing, stage)}
+        if others or not modules:
+            modules.append(_Module(costing, others, self._muon_matrices(costing, [stage])))
+        return modules
 
     def _muon_ns(self, costing: Costing, stage: Stage) -> int:
         """Return the time in which Muon orthogonalizes the matrices of a stage, in ns.
@@ -741,22 +812,23 @@ class _Job:
         whole = self._muon_matrices(costing, self.stages) if self.request.units else own
         return muon.update_ns(costing, whole) * own.parameters() // max(whole.parameters(), 1)
 
-    def _module_state(
-        self, costing: Costing, items: Sequence[memory.Held], matrices: muon.Matrices
-    ) -> dict[str, int]:
-        """Return the training state of items of one module."""
-        held = summed(memory.Held(), items)
+    def module_state(self, module: _Module) -> dict[str, int]:
+        """Return the training state of a module in bytes, and the time of its update in ns."""
+        held = module.held()
         gathered, reduced = (
-            summed(memory.Held(), sorted(items, key=size)[-_BUFFERED:])
+            summed(memory.Held(), sorted(module.items, key=size)[-_BUFFERED:])
             for size in (memory.Held.total, memory.Held.trained)
         )
         return memory.state(
-            costing, held,
+            module.costing, held,
             gathered=gathered if self.request.reshard == "always" else held,
             reduced=reduced if self.request.reduce_each else None,
-            separate_groups=self._separates_groups(),
-            muon=matrices,
+            muon=module.matrices,
         )  # fmt: skip
+
+    def module_times(self, module: _Module) -> dict[str, int]:
+        """Return the times of a module's reductions and gathers between replicas, in ns."""
+        return memory.replica_times(module.costing, module.held(), separate_groups=self._separates_groups())
 
     def _separates_groups(self) -> bool:
         """Whether the reduction between shard groups is an action of each stage."""
@@ -793,6 +865,27 @@ class _Job:
         if self.towers:
             (items,) = in_front([items], [stage], [tower.held() for tower in self.towers])
         return [*items, *copied]
+
+
+class _Module(NamedTuple):
+    """The part of a stage whose state the same replicas have."""
+
+    costing: Costing
+    """The inputs of its times."""
+    items: Sequence[memory.Held]
+    """The parameters of each item."""
+    matrices: muon.Matrices
+    """The matrices that Muon updates."""
+
+    def held(self) -> memory.Held:
+        """Return its parameters."""
+        return summed(memory.Held(), self.items)
+
+
+def _total(rows: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of values by name."""
+    first, *others = rows
+    return {name: value + sum(row[name] for row in others) for name, value in first.items()}
 
 
 _SMALL = frozenset({"router", "stream maps"})
