@@ -94,7 +94,8 @@ def simulated(schedule: str, policy: str = "async", chunks: int = 1, cores: int 
             timeline = simulate(
                 table, costs, network, build_policy(provided, table, checked_options(provided, {}, "p2p.options"))
             )
-            measure(timeline, costs)
+            metrics = measure(timeline, costs)
+            _ = metrics.path, metrics.groups  # computed at the first use
             return len(table) + 4 * 2048 * (table.stages - 1)
 
         return rate(step() / 1e6, step, *((REPEATS, processor_s) if cores == 1 else (10, time.perf_counter)))

@@ -7,6 +7,7 @@ A stage returns its result and fills in its sections of the configuration.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +208,7 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
         branches = initial.experiment.parallel.branches
         count = stages + sum(branches) - max(branches, default=0)
         placement = replace(Placement.looped(count, 1), edges=branch_edges(branches, count))
-        return _times(initial, costs.workload(count, placement.graph), costs.network)
+        return _times(initial.resolved, costs.workload(count, placement.graph), costs.network)
 
     def inputs_with_table(table: Schedule) -> Prepared:
         return _with_table(initial.copy(), costs, table, request)
@@ -246,7 +247,7 @@ def _with_table(
     classes = costs.classes_of(workload)
     notes = overlap_notes(costs, table, workload)
     workload = replace(workload, notes=(*notes, *workload.notes))
-    request = replace(request, **_times(inputs, workload, network))
+    request = LazyRequest.of(request, partial(_times, inputs.resolved, workload, network))
     if table.step_microbatches > request.microbatches:
         parts = table.step_microbatches // request.microbatches
         shares: Sequence[Fraction] = ()
@@ -370,9 +371,9 @@ def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:
     return {number: Issued(short, message_policy(inputs, short)) for number, short in tables.items()}
 
 
-def _times(inputs: Inputs, workload: Workload, network: Network) -> dict[str, Any]:
-    parallel = inputs.experiment.parallel
-    with at_location(inputs.resolved, "network"):
+def _times(resolved: Resolved, workload: Workload, network: Network) -> dict[str, Any]:
+    parallel = resolved.experiment.parallel
+    with at_location(resolved, "network"):
         return times(workload, network, parallel.pp or 1, parallel.branches)
 
 

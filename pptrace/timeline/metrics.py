@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline, Waits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Metrics:
     """One step measured over one window for all ranks, from the first action to the optimizer's end."""
 
+    timeline: Timeline = field(repr=False)
+    """The step."""
     start_ns: int
     """The window's start."""
     end_ns: int
@@ -46,12 +49,8 @@ class Metrics:
     """Shape (ranks,): busy time in which a group of the rank (tensor parallel and so on) communicated."""
     reduction_ns: Int64s
     """Shape (ranks,): time in which gradients were reduced, overlapped or not."""
-    groups: tuple[GroupTime, ...]
-    """Communication of the data-parallel group and of groups inside actions, and its overlapped part."""
     memory: Memory
     """Memory per rank."""
-    path: CriticalPath
-    """The critical path."""
     tokens: int
     """Tokens of the whole job's step; 0 where unknown."""
     model_flops: int
@@ -62,6 +61,16 @@ class Metrics:
     """Highest plausible model FLOP/s of the whole job, by published steps; 0 where unknown."""
     notes: tuple[str, ...] = ()
     """How figures were counted."""
+
+    @cached_property
+    def groups(self) -> tuple[GroupTime, ...]:
+        """Communication of the data-parallel group and of groups inside actions, and its overlapped part."""
+        return group_times(self.timeline)
+
+    @cached_property
+    def path(self) -> CriticalPath:
+        """The critical path."""
+        return critical_path(self.timeline)
 
     @property
     def ranks(self) -> int:
@@ -121,10 +130,10 @@ def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None
     opened, closed = window(timeline)
     spent = time_spent(timeline)
     metrics = Metrics(
-        start_ns=opened, end_ns=closed, busy_ns=spent.busy_ns, idle_ns=spent.idle_ns,
-        collective_ns=spent.collective_ns, reduction_ns=spent.reduction_ns, groups=group_times(timeline),
-        memory=memory or measure_memory(timeline, workload), path=critical_path(timeline),
-        tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
+        timeline=timeline, start_ns=opened, end_ns=closed, busy_ns=spent.busy_ns, idle_ns=spent.idle_ns,
+        collective_ns=spent.collective_ns, reduction_ns=spent.reduction_ns,
+        memory=memory or measure_memory(timeline, workload), tokens=workload.tokens,
+        model_flops=workload.model_flops, peak_flops=workload.peak_flops,
         plausible_flops=workload.plausible_flops,
     )  # fmt: skip
     noted = plausibility_notes([("this step", metrics.mfu, metrics.plausible_mfu)])

@@ -473,7 +473,7 @@ class _Job:
         self, compute: Callable[[_Module], Mapping[str, int]], costings: Sequence[Costing]
     ) -> dict[str, list[int]]:
         """Return the values of each matrix of a layer, and of each stage that is no layer, by name."""
-        rows = []
+        rows: list[Mapping[str, int]] = []
         for costing, stage in zip(costings, self.stages, strict=True):
             if not stage.layers:
                 rows.append(_total(map(compute, self._modules(costing, stage))))
