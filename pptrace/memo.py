@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,11 +22,20 @@ _MOST_ROWS = 2**20
 class Memo:
     """Results by their inputs, the most recently used last."""
 
-    results: dict[Hashable, tuple[tuple[object, ...], Any, int]] = field(default_factory=dict)
+    results: OrderedDict[Hashable, tuple[tuple[object, ...], Any, int]] = field(default_factory=OrderedDict)
     """By key: the objects that the key identifies, which stay alive with it; the result; its number of rows."""
     rows: int = 0
     """Rows of all results."""
     _lock: Lock = field(default_factory=Lock)
+
+    def find(self, key: Hashable) -> tuple[Any] | None:
+        """Return a result, which is then the most recently used one, in a tuple; None without one."""
+        with self._lock:
+            known = self.results.get(key)
+            if known is None:
+                return None
+            self.results.move_to_end(key)
+        return (known[1],)
 
     def keep(self, key: Hashable, inputs: tuple[object, ...], result: Any, rows: int) -> None:
         """Keep a result in place of the least recently used ones; drop a result that is too large."""
@@ -81,8 +91,10 @@ def shared(
     if memo is None:
         return compute()
     place = (key, *map(id, inputs))
-    known = memo.results.get(place)
-    result: Result = compute() if known is None else known[1]
-    if known is not None or keeps():
+    known: tuple[Result] | None = memo.find(place)
+    if known is not None:
+        return known[0]
+    result = compute()
+    if keeps():
         memo.keep(place, inputs, result, rows)
     return result

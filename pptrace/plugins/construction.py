@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
+from pptrace.memo import shared
 from pptrace.network.contract import Links, Paths, check_links, check_paths
 from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
 from pptrace.steps.actions import Action
@@ -81,6 +82,9 @@ class GuardedNetwork(NamedTuple):
         Raises:
             PluginError: the plugin raised, or returned no links.
         """
+        return shared(self._read_links, "links", self.network)
+
+    def _read_links(self) -> Links:
         name = f"links of network {self.name!r}"
         with plugin_code(self.provider, type(self.network), name=name):
             links: object = self.network.links
@@ -100,7 +104,7 @@ class GuardedNetwork(NamedTuple):
         if not isinstance(paths, Paths):
             raise plugin_error(self.provider, f"{name} returned {paths!r:.60}, expected Paths")
         try:
-            check_paths(paths, src.size, len(self.network.links))
+            check_paths(paths, src.size, len(self.links))
         except PluginError as error:
             raise plugin_error(self.provider, str(error)) from error
         return paths

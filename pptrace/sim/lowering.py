@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from pptrace.steps.kinds import (
     SENDS,
     SHARDING,
     TABLE,
+    TIMED,
     Kind,
     KindSet,
     present,
@@ -501,19 +502,29 @@ class CostRows(NamedTuple):
         duration[: graph.rows], lag[: graph.rows] = task.duration_ns[self.row], task.lag_ns[self.row]
         check_total(ranks, duration, lag)
         return replace(
-            graph, paths=routes.paths, size_bytes=task.size_bytes[self.row], path=task.path[self.row],
-            collective_ns=task.collective_ns[self.row], duration_ns=duration, lag_ns=lag,
+            graph, paths=routes.paths, size_bytes=self._of_all_rows("size", task.size_bytes),
+            path=self._of_all_rows("path", task.path),
+            collective_ns=self._of_all_rows("collectives", task.collective_ns), duration_ns=duration, lag_ns=lag,
         )  # fmt: skip
+
+    def _of_all_rows(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values of all rows; graphs with equal values share the column."""
+        key = "column", name, values.tobytes()
+        return shared(lambda: values[self.row], key, self.row, rows=self.row.size)
 
 
 def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     """Return the costs of actions, flat over class, kind and stage."""
     classes = (workload, *workload.classes)
+    duration_ns, collective_ns = np.zeros((2, len(classes), len(Kind), graph.stages), dtype=np.int64)
+    for index, costs in enumerate(classes):
+        for kind in {*TIMED, *costs.segments}:
+            duration_ns[index, kind] = costs.duration_ns(kind)
+            collective_ns[index, kind] = costs.collective_ns(kind)
     return CostColumns(
         classes=len(classes), width=len(Kind) * graph.stages,
         class_of=workload.microbatch_class if len(classes) > 1 else np.zeros(0, dtype=np.int32),
-        duration_ns=np.concatenate([costs.duration_ns(kind) for costs in classes for kind in Kind]),
-        collective_ns=np.concatenate([costs.collective_ns(kind) for costs in classes for kind in Kind]),
+        duration_ns=duration_ns.ravel(), collective_ns=collective_ns.ravel(),
         boundary_bytes=np.concatenate([costs.edge_bytes.ravel() for costs in classes]),
     )  # fmt: skip
 

@@ -375,10 +375,12 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
             f"the schedule has {boundaries}"
         )
     widest = int(schedule.span.max(initial=1))
-    for field in fields(workload):
-        values = getattr(workload, field.name)
-        if isinstance(values, np.ndarray) and values.size:
-            _check_column(field.name, values, widest)
+    named = ((field.name, getattr(workload, field.name)) for field in fields(workload))
+    columns = {name: values for name, values in named if isinstance(values, np.ndarray) and values.size}
+    every_value = np.concatenate([*columns.values()])
+    if int(every_value.min()) < 0 or int(every_value.max()) * widest >= LARGEST:
+        for name, values in columns.items():
+            _check_column(name, values, widest)
     message = int(workload.edge_bytes.max(initial=0)) * widest
     if message * BYTE >= LARGEST:
         raise CostError(f"a message of {message} bytes is too large")

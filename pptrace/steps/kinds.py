@@ -355,6 +355,9 @@ def _kinds(has: Callable[[Traits], bool]) -> KindSet:
 COMPUTE = _kinds(lambda kind: kind.role is Role.COMPUTE)
 """Kinds that occupy the compute stream."""
 
+TIMED = _kinds(lambda kind: bool(kind.cost))
+"""Kinds whose durations costs give."""
+
 SENDS = _kinds(lambda kind: kind.role is Role.SEND)
 """Sender's sides of messages between ranks."""
 

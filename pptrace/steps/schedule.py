@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from pptrace.memo import shared
 from pptrace.steps.actions import (
     CELL,
     USUAL,
@@ -139,6 +141,9 @@ class Schedule(Cells):
 
         With several, the pipeline is not flushed between them, and a step is the time between two of them.
         """
+        return shared(self._count_updates, "updates", self)
+
+    def _count_updates(self) -> int:
         rows = np.flatnonzero(np.equal(self.kind, int(Kind.OPTIMIZER)))
         if rows.size <= self.stages:
             return 1
@@ -326,6 +331,10 @@ class StageGraph(NamedTuple):
 
 def graph_of(placement: Placement) -> StageGraph:
     """Return a placement's graph of stages."""
+    return shared(partial(_graph_of, placement), "graph of stages", placement)
+
+
+def _graph_of(placement: Placement) -> StageGraph:
     edge_from, edge_to = (np.ascontiguousarray(side) for side in placement.edges.T)
     succ_ptr, succ_edge = _group_edges(edge_from, placement.stages)
     pred_ptr, pred_edge = _group_edges(edge_to, placement.stages)

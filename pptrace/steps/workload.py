@@ -293,6 +293,8 @@ class Workload:
         if not name and kind in self.segments:
             return np.array(_of_distinct(self._alone_ns, self.segments[kind]), dtype=np.int64)
         durations = getattr(self, f"{name}_ns") if name else 0
+        if isinstance(durations, np.ndarray):
+            return durations
         return np.broadcast_to(np.asarray(durations, dtype=np.int64), (self.stages,))
 
     def _alone_ns(self, segments: Sequence[Segment]) -> int:

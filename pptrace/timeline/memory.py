@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pptrace.memo import shared
 from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import distinct
 from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, Stream, present
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
@@ -130,8 +132,11 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     )  # fmt: skip
     if is_timed:
         peak_bytes, peak_time_ns, gathered, unreduced = _peaks(timeline, workload)
-    copies = timeline.placement.copies().astype(np.int64)
-    buffers = _buffers(timeline, workload)
+    placement, buffer_bytes = timeline.placement, workload.buffer_bytes
+    copies = placement.copies().astype(np.int64)
+    buffers = shared(
+        lambda: _buffers(placement, buffer_bytes), ("buffers", buffer_bytes.tobytes()), placement, rows=ranks
+    )
     allocated = copies @ workload.static_bytes + buffers + peak_bytes + gathered + unreduced
     room_bytes = workload.capacities(ranks)
     cached = -(-allocated * workload.reserved_permille // 1000)
@@ -242,8 +247,7 @@ def _peaks(timeline: Timeline, workload: Workload) -> Int64s:
     return peaks
 
 
-def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
-    placement = timeline.placement
+def _buffers(placement: Placement, buffer_bytes: Int64s) -> Int64s:
     ranks_of_pass = np.concatenate(placement.pass_ranks if placement.has_host_state else [placement.stage_rank])
     low, high = (ranks_of_pass[:, side].astype(np.int64) for side in placement.edges.T)
     crosses = np.nonzero((low != high) & (low >= 0) & (high >= 0))
@@ -251,7 +255,7 @@ def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
     buffers = np.zeros(placement.ranks, dtype=np.int64)
     # Ranks without state of stages compute one stage at a time, with the same buffers.
     combine = np.maximum if placement.has_host_state else np.add
-    for rank, size_bytes in zip((low, high), workload.buffer_bytes, strict=True):
+    for rank, size_bytes in zip((low, high), buffer_bytes, strict=True):
         edge, rank_of_edge = np.divmod(distinct(crosses[1] * ranks + rank[crosses]), ranks)
         combine.at(buffers, rank_of_edge, 2 * size_bytes[edge])
     return buffers

@@ -467,7 +467,8 @@ def _joined_parts(timelines: Sequence[Timeline], order: NDArray[np.integer]) -> 
     return Parts(number=number, name=name, names=tuple(names)).of_rows(order)
 
 
-_MESSAGES = (Stream.COMM, Stream.SEND, Stream.RECV)
+_MESSAGES = np.isin(np.arange(len(Stream)), (Stream.COMM, Stream.SEND, Stream.RECV))
+"""By stream, whether it has messages."""
 
 
 def window(timeline: Timeline) -> tuple[int, int]:
@@ -479,6 +480,6 @@ def window(timeline: Timeline) -> tuple[int, int]:
     if not filled.size:
         return 0, 0
     first, last = timeline.lane_ptr[filled], timeline.lane_ptr[filled + 1] - 1
-    opens = ~np.isin(timeline.lane_stream[filled], _MESSAGES)
+    opens = ~_MESSAGES[timeline.lane_stream[filled]]
     starts = timeline.start_ns[first[opens] if opens.any() else first]
     return int(starts.min()), int(timeline.end_ns[last].max())
