@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _STAGE_ROWS = 20
 """Rows of a memo that take as much memory as the costs of a stage."""
+_PARAMETER_ROWS = 200
+"""Rows of a memo that take as much memory as the parameters of costs."""
 
 
 def with_reduction(resolved: Resolved, network: Network) -> Resolved:
@@ -178,11 +180,10 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         ConfigError: a value that the cost model cannot take, or no cost model for the model.
         PluginError: a name that no plugin offers.
     """
-    provided = look_up_cost_model(inputs)
-    offer = provided.offer
-    model = _parameters(inputs, "model", offer.model, offer.name)
-    device, rank_devices = _devices(inputs, offer)
-    options = _options(inputs, offer)
+    provided, model, device, rank_devices, options = inputs.share(
+        _parameters_of_costs, "parameters of costs", reads=("model", "device", "costs", "parallel"),
+        fills=("model", "device", "costs"), rows=_PARAMETER_ROWS,
+    )  # fmt: skip
     if options.get("spread") and inputs.experiment.data_parallel.spread:
         message = "costs.spread lengthens all times for the slowest of the same GPUs: write one of the two keys"
         raise inputs.resolved.error("data_parallel.spread", message)
@@ -214,6 +215,25 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
             message = f"replicas that differ need an encoder in each: write parallel.dp ({parallel.dp})"
             raise inputs.resolved.error(f"{grid_key(grid.name)}.dp", message)
     return costs
+
+
+class _CostParameters(NamedTuple):
+    """A cost model with its checked parameters, as in :class:`~pptrace.plugins.requests.CostRequest`."""
+
+    offer: Provided[CostModelOffer]
+    model: dict[str, Any]
+    device: dict[str, Any]
+    rank_devices: tuple[dict[str, Any], ...]
+    options: dict[str, Any]
+
+
+def _parameters_of_costs(inputs: Inputs) -> _CostParameters:
+    """Look up the cost model, and fill in its model, device and options."""
+    provided = look_up_cost_model(inputs)
+    offer = provided.offer
+    model = _parameters(inputs, "model", offer.model, offer.name)
+    device, rank_devices = _devices(inputs, offer)
+    return _CostParameters(provided, model, device, rank_devices, _options(inputs, offer))
 
 
 def _sequences(inputs: Inputs, hidden: int) -> Sequences | None:

@@ -11,13 +11,14 @@ from pptrace.config.flags import HEADLINES
 from pptrace.config.places import Place, place_of
 from pptrace.config.schema import OpenSection, module_title
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
+from pptrace.memo import shared
 from pptrace.network.cluster import Layout
 from pptrace.plugins.from_file import is_file_reference
 from pptrace.report.numbers import microbatches_text
 from pptrace.sim.simulation import lower_step
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from pydantic import BaseModel
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 Offer = TypeVar("Offer")
+Result = TypeVar("Result")
 
 
 class Prepared(NamedTuple):
@@ -131,6 +133,43 @@ class Inputs:
     def copy(self) -> Inputs:
         """Return a copy that other stages can fill in."""
         return replace(self, plugins=dict(self.plugins))
+
+    def share(
+        self,
+        compute: Callable[[Inputs], Result],
+        name: str,
+        *,
+        reads: Iterable[str],
+        fills: Iterable[str],
+        rows: int,
+        keeps: Callable[[], bool] = lambda: True,
+    ) -> Result:
+        """Return the result of a stage of preparation; steps with the same sections share it.
+
+        Args:
+            compute: the stage, which gets these inputs without plugins and notes.
+            name: its name.
+            reads: the sections that it reads.
+            fills: the sections that it fills in.
+            rows: rows of its result in a memo.
+            keeps: as for :func:`~pptrace.memo.shared`.
+        """
+
+        def run() -> tuple[Result, Inputs]:
+            filled = replace(self, plugins={}, notes=())
+            return compute(filled), filled
+
+        sections = (getattr(self.experiment, section) for section in reads)
+        result, filled = shared(run, name, self.registry, *sections, rows=rows, keeps=keeps)
+        self.plugins |= filled.plugins
+        self.notes = (*self.notes, *(note for note in filled.notes if note not in self.notes))
+        values = {section: getattr(filled.experiment, section) for section in fills}
+        origins = {key: text for key, text in filled.resolved.origins.items() if key.partition(".")[0] in values}
+        self.resolved = replace(
+            self.resolved, experiment=self.experiment.model_copy(update=values),
+            origins={**self.resolved.origins, **origins},
+        )  # fmt: skip
+        return result
 
     def use(self, provided: Provided[Offer]) -> Provided[Offer]:
         """Record the plugin of an offer, and return the offer."""
@@ -227,9 +266,9 @@ def layout_of(resolved: Resolved) -> Layout:
     Raises:
         ConfigError: an order with a missing, doubled or unknown axis; sizes that do not fit each other.
     """
-    experiment = resolved.experiment
+    parallel, reduction = resolved.experiment.parallel, resolved.experiment.data_parallel
     with at_location(resolved, "parallel"):
-        return parallel_layout(experiment.parallel, experiment.data_parallel)
+        return shared(lambda: parallel_layout(parallel, reduction), "layout", parallel, reduction)
 
 
 def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -> Layout:

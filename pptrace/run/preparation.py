@@ -246,7 +246,7 @@ def _with_table(
     workload = costs.workload_of(table, units=units > 1)
     classes = costs.classes_of(workload)
     notes = overlap_notes(costs, table, workload)
-    workload = replace(workload, notes=(*notes, *workload.notes))
+    workload = with_notes(workload, notes)
     request = LazyRequest.of(request, partial(_times, inputs.resolved, workload, network))
     if table.step_microbatches > request.microbatches:
         parts = table.step_microbatches // request.microbatches
@@ -260,7 +260,7 @@ def _with_table(
         workload = _with_host_state(inputs, costs, table, workload)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
     copies = copy_notes(table, workload)
-    notes, workload = (*notes, *copies), replace(workload, notes=(*copies, *workload.notes))
+    notes, workload = (*notes, *copies), with_notes(workload, copies)
     if not placement.has_host_state:
         workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_forward_flops(inputs.resolved, table, with_validation(inputs.experiment, workload))
@@ -281,6 +281,11 @@ def _with_table(
         undivided=undivided,
     )  # fmt: skip
     return with_slowest_replica(prepared)
+
+
+def with_notes(workload: Workload, notes: Sequence[str]) -> Workload:
+    """Return costs with notes before their notes."""
+    return replace(workload, notes=(*notes, *workload.notes)) if notes else workload
 
 
 def _with_host_state(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> Workload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from pptrace.config.resolution import leaves_by_key
 from pptrace.config.schema import DEFAULT_STACK, is_yaml_file
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError, nearest
-from pptrace.memo import shared
 from pptrace.plugins.offers import StackOffer, StackRule
 from pptrace.run.costs import look_up_cost_model
 from pptrace.run.hardware import preset_values
@@ -47,28 +45,16 @@ def fill_stack(inputs: Inputs) -> None:
     name = _stack_name(inputs)
     if name is None:
         return
-    experiment = inputs.experiment
-    read = (getattr(experiment, section) for section in type(experiment).model_fields if section not in _UNREAD)
-    filled = shared(
-        lambda: _filled(replace(inputs, plugins={}, notes=()), name), ("stack", name), inputs.registry, *read,
-        rows=_ROWS, keeps=lambda: not any(_section(key) in _UNREAD for key in condition_keys(inputs)),
-    )  # fmt: skip
-    inputs.plugins |= filled.plugins
-    inputs.notes = (*inputs.notes, *(note for note in filled.notes if note not in inputs.notes))
-    sections = {section: getattr(filled.experiment, section) for section in (*_SECTIONS, "stack")}
-    origins = {key: origin for key, origin in filled.resolved.origins.items() if _section(key) in sections}
-    inputs.resolved = replace(
-        inputs.resolved, experiment=experiment.model_copy(update=sections),
-        origins={**inputs.resolved.origins, **origins},
+    inputs.share(
+        lambda inputs: _fill(inputs, name), f"stack {name}",
+        reads=[section for section in type(inputs.experiment).model_fields if section not in _UNREAD],
+        fills=(*_SECTIONS, "stack"), rows=_ROWS,
+        keeps=lambda: not any(key.partition(".")[0] in _UNREAD for key in condition_keys(inputs)),
     )  # fmt: skip
 
 
-def _section(key: str) -> str:
-    return key.partition(".")[0]
-
-
-def _filled(inputs: Inputs, name: str) -> Inputs:
-    """Return inputs with the values of a stack, and its release."""
+def _fill(inputs: Inputs, name: str) -> None:
+    """Fill in the values of a stack, and its release."""
     with at_location(inputs.resolved, "stack"):
         offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
         rules = list(_rules(inputs, offer))
@@ -88,7 +74,6 @@ def _filled(inputs: Inputs, name: str) -> Inputs:
             for key, value in values.items():
                 inputs.resolved = inputs.resolved.with_key(key, value, f"stack {stack}: {rule.source}")
             facts |= values
-    return inputs
 
 
 def _stack_name(inputs: Inputs) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pptrace.errors import ScheduleError
+from pptrace.memo import shared
 from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import Int32s, column, difference, distinct_rows
 from pptrace.steps.kinds import TABLE, Kind
@@ -179,6 +180,9 @@ class Placement:
 
     def copies(self) -> Int32s:
         """Return, per rank and stage, 1 where the rank holds the stage: shape (ranks, stages)."""
+        return shared(self._count_copies, "copies", self)
+
+    def _count_copies(self) -> Int32s:
         held = np.zeros((self.ranks, self.stages), dtype=np.int32)
         for ranks in self.pass_ranks:
             route, stage = np.nonzero(ranks >= 0)

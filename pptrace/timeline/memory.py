@@ -173,12 +173,16 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
 
 def needs_clock(timeline: Timeline, workload: Workload) -> bool:
     """Return whether the order of memory changes differs from the order of rows on the compute stream."""
-    kinds = np.array([kind for kind in present(timeline.kind) if kind not in PASSES], dtype=np.int64)
-    changes = [
-        column[kinds] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
-    ]
+    kind = timeline.kind
+
+    def moves() -> bool:
+        kinds = np.array([each for each in present(kind) if each not in PASSES], dtype=np.int64)
+        changes = (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
+        return bool(np.any([column[kinds] for column in changes]))
+
     sharded = bool(workload.gathered_bytes.any() or workload.unreduced_bytes.any())
-    return bool(np.any(changes)) or timeline.parts is not None or sharded or bool(update_intervals(timeline))
+    in_parts = timeline.parts is not None or bool(update_intervals(timeline))
+    return sharded or in_parts or shared(moves, "moves memory", kind, rows=kind.size)
 
 
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:

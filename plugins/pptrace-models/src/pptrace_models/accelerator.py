@@ -220,8 +220,7 @@ class Fabric(NamedTuple):
 
     def carry_ns(self, size_bytes: int, parts: int = 1) -> int:
         """Return the time of one message with ``1 / parts`` of the bytes, in ns."""
-        carried = Fraction(size_bytes * _SECOND_NS, parts) / self.rate if self.rate else 0
-        return self.latency_ns + -(-carried // 1)
+        return self.latency_ns + self._carried_ns(size_bytes, parts)
 
     def ring_ns(self, size_bytes: int, devices: int, rounds: int) -> int:
         """Return the time of a ring that passes ``size_bytes`` ``rounds`` times, in ns; a sum has two rounds.
@@ -230,8 +229,12 @@ class Fabric(NamedTuple):
         1260
         """
         steps = rounds * (devices - 1)
-        carried = Fraction(steps * size_bytes * _SECOND_NS, devices) / self.rate if self.rate else 0
-        return steps * self.latency_ns + -(-carried // 1)
+        return steps * self.latency_ns + self._carried_ns(steps * size_bytes, devices)
+
+    def _carried_ns(self, size_bytes: int, parts: int) -> int:
+        """Return the time of ``1 / parts`` of the bytes, rounded up, without a latency."""
+        bytes_per_s, share = self.rate.as_integer_ratio()
+        return -(-size_bytes * _SECOND_NS * share // (parts * bytes_per_s)) if bytes_per_s else 0
 
 
 class Exchange(NamedTuple):
@@ -383,14 +386,14 @@ class ByFormula(_Groups):
         if part == "replicate":
             distance = distance * shard.members("shard", experts=experts) // (1 if experts else shard.cp)
         outer = self._replica_fabric(distance, members, part)
+        if cp == 1 and collective != "all-to-all":
+            return outer.ring_ns(count * element_bytes, members, _ROUNDS[collective])
         inner = group_fabric(self.device, self.network, shard.tp * cp)
         if collective == "all-to-all":
             parts, size_bytes = members * cp, count * element_bytes
             over_network_ns = outer.carry_ns(size_bytes * (parts - cp), parts) if members > 1 else 0
             return max(over_network_ns, inner.carry_ns(size_bytes * (cp - 1), parts) if cp > 1 else 0)
         rounds = _ROUNDS[collective]
-        if cp == 1:
-            return outer.ring_ns(count * element_bytes, members, rounds)
         share = -(-count // cp)
         return inner.ring_ns(count * element_bytes, cp, rounds) + outer.ring_ns(
             share * element_bytes, members, rounds
