@@ -267,6 +267,9 @@ SHARED = (
     {"tp": 2, "micro": 2}, {"tp": 2, "has_pairs": True}, {"stages": 8},
     {"model": {"layers_per_stage": [1, 2, 2, 3]}},
     {"edges": ((0, 1), (1, 2), (1, 3))}, {"dp": 4, "data_parallel": {"rate_kbps": 10**6, "latency_ns": 10**5}},
+    {"dp": 4, "data_parallel": {"rate_kbps": 10**7, "latency_ns": 10**4}},
+    {"tp": 16, "dp": 2, "data_parallel": {"rate_kbps": 10**6, "latency_ns": 10**5}},
+    {"tp": 16, "dp": 2, "data_parallel": {"rate_kbps": 10**7, "latency_ns": 10**4}},
     {"ranks": 1, "stages": 10, "units": True, "dp": 4}, {"sequence": 1024}, {"microbatches": 16},
 )  # fmt: skip
 """Changes of a request, each of which changes other values of layers and stages."""
