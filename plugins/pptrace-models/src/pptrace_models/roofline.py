@@ -107,17 +107,9 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
     loads = loads_of(model, part, request)
     by_weight = request.units and request.stages == _count_weights(model, part)
     if request.units:
-        stages = units_of(model, count_units(model) if by_weight else request.stages)
+        stages: Sequence[Stage] = units_of(model, count_units(model) if by_weight else request.stages)
     else:
-        count = request.stages
-        if splits_attention(model, request):
-            _check_attention_stages(model, options)
-            count = model.layers
-        sizes, together = (count, request.vocabulary_shares), shares_stages(request)
-        stages = shared(
-            lambda: stages_of(model, *sizes, together=together), ("stages", sizes, together), model,
-            rows=model.layers,
-        )  # fmt: skip
+        stages = _stages_of_layers(model, options, request)
     known, known_times = _known_values(request, part)
     # Values that other builds have computed can depend on the network as well.
     observed = known_times.setdefault("network", network)
@@ -177,6 +169,18 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
         workload = replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
     network.is_read = observed.is_read
     return _WithinReplicas(workload=workload, job=job, devices=devices, by_weight=bool(by_weight))
+
+
+def _stages_of_layers(model: Transformer, options: RooflineOptions, request: CostRequest) -> Sequence[Stage]:
+    """Return the stages of whole layers, also where core attention of each layer becomes a stage."""
+    count = request.stages
+    if splits_attention(model, request):
+        _check_attention_stages(model, options)
+        count = model.layers
+    sizes, together = (count, request.vocabulary_shares), shares_stages(request)
+    return shared(
+        lambda: stages_of(model, *sizes, together=together), ("stages", sizes, together), model, rows=model.layers
+    )
 
 
 class _WithinReplicas(NamedTuple):
