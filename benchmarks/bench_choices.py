@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from pptrace.search.plan import MARGIN, MARGIN_EQUAL_SIZES
 from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases

@@ -22,7 +22,6 @@ import os
 import sys
 import tempfile
 from contextlib import redirect_stderr
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from bench_measured import predictions, replayed
+from msgspec.structs import replace
 
 from pptrace.measured.computations import extent
 from pptrace.measured.sides import measured_side

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -18,8 +19,7 @@ _MOST_ROWS = 2**20
 """Rows of all results that a memo keeps, at about 150 bytes each."""
 
 
-@dataclass(slots=True, eq=False)
-class Memo:
+class Memo(Struct, eq=False):
     """Results by their inputs, the most recently used last."""
 
     results: OrderedDict[Hashable, tuple[tuple[object, ...], Any, int]] = field(default_factory=OrderedDict)

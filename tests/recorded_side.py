@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from compared_steps import MS, side_of_step
+from msgspec.structs import replace
 
 from pptrace.timeline.measurement import Clock, Measurement, Source
 

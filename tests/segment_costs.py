@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from oracle_segments import Part
 
 from pptrace.steps.kinds import SENDS, Kind, Stream

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from strategies import networks, policies, valid_schedules, workloads
 
 from pptrace.errors import DeadlockError

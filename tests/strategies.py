@@ -154,24 +154,27 @@ def _segments(draw: DrawFn) -> tuple[Segment, ...]:
 
 def networks() -> st.SearchStrategy[Network]:
     """Draw the ideal network, or one with a rate, a latency and an overhead."""
-    flat = st.builds(
-        Flat,
-        rate_kbps=st.sampled_from([0, 1_000_000, 100_000_000, 333_333_333]),
-        latency_ns=st.integers(0, 20),
-        overhead_ns=st.integers(0, 5),
+    flat = st.fixed_dictionaries(
+        {
+            "rate_kbps": st.sampled_from([0, 1_000_000, 100_000_000, 333_333_333]),
+            "latency_ns": st.integers(0, 20),
+            "overhead_ns": st.integers(0, 5),
+        }
     )
-    return st.just(Flat()) | flat
+    return st.just(Flat()) | flat.map(lambda fields: Flat(**fields))
 
 
 def policies() -> st.SearchStrategy[Policy]:
     """Draw a point-to-point policy; ``ordered`` may deadlock."""
-    return st.builds(
-        Policy,
-        name=st.sampled_from(PolicyName),
-        receive=st.sampled_from(Receive),
-        stream=st.sampled_from(StreamPer),
-        eager_bytes=st.sampled_from([0, 1, 10_000]),
+    fields = st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(PolicyName),
+            "receive": st.sampled_from(Receive),
+            "stream": st.sampled_from(StreamPer),
+            "eager_bytes": st.sampled_from([0, 1, 10_000]),
+        }
     )
+    return fields.map(lambda fields: Policy(**fields))
 
 
 def _canonical(stage_rank: np.ndarray, route: list[int], ranks: int) -> Placement:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from pptrace.cli.options import json_option, measured_options, outputs_option, read, traces_argument
 from pptrace.cli.output import echo_documents, echo_notes, report_written

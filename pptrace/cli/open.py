@@ -10,7 +10,6 @@ import re
 import sys
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, cast
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.cli import viewer
 from pptrace.cli.viewer import HOST, PUBLIC_PORT, PUBLIC_UI, Server, Site
@@ -155,8 +156,7 @@ _REPLICAS = 64
 """Maximum number of different replicas in an overview."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartRequest:
+class PartRequest(Struct, frozen=True, kw_only=True):
     """The requested part of a trace."""
 
     only: tuple[str, ...] = ()

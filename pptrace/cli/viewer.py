@@ -14,12 +14,13 @@ import threading
 import time
 import webbrowser
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
+
+from msgspec import Struct, field
 
 from pptrace.errors import PptraceError
 
@@ -307,8 +308,7 @@ _COMMANDS = (
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(Struct, frozen=True, kw_only=True):
     """A trace with its served name, and an optional offline UI.
 
     >>> from pathlib import Path

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
+
+from msgspec import Struct, field
 
 from pptrace.errors import ConfigError
 
@@ -42,8 +43,7 @@ Plain: TypeAlias = Any
 """None, bool, int, float, str, list or dict of these, with text keys."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(Struct, frozen=True, kw_only=True):
     """One YAML document."""
 
     value: Plain = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from msgspec import Struct
 
 from pptrace.errors import ConfigError
 
@@ -30,8 +31,7 @@ _BYTES = {f"{prefix}B": scale for prefix, scale in _THOUSANDS.items()} | {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Dimension:
+class Dimension(Struct, frozen=True, kw_only=True, eq=False):
     """A kind of quantity: its units, and its parser and formatters.
 
     In an annotation it makes pydantic read such text: ``memory: Annotated[int, SIZE]``, spelt ``Size``.

@@ -19,12 +19,13 @@ to that number, with a mean per kind and stage. The variation between steps come
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.measured.computations import Transfers, extract_computations
 from pptrace.measured.dependencies import follow_chain
@@ -48,8 +49,7 @@ if TYPE_CHECKING:
 _FEWEST, _FAR = 3, 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionFit:
+class ActionFit(Struct, frozen=True, kw_only=True):
     """One kind of action on one stage."""
 
     kind: str
@@ -66,8 +66,7 @@ class ActionFit:
     """Whether all of them are members of overlapped pairs, whose share of the pair is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFit:
+class HostFit(Struct, frozen=True, kw_only=True):
     """Host time around one kind of action; it does not depend on the number of layers."""
 
     kind: str
@@ -80,8 +79,7 @@ class HostFit:
     """The part of its duration that does not depend on the layers of its stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFit:
+class LinkFit(Struct, frozen=True, kw_only=True):
     """Messages between ranks."""
 
     count: int
@@ -100,8 +98,7 @@ class LinkFit:
     """The median error of the fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkTime:
+class LinkTime(Struct, frozen=True, kw_only=True):
     """Messages from one rank to another."""
 
     source: int
@@ -112,8 +109,7 @@ class LinkTime:
     """The median of their transfer times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Struct, frozen=True, kw_only=True):
     """Costs and network of measured steps."""
 
     ranks: int
@@ -430,8 +426,8 @@ def _excess_ns(
 def _observed_messages(steps: Sequence[Computations]) -> Transfers:
     masks = [step.transfers.observed & (step.transfers.duration_ns >= 0) for step in steps]
     columns = {
-        field.name: [getattr(step.transfers, field.name)[mask] for step, mask in zip(steps, masks, strict=True)]
-        for field in fields(Transfers)
+        name: [getattr(step.transfers, name)[mask] for step, mask in zip(steps, masks, strict=True)]
+        for name in Transfers.__struct_fields__
     }
     return Transfers(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
@@ -492,8 +488,7 @@ _SLOWEST = 1000
 """Bytes per second, the smallest rate of a configuration."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationFit:
+class OperationFit(Struct, frozen=True, kw_only=True):
     """The fit of one kind of operations."""
 
     what: str
@@ -525,8 +520,7 @@ _CLEAR = 0.1
 """The smallest reported slowdown between few and many computing ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class Sharing(Struct, frozen=True, kw_only=True):
     """The slowdown of actions by other computing ranks."""
 
     few: float
@@ -609,8 +603,7 @@ _FEW_GAPS = 0.25
 """The share of known host gaps below which a warning is printed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationCheck:
+class CalibrationCheck(Struct, frozen=True, kw_only=True):
     """A calibration compared with the steps that it is fitted to."""
 
     policy: str

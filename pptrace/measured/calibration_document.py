@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from pptrace.config.quantities import format_duration, format_rate, format_size
 from pptrace.measured.calibration import choose_network
@@ -148,7 +149,7 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
             Section(title="accuracy", blocks=tuple(accuracy)),
         ),
         values={
-            **{field.name: getattr(fit, field.name) for field in fields(fit)},
+            **asdict(fit),
             "check": check, "schedules": schedules,
         },
     )  # fmt: skip

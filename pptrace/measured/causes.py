@@ -11,12 +11,13 @@ found before. So a cause that only repeats another one has no effect. Small effe
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from functools import partial
 from math import comb, hypot, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.measured.computations import group_quantiles
 from pptrace.measured.matching import has_same_stages
@@ -56,8 +57,7 @@ Ends = tuple[int, int]
 """Sender and receiver of a link."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Struct, frozen=True, kw_only=True):
     """A slow or fast kind, rank, stage or link, or outliers of a rank."""
 
     kind: str
@@ -73,8 +73,7 @@ class Cause:
     """Its effect on the length of the second step, without the causes before it; unknown without replays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A possible cause."""
 
     cause: Cause
@@ -87,8 +86,7 @@ class Candidate:
     """Whether it changes times of messages or host gaps, which a simulation does not take over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkChange:
+class LinkChange(Struct, frozen=True, kw_only=True):
     """The change of the messages of a link."""
 
     share: Figure
@@ -103,8 +101,7 @@ class LinkChange:
     """The standard error of the median change from message to message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class Blame(Struct, frozen=True, kw_only=True):
     """Relative slowdowns: medians over actions, divided by the slowdowns that they have in common."""
 
     common: Figure

@@ -11,11 +11,11 @@ Then the message has the usual transfer time of its link, and the wait counts as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from pptrace.sim.task_graph import ActionTimes
 from pptrace.steps.actions import CELL, Cells
@@ -47,8 +47,7 @@ _ONCE_PER_MICROBATCH = ([Kind.F], [Kind.B, Kind.I])
 """Kinds that every stage computes once for each microbatch; their results go to other stages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Transfers(Cells):
+class Transfers(Cells, frozen=True, kw_only=True):
     """One value per message, identified by its send."""
 
     source: Int32s
@@ -69,8 +68,7 @@ class Transfers(Cells):
     """Whether the arrival is known: the consumer waited for it, or a simulation recorded it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Computations(Cells):
+class Computations(Cells, frozen=True, kw_only=True):
     """One value per computation, by rank, then in execution order."""
 
     placement: Placement
@@ -198,8 +196,8 @@ class Computations(Cells):
         gradient_ns[self.stage[first], self.microbatch[first]] = self.duration_ns[first]
         duration = self.duration_ns + np.where(second, gradient_ns[self.stage, self.microbatch], 0)
         merged = replace(self, kind=np.where(second, np.int8(Kind.B), self.kind), duration_ns=duration)
-        columns = {field.name: getattr(merged, field.name) for field in fields(merged)}
-        kept = {name: values[~first] for name, values in columns.items() if isinstance(values, np.ndarray)}
+        columns = asdict(merged).items()
+        kept = {name: values[~first] for name, values in columns if isinstance(values, np.ndarray)}
         return replace(merged, **kept)
 
     def times(

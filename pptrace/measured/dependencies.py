@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.matching import first_difference, has_same_stages
@@ -79,8 +80,7 @@ MESSAGES = "messages"
 """Time on the path in which a computation waited for a transfer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class Chain(Struct, frozen=True, kw_only=True):
     """The computations on the critical path, first to last."""
 
     positions: Int64s
@@ -89,8 +89,7 @@ class Chain:
     """Their time by kind, and time between them; the sum is the span of the computations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathsDiffer:
+class PathsDiffer(Struct, frozen=True, kw_only=True):
     """The last difference of two paths."""
 
     common: int

@@ -14,12 +14,13 @@ order also runs with times and network of the second step, which separates the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.measured.causes import Blame, Cause, attribute_slowdown, candidates, late_hosts, rank_causes, spikes
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedStep:
+class ComparedStep(Struct, frozen=True, kw_only=True, dict=True):
     """A step of a side in a diff; replays and waits are computed once, at their first use."""
 
     step: Computations
@@ -97,8 +97,7 @@ class ComparedStep:
         return f"{placement.ranks} ranks, {placement.stages} stages, {microbatches}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class Rung(Struct, frozen=True, kw_only=True):
     """One rung of the ladder."""
 
     name: str
@@ -193,8 +192,7 @@ _SPLIT = (Kind.B, Kind.I, Kind.W)
 """A full backward, and its two gradients."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderShare:
+class OrderShare(Struct, frozen=True, kw_only=True):
     """Effects of order and times; they sum to the difference of the lengths."""
 
     order_ns: Figure
@@ -266,8 +264,7 @@ def _durations(a: Computations, b: Computations) -> Int64s:
     return np.where(duration_ns >= 0, duration_ns, a.duration_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(Struct, frozen=True, kw_only=True):
     """Differences of two steps; each pair of values starts with the first step."""
 
     step_ns: Sides
@@ -317,8 +314,7 @@ def _sides(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, 
     return {name: Sides(Figure(first.get(name, 0)), Figure(second.get(name, 0))) for name in {**first, **second}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class RankMemory(Struct, frozen=True, kw_only=True):
     """Memory of one rank in both steps."""
 
     rank: int
@@ -370,8 +366,7 @@ TOLERANCE = 0.02
 """The default relative tolerance of lengths of steps and medians of kinds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDiff(Pair):
+class StepDiff(Pair, frozen=True, kw_only=True):
     """Differences of two sides; figures have deviations where a side has several steps."""
 
     names: tuple[str, str]
@@ -530,7 +525,7 @@ def diff(
     causes, remarks = rank_causes(found, pair.step_ns, _effects_of(compared_b[0]) if found else None)
     metrics = compared_a[0].metrics, compared_b[0].metrics
     return StepDiff(
-        **{field.name: getattr(pair, field.name) for field in fields(pair)},
+        **asdict(pair),
         names=(a.name, b.name), tolerance=tolerance, steps=(first, second), folded=folded, metrics=metrics,
         changed=changed, deviations_ns=deviations_ns, within_noise=within_noise,
         divergence=first_divergence(

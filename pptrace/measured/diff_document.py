@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.quantities import format_rate, format_size, parse_share
 from pptrace.files import check_targets, compress, replace_file
@@ -498,8 +500,7 @@ def causes(findings: StepDiff) -> tuple[Block, ...]:
 DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
 
 
-@dataclass(frozen=True, repr=False)
-class Diff(PrintedDiff):
+class Diff(PrintedDiff, Struct, frozen=True):
     """The diff of two steps; its text is the output of the command line."""
 
     findings: StepDiff

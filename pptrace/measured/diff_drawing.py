@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.measured.sides import PART_LABELS
 from pptrace.report import svg
@@ -36,8 +36,7 @@ _CLASSES = {kind: kind.name.lower() for kind in sorted(PASSES)}
 _MEANINGS = {**{name: kind.word for kind, name in _CLASSES.items()}, "x": "other"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extract:
+class _Extract(Struct, frozen=True, kw_only=True):
     """The drawn part of two steps."""
 
     ranks: list[int]

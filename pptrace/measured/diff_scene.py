@@ -18,11 +18,12 @@ import tarfile
 import tempfile
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.limits import UnpackedFile
 from pptrace.report.numbers import BARELY_NS, change, ms
@@ -140,8 +141,7 @@ _VALUE_SIZE = 10
 _AFTER_ACTIONS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
+class Lateness(Struct, frozen=True, kw_only=True):
     """One value per matched computation, by rank, then start in the second step; both steps start at 0."""
 
     rank: Int32s
@@ -247,8 +247,7 @@ _CLOCK = "BOOTTIME"
 _MODE = 0o644
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
+class _Member(Struct, frozen=True, kw_only=True):
     """One trace of the archive."""
 
     path: str

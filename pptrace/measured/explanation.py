@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import Measurement, Step, Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLoad:
+class RankLoad(Struct, frozen=True, kw_only=True):
     """The computation time of one rank."""
 
     rank: int
@@ -47,8 +47,7 @@ class RankLoad:
     """The computation time relative to the median rank, minus 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counterfactuals:
+class Counterfactuals(Struct, frozen=True, kw_only=True):
     """Spans of the computations of a step in replays without one cost each."""
 
     replayed_ns: Figure
@@ -108,8 +107,7 @@ def rank_loads(step: Computations) -> tuple[RankLoad, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     """The parts of one step; :func:`pptrace.report.numbers.with_deviations` adds deviations over several steps."""
 
     step: str
@@ -244,7 +242,7 @@ def explanation_document(
             Section(title="events that belong to no action", blocks=lost),
         ),
         values={
-            **{field.name: getattr(explanation, field.name) for field in fields(explanation)},
+            **asdict(explanation),
             "lengths_ns": lengths_ns, "unattributed": unattributed, "partial": partial or None,
             "notes": measurement.notes if measurement is not None else (),
         },

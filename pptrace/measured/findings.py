@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.measured.computations import group_quantiles
 from pptrace.measured.matching import first_difference, has_same_stages
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindRow:
+class KindRow(Struct, frozen=True, kw_only=True):
     """All actions of one kind on one stage."""
 
     kind: str
@@ -44,8 +43,7 @@ class KindRow:
         return self.ratio is not None and abs(self.ratio.value - 1) <= tolerance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """An action with a changed duration."""
 
     rank: int
@@ -62,8 +60,7 @@ class Change:
     """Its start in the second step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderChange:
+class OrderChange(Struct, frozen=True, kw_only=True):
     """The first difference of order on a rank."""
 
     rank: int
@@ -76,8 +73,7 @@ class OrderChange:
     """The next action in the second step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """All messages from one rank to another."""
 
     source: int
@@ -201,8 +197,7 @@ def _rate(size_bytes: int, count: int, median_ns: Figure) -> float | None:
 _LONGEST = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(Struct, frozen=True, kw_only=True):
     """An action that another action depends on."""
 
     rank: int
@@ -213,8 +208,7 @@ class Release:
     """The delay of its end against the first step; None where that step lacks it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
+class Divergence(Struct, frozen=True, kw_only=True):
     """The earliest action that ends early or late by more than the tolerance."""
 
     rank: int

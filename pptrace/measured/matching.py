@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 from pydantic import ValidationError
 
 from pptrace.errors import PptraceError
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _MOST_RANKS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchedActions:
+class MatchedActions(Struct, frozen=True, kw_only=True):
     """Pairs of equal computations, by start in the second step."""
 
     first: Int64s

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from pptrace.errors import OutputError
 from pptrace.files import check_targets, replace_file
@@ -80,8 +81,7 @@ def kernel_cells(names: Iterable[str]) -> dict[str, Cell]:
 _SUFFIX = ".html"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TotalChange:
+class TotalChange(Struct, frozen=True, kw_only=True):
     """Operations of one name, stream or operator on both sides."""
 
     what: str
@@ -118,8 +118,7 @@ class PrintedDiff(Printed):
     __repr__ = summary
 
 
-@dataclass(frozen=True, repr=False)
-class OperationsDiff(PrintedDiff):
+class OperationsDiff(PrintedDiff, Struct, frozen=True):
     """The differences of two traces without actions; each list has the largest change first."""
 
     names: tuple[str, str]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, PptraceError, ScheduleError
@@ -37,8 +38,7 @@ _MOST_NAMED = 4
 """Actions of a cycle that an error names."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Resimulation:
+class Resimulation(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """An order that is lowered once and runs once for each set of times."""
 
     schedule: Schedule
@@ -55,7 +55,10 @@ class Resimulation:
     """Effects of simultaneous messages on each other."""
     experiment: Experiment | None = None
     """The configuration of a simulation."""
-    _spans_ns: dict[bytes, int] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def _spans_ns(self) -> dict[bytes, int]:
+        return {}
 
     @classmethod
     def of_order(cls, order: Schedule, policy: Policy | None = None, *, partial: bool = False) -> Self:

@@ -6,13 +6,14 @@ Starts and ends of actions are from the step of median length, because medians o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, PptraceError, TableError, TraceError
@@ -55,8 +56,7 @@ class NoActionsError(ConfigError):
         """The content of the trace."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepAnalysis:
+class StepAnalysis(Struct, frozen=True, kw_only=True, dict=True):
     """A step of a side; each analysis runs once, at its first use."""
 
     step: Step
@@ -108,8 +108,7 @@ PART_LABELS = {"own collectives": "TP, CP and EP collectives"}
 """Labels of parts of a step, other than their names."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True, dict=True):
     """One side of a diff."""
 
     name: str

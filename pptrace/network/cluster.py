@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, lcm, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.errors import ConfigError, PluginError, divisors_near
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Flat, Links, Paths
@@ -25,8 +26,7 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 """The parallel axes, in the default order: neighbours along the first are neighbouring GPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Struct, frozen=True, kw_only=True):
     """GPU of each process of a job; global ranks are numbered as GPUs, node after node.
 
     Expert groups extend along the data-parallel axis, then along the context-parallel axis: ``ep`` splits
@@ -211,8 +211,7 @@ class Layout:
         return np.moveaxis(members, along, 3).reshape(-1, members.shape[along])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedLayout(Layout):
+class SharedLayout(Layout, frozen=True, kw_only=True):
     """Layout of an encoder on the GPUs of a decoder's first rank.
 
     Context-parallel parts stay on their GPUs. A tensor-parallel group of the decoder consists of groups of several
@@ -309,8 +308,7 @@ class Leg(NamedTuple):
         return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     """A network over all GPUs, node after node: the node's network within a node, else NIC, fabric, NIC.
 
     GPU ``g`` of a node uses its NIC ``g x nics // gpus``; endpoints of the node's network are its GPUs, then its

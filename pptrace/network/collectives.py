@@ -24,13 +24,15 @@ trees in the same way (``src/graph/tuning.cc``). It launches eight messages at a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from hashlib import sha256
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.errors import ConfigError
 from pptrace.network.cluster import Cluster, Leg, lowest_rates
@@ -235,8 +237,7 @@ _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 _ALL_TO_ALL = "all-to-all"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinkCollectives:
+class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Collectives over the groups of a job's layout, on the links between its GPUs.
 
     All groups of an axis, of all pipeline ranks, run simultaneously; the slowest group determines the time. The
@@ -252,10 +253,16 @@ class LinkCollectives:
     """The network between GPUs; a network other than a cluster counts as one node."""
     groups: Callable[[str], Int32s]
     """Returns the groups along an axis, one per row, such as :meth:`pptrace.network.cluster.Layout.groups`."""
-    known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    known: dict[Any, Any] = field(default_factory=dict)
     """Rings and plans by collective and groups; layouts on the same network can share them."""
-    _plans: dict[tuple[str, str], list[Plan]] = field(default_factory=dict, init=False, repr=False)
-    _fastest: dict[tuple[str, str, int], Plan] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _plans(self) -> dict[tuple[str, str], list[Plan]]:
+        return {}
+
+    @cached_property
+    def _fastest(self) -> dict[tuple[str, str, int], Plan]:
+        return {}
 
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
         """Return the time of a collective.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from pptrace.errors import PluginError
 from pptrace.steps.columns import Int32s, Int64s, column
@@ -26,8 +27,7 @@ def _none() -> Int64s:
     return np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Links:
+class Links(Struct, frozen=True, kw_only=True, eq=False):
     """Shared capacities, one per direction; each column has shape (links,)."""
 
     name: tuple[str, ...] = ()
@@ -43,20 +43,19 @@ class Links:
 
     def __post_init__(self) -> None:
         rate = column(self.rate_kbps, np.int64)
-        object.__setattr__(self, "rate_kbps", rate)
+        force_setattr(self, "rate_kbps", rate)
         for name in ("latency_ns", "overhead_ns", "flow_rate_kbps"):
             value = getattr(self, name)
             values = value if np.size(value) else np.zeros(rate.size, dtype=np.int64)
-            object.__setattr__(self, name, column(values, np.int64))
+            force_setattr(self, name, column(values, np.int64))
         if not self.name:
-            object.__setattr__(self, "name", tuple(f"link{link}" for link in range(rate.size)))
+            force_setattr(self, "name", tuple(f"link{link}" for link in range(rate.size)))
 
     def __len__(self) -> int:
         return int(self.rate_kbps.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Paths:
+class Paths(Struct, frozen=True, kw_only=True, eq=False):
     """Paths between pairs of endpoints: ``ways`` consecutive rows per pair.
 
     >>> links = Links(rate_kbps=[1000, 500], latency_ns=[10, 20])
@@ -85,14 +84,14 @@ class Paths:
 
     def __post_init__(self) -> None:
         for name in ("overhead_ns", "latency_ns", "rate_kbps"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int64))
+            force_setattr(self, name, column(getattr(self, name), np.int64))
         if not np.size(self.weight):
-            object.__setattr__(self, "weight", np.ones(np.size(self.link), dtype=np.int32))
+            force_setattr(self, "weight", np.ones(np.size(self.link), dtype=np.int32))
         if not np.size(self.route_ptr):
-            object.__setattr__(self, "route_ptr", self.link_ptr)
-            object.__setattr__(self, "route", self.link)
+            force_setattr(self, "route_ptr", self.link_ptr)
+            force_setattr(self, "route", self.link)
         for name in ("link_ptr", "link", "weight", "route_ptr", "route"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int32))
+            force_setattr(self, name, column(getattr(self, name), np.int32))
         columns = ("overhead_ns", "latency_ns", "rate_kbps", "link_ptr", "link", "weight", "route_ptr", "route")
         if any(np.ndim(getattr(self, name)) != 1 for name in columns):
             msg = "paths are columns of one dimension"
@@ -239,8 +238,7 @@ def _check_link_lists(ptr: Int32s, link: Int32s, rows: int, links: int, name: st
         raise PluginError(f"the network's paths name link {invalid}, and it has {links} links, counted from 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flat:
+class Flat(Struct, frozen=True, kw_only=True):
     """A network without contention: a message takes overhead + bytes / rate + latency, by default no time.
 
     Source: R. W. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994).

@@ -9,12 +9,15 @@ import os
 import re
 import signal
 import sys
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from inspect import get_annotations
 from numbers import Rational
 from pkgutil import resolve_name
 from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TextIO, TypeVar, cast
+
+from msgspec.structs import asdict, replace
 
 from pptrace.errors import PluginError, PptraceError
 from pptrace.plugins.providers import API, COMMANDS, AnyOffer, CommandOffer
@@ -66,16 +69,17 @@ def _name_fault(offer: AnyOffer) -> str:
 
 def _field_fault(offer: Any) -> str:
     """Return the first field error, empty for a valid offer."""
-    for field in fields(offer):
-        value, annotation = getattr(offer, field.name), str(field.type)
-        is_default = value is None and field.default is not MISSING
+    annotations = ChainMap(*(get_annotations(base) for base in type(offer).__mro__))
+    for name, value in asdict(offer).items():
+        annotation = str(annotations[name])
+        is_default = value is None and annotation.endswith("| None")
         if annotation.startswith("Callable") and not callable(value) and not is_default:
-            return f"its {field.name} is not callable"
+            return f"its {name} is not callable"
         if annotation.startswith("Mapping") and not isinstance(value, Mapping):
-            return f"its {field.name} are not a mapping"
+            return f"its {name} are not a mapping"
         if annotation.startswith("str | Mapping") and not isinstance(value, str | Mapping):
-            return f"its {field.name} is neither a name nor a mapping"
-        if field.name == "suffixes" and not _is_suffixes(value):
+            return f"its {name} is neither a name nor a mapping"
+        if name == "suffixes" and not _is_suffixes(value):
             return "its suffixes are not a tuple of endings such as '.json'"
     return ""
 
@@ -95,9 +99,9 @@ def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
     :mod:`pptrace.plugins.construction` checks the return value of ``build``.
     """
     guards: dict[str, Any] = {
-        field.name: _guard(provider, f"{field.name} of {noun} {offer.name!r}", field.name, function)
-        for field in fields(offer)
-        if callable(function := getattr(offer, field.name))
+        name: _guard(provider, f"{name} of {noun} {offer.name!r}", name, value)
+        for name, value in asdict(offer).items()
+        if callable(value)
     }
     return replace(offer, **guards)
 

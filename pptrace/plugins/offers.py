@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from msgspec import Struct, field
 
 from pptrace.plugins.providers import AnyOffer
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "Sequence[Sequence[str | Action | None]]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ScheduleOffer(AnyOffer):
+class ScheduleOffer(AnyOffer, frozen=True, kw_only=True):
     """A pipeline schedule, by its paper's name."""
 
     build: Callable[[ScheduleRequest], Schedule | Rows]
@@ -66,16 +66,14 @@ class ScheduleOffer(AnyOffer):
     """The paper or code that describes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NetworkOffer(AnyOffer):
+class NetworkOffer(AnyOffer, frozen=True, kw_only=True):
     """A network model."""
 
     build: Callable[[NetworkRequest], Network]
     options: Callable[[], type[BaseModel]] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MessagePolicyOffer(AnyOffer):
+class MessagePolicyOffer(AnyOffer, frozen=True, kw_only=True):
     """A policy that issues the messages between pipeline ranks: a value of ``p2p.policy``."""
 
     build: Callable[[Schedule, Mapping[str, Any]], Policy]
@@ -87,8 +85,7 @@ class MessagePolicyOffer(AnyOffer):
     """The code or paper that describes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CostModelOffer(AnyOffer):
+class CostModelOffer(AnyOffer, frozen=True, kw_only=True):
     """A model of the time and memory of a step's actions."""
 
     build: Callable[[CostRequest], Workload]
@@ -99,24 +96,21 @@ class CostModelOffer(AnyOffer):
     """Returns the parameter model of ``CostRequest.device``; None if it reads no device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModelOffer(AnyOffer):
+class ModelOffer(AnyOffer, frozen=True, kw_only=True):
     """A preset of a model: the values that a user would otherwise write under ``model:``."""
 
     values: Mapping[str, Any]
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceOffer(AnyOffer):
+class DeviceOffer(AnyOffer, frozen=True, kw_only=True):
     """A preset of a device: the values that a user would otherwise write under ``device:``."""
 
     values: Mapping[str, Any]
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackRule:
+class StackRule(Struct, frozen=True, kw_only=True):
     """Values of a software stack for the configurations that match."""
 
     set: Mapping[str, Any]
@@ -130,8 +124,7 @@ class StackRule:
     """Conditions of which none holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StackOffer(AnyOffer):
+class StackOffer(AnyOffer, frozen=True, kw_only=True):
     """A preset of a software stack: what a release of a framework does to the time and memory of a step."""
 
     rules: Sequence[StackRule] = ()
@@ -143,8 +136,7 @@ class StackOffer(AnyOffer):
     ``pytorch``; by default that of the stack that it inherits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ClusterOffer(AnyOffer):
+class ClusterOffer(AnyOffer, frozen=True, kw_only=True):
     """A preset of a cluster: the values that a user would otherwise write under ``cluster:``."""
 
     values: Mapping[str, Any]
@@ -154,8 +146,7 @@ class ClusterOffer(AnyOffer):
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExecutorOffer(AnyOffer):
+class ExecutorOffer(AnyOffer, frozen=True, kw_only=True):
     """An executor for the points of a sweep."""
 
     build: Callable[[ExecutorRequest], Executor]
@@ -165,8 +156,7 @@ class ExecutorOffer(AnyOffer):
     """Whether calls run in this process; else functions, arguments and results have to be pickled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExporterOffer(AnyOffer):
+class ExporterOffer(AnyOffer, frozen=True, kw_only=True):
     """A trace format that pptrace writes."""
 
     suffixes: tuple[str, ...]
@@ -179,8 +169,7 @@ class ExporterOffer(AnyOffer):
     """Whether a file holds one rank, so that callers write ``step.et`` as ``step.0.et``, ``step.1.et``, ..."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImporterOffer(AnyOffer):
+class ImporterOffer(AnyOffer, frozen=True, kw_only=True):
     """A trace format that pptrace reads."""
 
     recognises: Callable[[Path, bytes], bool]
@@ -196,8 +185,7 @@ class ImporterOffer(AnyOffer):
     """Returns what a file is that no importer recognises, and what to do; empty for an unknown file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplanationPart:
+class ExplanationPart(Struct, frozen=True, kw_only=True, eq=False):
     """Sections, values and pictures that an analysis adds to the explanation of a measured step."""
 
     sections: tuple[Section, ...] = ()
@@ -212,8 +200,7 @@ class ExplanationPart:
     """Descriptions of data that could not be analysed; each is a line on the standard error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplanationOffer(AnyOffer):
+class ExplanationOffer(AnyOffer, frozen=True, kw_only=True):
     """An analysis of measured runs for ``pptrace explain``."""
 
     explain: Callable[[Measurement, Step], ExplanationPart | None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,8 +40,7 @@ COMMANDS = {
 ``pptrace.cli``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AnyOffer:
+class AnyOffer(Struct, frozen=True, kw_only=True, eq=False):
     """Fields of every offer."""
 
     name: str
@@ -51,8 +51,7 @@ class AnyOffer:
     """Version of the plugin interface that the offer is written for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommandOffer(AnyOffer):
+class CommandOffer(AnyOffer, frozen=True, kw_only=True):
     """A command of ``pptrace``; ``pptrace --help`` shows its summary."""
 
     load: Callable[[], Command]
@@ -94,8 +93,7 @@ class Failure(NamedTuple):
         return f"{self.provider}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Provided(Generic[Offer_co]):
+class Provided(Struct, Generic[Offer_co], frozen=True, kw_only=True, eq=False):
     """An offer and its provider."""
 
     offer: Offer_co

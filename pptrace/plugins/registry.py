@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from importlib import import_module
 from itertools import islice
@@ -15,6 +14,7 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, overload
 
+from msgspec import Struct
 from pluggy import PluginManager
 
 from pptrace.errors import PluginError, nearest
@@ -55,8 +55,7 @@ _OTHER_DISTRIBUTIONS = ("pptrace-accuracy", "pptrace-chakra", "pptrace-stp")
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class OfferKind(Generic[Offer]):
+class OfferKind(Struct, Generic[Offer], frozen=True):
     """Kind of the offers of one hook; as an attribute of a registry instance, its offers by name."""
 
     hook: str

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -112,8 +114,7 @@ class ScheduleRequest:
         return self.ranks * self.chunks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderGrid:
+class EncoderGrid(Struct, frozen=True, kw_only=True):
     """Sizes of an encoder's grid of processes, and its exchange with the decoder's grid."""
 
     name: str = ""
@@ -140,8 +141,7 @@ class EncoderGrid:
     """Whether one GPU of each replica gets messages, and broadcasts them to its tensor-parallel group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostRequest:
+class CostRequest(Struct, frozen=True, kw_only=True):
     """Inputs from which a cost model builds a :class:`~pptrace.steps.workload.Workload`."""
 
     ranks: int
@@ -152,9 +152,9 @@ class CostRequest:
     """Microbatches that one pipeline runs in the step."""
     edges: tuple[tuple[int, int], ...] = ()
     """The stages' graph as (from, to), forward; empty for a chain."""
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = {}
     """The model's description: a preset's values with the user's changes."""
-    device: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, Any] = {}
     """The device's description: a preset's values with the user's changes."""
     rank_devices: tuple[Mapping[str, Any], ...] = ()
     """Shape (ranks,): the device of each pipeline rank where they differ; empty where all are ``device``."""
@@ -183,7 +183,7 @@ class CostRequest:
     """Sequences in the step, over all replicas."""
     collectives: GroupCollectives | None = None
     """Times of collectives on the job's cluster; None without a cluster."""
-    data_parallel: Mapping[str, int] = field(default_factory=dict)
+    data_parallel: Mapping[str, int] = {}
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
     reshard: str = "never"
     """When gathered weights are freed: after a stage's last pass (``never``), each ``forward`` or ``backward``, or
@@ -206,7 +206,7 @@ class CostRequest:
     action outside pairs does not depend on it."""
     encoders: tuple[EncoderGrid, ...] = ()
     """Sizes of encoders, in the order of their ranks; encoders without an entry have those of the decoder."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
     """The cost model's options."""
 
     @property
@@ -226,8 +226,7 @@ class CostRequest:
         return self.stages - len({low for low, _ in self.edges}) if self.edges else 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRequest:
+class NetworkRequest(Struct, frozen=True, kw_only=True):
     """Inputs of a network.
 
     A network connects endpoints, numbered from 0. Without a cluster, endpoints are the pipeline ranks. Inside a
@@ -241,15 +240,14 @@ class NetworkRequest:
     """Number of NICs of a node, the last endpoints; 0 for a network that is not inside a node."""
     per_node: int = 1
     """Number of consecutive endpoints that are NICs of one node, for a cluster's fabric."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
     """The network's options."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorRequest:
+class ExecutorRequest(Struct, frozen=True, kw_only=True):
     """Inputs of an executor for the points of a sweep."""
 
     workers: int
     """Number of points that run simultaneously."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
     """The executor's options."""

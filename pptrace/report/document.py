@@ -6,11 +6,13 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from pptrace.report.numbers import MARK, Figure
 from pptrace.sanitize import printable, printable_line
@@ -134,8 +136,7 @@ class Section(NamedTuple):
     """The order of sections in pages, the largest first; text has them in document order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(Struct, frozen=True, kw_only=True):
     """The result of a command; prints as its text."""
 
     title: str
@@ -374,8 +375,8 @@ def plain(value: Any) -> Any:
         value = value.value
     if isinstance(value, Action):
         return str(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain_by_name((field.name, getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Struct):
+        return _plain_by_name(asdict(value).items())
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

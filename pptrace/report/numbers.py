@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -182,7 +183,7 @@ def with_deviations(value: T, *groups: Sequence[T], factors: Sequence[float] = (
     """Return a value whose figures have deviations over replicates of the value.
 
     Args:
-        value: nested dataclasses, mappings and tuples with figures.
+        value: nested records, mappings and tuples with figures.
         groups: replicates, one per step of the first and of the second side; empty for one step.
         factors: factors of the deviations over each group; less than 1 for pooled steps.
     """
@@ -203,8 +204,8 @@ def _add_deviations(value: Any, groups: Sequence[Sequence[Any]], factors: Sequen
             _add_deviations(value.first, sides[:1], factors[:1]),
             _add_deviations(value.second, sides[1:], factors[1:]),
         )
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: part(field.name, getattr) for field in fields(value)})
+    if isinstance(value, Struct):
+        return replace(value, **{name: part(name, getattr) for name in value.__struct_fields__})
     if isinstance(value, Mapping):
         return {key: part(key, lambda mapping, key: mapping.get(key)) for key in value}
     if isinstance(value, tuple):

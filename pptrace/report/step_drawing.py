@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
 from itertools import accumulate, count, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.config.quantities import format_duration
 from pptrace.report.svg import darker, document, drawing, element, number, write_drawing
@@ -77,8 +77,7 @@ class Level:
     WORK, WAIT, CONCURRENT, PATH = range(4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(Struct, frozen=True, kw_only=True):
     """A bar of a chart."""
 
     rank: int
@@ -97,8 +96,7 @@ class Bar:
     """The tooltip; empty in sampled charts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class Chart(Struct, frozen=True, kw_only=True):
     """A Gantt chart of a step."""
 
     ranks: tuple[int, ...]
@@ -211,8 +209,7 @@ def _visible_window(timeline: Timeline, waits: Waits) -> tuple[int, int]:
     return min(start, int(waits.start_ns.min())), max(end, int(waits.end_ns.max()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(Struct, frozen=True):
     """Bars of a level in columns, ordered by time within a lane."""
 
     level: int

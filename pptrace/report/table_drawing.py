@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import count, product
 from textwrap import wrap
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, ScheduleError
@@ -57,8 +58,7 @@ _PER_SLOT = Flat(rate_kbps=1_000_000)
 """A network on which a message of one byte takes one slot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(Struct, frozen=True, kw_only=True):
     """An action of a drawing."""
 
     rank: int
@@ -89,8 +89,7 @@ class Cell:
         return self.action.kind in COPIES and not self.marked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class Drawing(Struct, frozen=True, kw_only=True):
     """A schedule in slots."""
 
     ranks: int
@@ -300,8 +299,7 @@ class _Feeds:
         return [need for need in needed if need in self._outputs]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlappedPair:
+class OverlappedPair(Struct, frozen=True, kw_only=True):
     """An overlapped pair of a drawing."""
 
     members: tuple[Cell, ...]
@@ -595,8 +593,7 @@ _COPIES = {Kind.OFFLOAD: "  out", Kind.RELOAD: "  in"}
 """Copies of activations with a separate line below the line of their rank, and the line's margin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Struct, frozen=True, kw_only=True):
     """The visible part of a table."""
 
     first: int

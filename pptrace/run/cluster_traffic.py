@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.overrides import assignment
 from pptrace.config.quantities import format_rate
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[0-9]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkGroup:
+class LinkGroup(Struct, frozen=True, kw_only=True):
     """Links whose names differ only in numbers."""
 
     pattern: str
@@ -49,8 +49,7 @@ class LinkGroup:
     """Their different latencies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRoute:
+class GpuRoute(Struct, frozen=True, kw_only=True):
     """The route between two GPUs."""
 
     source: int
@@ -71,8 +70,7 @@ class GpuRoute:
     """Rate of a message while all hops of the pipeline are busy, in both directions and all replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterView:
+class ClusterView(Struct, frozen=True, kw_only=True):
     """A cluster and its load by a pipeline."""
 
     job: RankNetwork

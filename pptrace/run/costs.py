@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.choices import Bridge, ReduceGroups, Reshard
 from pptrace.config.schema import grid_key, module_title
@@ -65,8 +68,7 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     return resolved.with_values("data_parallel", defaults, "as the pipeline's network")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Costs:
+class Costs(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """A cost model with checked options, for any number of stages."""
 
     resolved: Resolved
@@ -81,7 +83,10 @@ class Costs:
     """Lengths of the microbatches' sequences; None for equal ones."""
     speeds: Int64s | None = None
     """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
-    _workloads: dict[Any, Workload] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _workloads(self) -> dict[Any, Workload]:
+        return {}
 
     @property
     def classes(self) -> Int32s | None:
@@ -443,7 +448,7 @@ def part_times(
     kernels = workload.kernels() if workload.kernels else ()
     total_ns = sum(kernel.duration_ns for kernel in kernels)
     causal_ns = sum(kernel.duration_ns for kernel in kernels if kernel.causal)
-    request = replace(request, causal_share=Fraction(causal_ns, max(total_ns, 1)))
+    request = dataclasses.replace(request, causal_share=Fraction(causal_ns, max(total_ns, 1)))
     return call_plugin(provided.provider, shares, request)
 
 

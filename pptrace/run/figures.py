@@ -6,9 +6,10 @@ Training (2026), which shows that rankings change between the three.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from msgspec.structs import asdict
 
 from pptrace.memo import shared
 from pptrace.plugins.construction import build_schedule

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.choices import Bridge
 from pptrace.config.flags import HEADLINES
@@ -112,8 +114,7 @@ class Prepared(NamedTuple):
         return lowered.run()
 
 
-@dataclass(slots=True, kw_only=True)
-class Inputs:
+class Inputs(Struct, kw_only=True):
     """A configuration that the stages of preparation fill in, and the plugins that they use."""
 
     resolved: Resolved

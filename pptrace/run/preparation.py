@@ -6,12 +6,13 @@ A stage returns its result and fills in its sections of the configuration.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import exceeds_memory, gibibytes, memory_key, most_memory
@@ -215,10 +216,12 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
 
     tables = OtherTables(inputs=initial, request=sizes, compute_times=compute_times, prepared=inputs_with_table)
     provided = inputs.look_up(inputs.registry.schedules, inputs.experiment.schedule.name, "schedule")
-    request = replace(sizes, options=inputs.fill_options("schedule", provided.offer.options))
+    request = dataclasses.replace(sizes, options=inputs.fill_options("schedule", provided.offer.options))
     with at_location(inputs.resolved, "schedule"):
         if provided.offer.chunks is not None and CHUNKS not in inputs.resolved.positions:
-            request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
+            request = dataclasses.replace(
+                request, chunks=call_plugin(provided.provider, provided.offer.chunks, request)
+            )
         stages = request.stages
         lazy = LazyRequest.of(request, lambda: compute_times(stages), tables)
         table = shared(

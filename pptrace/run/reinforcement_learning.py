@@ -8,10 +8,10 @@ policy. ``blocking`` replaces a policy that follows the calls of a framework's t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.run.replicas import inputs_of_replicas
 from pptrace.sim.simulation import Simulated, lower_step

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.config.choices import Reshard, Sharing
 from pptrace.config.quantities import format_duration, format_size
@@ -267,7 +268,7 @@ def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepa
     """Return the inputs of one replica alone: its costs, and where it has fewer microbatches its table."""
     issued = differing.issued_of(replica)
     if issued is not None:
-        request = replace(prepared.request, microbatches=issued.schedule.microbatches)
+        request = dataclasses.replace(prepared.request, microbatches=issued.schedule.microbatches)
         is_configured = any(prepared.policy is each.policy for each in differing.tables.values())
         policy = issued.policy if is_configured else prepared.policy
         prepared = prepared._replace(schedule=issued.schedule, request=request, policy=policy)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-class Run(SimulatedStep, Printed):
+class Run(SimulatedStep, Printed, frozen=True, dict=True):
     """One simulated step; prints as its summary."""
 
     @cached_property

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.choices import Balance
 
@@ -53,8 +54,7 @@ class Pack(NamedTuple):
     """Context-parallel size of the group that computes it; 0 for that of the configuration."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sequences:
+class Sequences(Struct, frozen=True, kw_only=True, eq=False):
     """The packs of a step's microbatches."""
 
     packs: tuple[Pack, ...]
@@ -185,8 +185,7 @@ Replicas = list[list[Microbatch]]
 """The microbatches of each replica."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class Packing(Struct, frozen=True, kw_only=True):
     """Sizes of a step whose microbatches consist of documents."""
 
     limit: int

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.resolution import load
 from pptrace.errors import ScheduleError
@@ -37,8 +38,7 @@ _KEYS = (("batch", "lengths"), ("batch", "documents"), ("data_parallel", "speeds
 """Sections and keys by which replicas differ."""
 
 
-@dataclass(frozen=True)
-class SimulatedStep:
+class SimulatedStep(Struct, frozen=True, dict=True):
     """One simulated step."""
 
     prepared: Prepared

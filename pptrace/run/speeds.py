@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,8 +166,7 @@ class Issued(NamedTuple):
     policy: Policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReplicaCosts:
+class ReplicaCosts(Struct, frozen=True, kw_only=True, eq=False):
     """Costs of replicas that differ by their sequences or speeds."""
 
     costs: Workload

@@ -7,12 +7,12 @@ copy to the host as early as possible and back as late as possible, and skip act
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
 from pptrace.run.speeds import PASS_COLUMNS

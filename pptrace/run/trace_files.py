@@ -6,12 +6,12 @@ import re
 import zlib
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import check_regular

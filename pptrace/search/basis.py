@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment, assignments
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from pptrace.run.run import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseConfiguration:
+class BaseConfiguration(Struct, frozen=True, kw_only=True):
     """The common configuration of the runs of a search, read once."""
 
     document: Document
@@ -59,8 +59,7 @@ class BaseConfiguration:
         return Basis(document=self.document, sets=self.sets, flags=self.flags, registry=registry)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis(BaseConfiguration):
+class Basis(BaseConfiguration, frozen=True, kw_only=True):
     """The common configuration of the runs of a search, with plugins."""
 
     registry: Registry
@@ -111,8 +110,7 @@ class Basis(BaseConfiguration):
 _SETTING = re.compile(r"\s*([A-Za-z_][\w.\[\]-]*)\s*=(.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """A schedule with its settings."""
 
     label: str

@@ -10,10 +10,10 @@ from __future__ import annotations
 import csv
 import math
 import shlex
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.config.overrides import Assignment, assignments
 from pptrace.config.places import key_text
@@ -44,8 +44,7 @@ _SECOND_NS = 1e9
 _LARGEST_NS = 2**62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
+class MeasuredRun(Struct, frozen=True, kw_only=True):
     """A measured step of a configuration."""
 
     line: int
@@ -126,8 +125,7 @@ def _by_key(settings: Iterable[Assignment]) -> dict[str, Any]:
     return {key_text(assigned.path): assigned.value for assigned in settings}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bias:
+class Bias(Struct, frozen=True, kw_only=True):
     """Factors of the parts of a step, and measured steps in place of expected ones."""
 
     factors: Mapping[str, float] = field(default_factory=dict)

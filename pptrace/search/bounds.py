@@ -31,11 +31,12 @@ of a table, from a few of its actions; and the whole table.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.choices import Validation
 from pptrace.memo import shared
@@ -62,8 +63,7 @@ if TYPE_CHECKING:
 _COLLECTIVES = KindSet(kind for kind in Kind if KINDS[kind].stream is Stream.DATA_PARALLEL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(Struct, frozen=True, kw_only=True):
     """Lower bounds of a simulated step."""
 
     step_ns: int
@@ -402,8 +402,7 @@ class SegmentTimes(NamedTuple):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class Times(Struct, frozen=True, kw_only=True):
     """Least times of actions in ns, over all classes of microbatches; each of shape (kinds, stages).
 
     Without segments, all actions run one after another.
@@ -500,8 +499,7 @@ def _longest(durations: Int64s, least: Int64s | int, edges: Sequence[tuple[int, 
     return np.array(longest, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class Outline(Struct, frozen=True, kw_only=True):
     """A few actions of each row of a table, for fast bounds with many costs.
 
     A span of a row begins with the first action or the first backward, and ends with the last action or the last

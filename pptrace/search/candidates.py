@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from pptrace.config.places import key_text
 from pptrace.config.resolution import load
@@ -65,8 +66,7 @@ class Outcome(StrEnum):
     SIMULATED = "simulated"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Candidate:
+class Candidate(Struct, kw_only=True, eq=False):
     """A configuration of the space."""
 
     number: int
@@ -129,8 +129,7 @@ class Candidate:
         return f"{self.schedule}, {' '.join(listed)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """A machine whose speed differs from the configured one."""
 
     name: str

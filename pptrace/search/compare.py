@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.config.overrides import assignment
@@ -46,8 +48,7 @@ if TYPE_CHECKING:
     from pptrace.search.basis import Basis, Entry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedSchedule:
+class ComparedSchedule(Struct, frozen=True, kw_only=True):
     """One schedule of a comparison. Ranks count from 1; equal values share a rank."""
 
     entry: Entry
@@ -93,8 +94,7 @@ class ComparedSchedule:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison(Printed):
+class Comparison(Printed, Struct, frozen=True, kw_only=True):
     """Schedules at three levels; prints as its table."""
 
     rows: tuple[ComparedSchedule, ...]
@@ -467,8 +467,7 @@ _VARIANTS: tuple[tuple[str, type[Choice], frozenset[PolicyName]], ...] = (
 """Settings with the largest effect on a policy, their values, and the policies that have them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRow:
+class PolicyRow(Struct, frozen=True, kw_only=True):
     """One schedule under one policy."""
 
     policy: str
@@ -494,8 +493,7 @@ class PolicyRow:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyTable:
+class PolicyTable(Struct, frozen=True, kw_only=True):
     """Schedules under every policy."""
 
     rows: tuple[PolicyRow, ...]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from itertools import chain, groupby, pairwise
 from math import isqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment
@@ -42,8 +44,7 @@ _INTEGER = re.compile(r"[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """The integer encoding of a key's values: counts, billionths, or base units of a dimension."""
 
     dimension: Dimension | None = None
@@ -127,8 +128,7 @@ _HALF_RANGE, _HUNDREDTHS = 3162, 100
 _RANGE_DIGITS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """A numeric key and its range."""
 
     key: str
@@ -281,8 +281,7 @@ _DECADES = 1000
 """Ratio of the last to the first positive value of a grid that begins at 0."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Bisection:
+class Bisection(Struct, kw_only=True):
     """A search for the changes of a sign.
 
     >>> search = Bisection(sign=lambda x: (x > 40) - (x < 40), is_discrete=True)
@@ -385,8 +384,7 @@ _LARGEST_CERTAIN = 10**6
 """Smallest rejected count that is certainly too large; smaller counts may be indivisible."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedValue:
+class ComparedValue(Struct, frozen=True, kw_only=True):
     """The steps of both schedules at one value of the axis."""
 
     value: int
@@ -410,8 +408,7 @@ class ComparedValue:
         return max(self.step_ns) / min(self.step_ns) - 1 if min(self.step_ns) else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FasterChange:
+class FasterChange(Struct, frozen=True, kw_only=True):
     """A change of the faster schedule."""
 
     below: ComparedValue
@@ -420,8 +417,7 @@ class FasterChange:
     """The first simulated value after the change."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
+class Skipped(Struct, frozen=True, kw_only=True):
     """A value that a schedule does not support."""
 
     value: int
@@ -434,8 +430,7 @@ class Skipped:
     """The reason in one line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossover(Printed):
+class Crossover(Printed, Struct, frozen=True, kw_only=True):
     """Two schedules along an axis; prints as its summary."""
 
     span: Span
@@ -584,8 +579,7 @@ def _check_largest(basis: Basis, between: Sequence[Entry], span: Span) -> None:
         check_size(resolved)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Pair:
+class _Pair(Struct, kw_only=True):
     """Simulator of both schedules at values of the axis, with its results."""
 
     basis: Basis

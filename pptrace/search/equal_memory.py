@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.config.resolution import load
@@ -53,8 +55,7 @@ _DERIVED = "batch.microbatches"
 """A setting that follows from other settings."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EqualSchedule:
+class EqualSchedule(Struct, frozen=True, kw_only=True):
     """One schedule of a comparison on equal memory."""
 
     entry: Entry
@@ -169,8 +170,7 @@ def _name(key: str) -> str:
 _JOB = ("pp", "tp", "dp", "cp", "ep")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EqualComparison(Printed):
+class EqualComparison(Printed, Struct, frozen=True, kw_only=True):
     """Schedules under one memory limit; prints as its table."""
 
     rows: tuple[EqualSchedule, ...]
@@ -311,8 +311,7 @@ def check_exclusive(*, memory: bool, policies: bool, vary: bool) -> None:
         raise ConfigError("needs --memory: it varies settings of a comparison at equal memory", file="--vary")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Searches:
+class _Searches(Struct, frozen=True, kw_only=True):
     """The searches of all schedules, with shared workloads."""
 
     basis: Basis

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid, parse_value
@@ -35,8 +36,7 @@ _MOST_VALUES = 10_000
 _SCHEDULE_KEYS = ("schedule", "schedule.name")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Value(Struct, frozen=True, kw_only=True):
     """One value of an axis."""
 
     text: str
@@ -53,8 +53,7 @@ class Value:
         return value if isinstance(value, int | float | str) else self.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class Axis(Struct, frozen=True, kw_only=True):
     """A key and its values."""
 
     key: str
@@ -238,8 +237,7 @@ _MICROBATCHES: KeyPath = ("batch", "microbatches")
 _TABLE_SIZES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _MICROBATCHES, _GLOBAL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(Struct, frozen=True, kw_only=True):
     """One combination of the axes' values."""
 
     values: tuple[Value, ...]
@@ -259,8 +257,7 @@ class Point:
         return Entry(label="--over", name="", settings=(), varied=(*_varied(self.values), *self.replicas))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Grid(Struct, frozen=True, kw_only=True):
     """All points of a sweep."""
 
     base: BaseConfiguration

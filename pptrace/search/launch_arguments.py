@@ -18,8 +18,10 @@ Source: Megatron-Bridge 0.7 as of 22 August 2026: ``src/megatron/bridge/recipes`
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.choices import Reshard
 from pptrace.config.schema import Preset, is_yaml_file
@@ -48,8 +50,7 @@ _OTHER_MODULES = {"full_attn", "mlp_act", "alternate_products"}
 """Modules that other frameworks recompute, and Megatron-LM does not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class Arguments(Struct, frozen=True, kw_only=True):
     """Launch arguments of a framework."""
 
     words: tuple[str, ...]
@@ -558,8 +559,7 @@ def pytorch_arguments(experiment: Experiment, table: Schedule, file: str = TABLE
     return Arguments(words=(file,), without=tuple(without), notes=(f"_PipelineScheduleRuntime loads {file}",))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
+class Framework(Struct, frozen=True, kw_only=True):
     """A framework that runs a plan."""
 
     title: str

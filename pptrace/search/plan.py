@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.flags import ARGUMENTS, names_arguments
 from pptrace.config.places import key_text
@@ -86,8 +89,7 @@ _CLOSE = Fraction(2, 100)
 """Largest loss on a changed machine that is close to the best."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The best configuration on a changed machine."""
 
     machine: str
@@ -98,8 +100,7 @@ class Verdict:
     """Place, from 0, of the best contender on this machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Robustness:
+class Robustness(Struct, frozen=True, kw_only=True):
     """Whether the best configuration stays the best on changed machines."""
 
     contenders: int

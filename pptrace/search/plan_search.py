@@ -15,7 +15,6 @@ import pickle
 import signal
 from bisect import insort
 from collections import Counter, deque
-from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
@@ -23,6 +22,9 @@ from math import gcd
 from operator import attrgetter
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.errors import ConfigError
@@ -46,8 +48,7 @@ if TYPE_CHECKING:
     from pptrace.search.space import Group, Layout, Score
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class CandidateGroup:
+class CandidateGroup(Struct, kw_only=True, eq=False):
     """A group of the space: excluded as a whole, or expanded into candidates."""
 
     group: Group
@@ -89,8 +90,7 @@ class Part(NamedTuple):
         return self.group.group.number, self.has_pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unproved:
+class Unproved(Struct, frozen=True, kw_only=True):
     """Configurations that a search did not exclude before it ended."""
 
     configurations: int = 0
@@ -506,9 +506,7 @@ class Search:
         executor = self.runner.worker_executor()
         if executor is not None:
             problem = self.space.problem
-            values = {
-                each.name: getattr(problem, each.name) for each in fields(problem) if each.name != "registry"
-            }
+            values = {name: value for name, value in asdict(problem).items() if name != "registry"}
             call = partial(_call_space_bounds, pickle.dumps((values, self.request)), method)
             self._ahead[method] = Prefetch(executor, call, items, ahead=2 * self.runner.workers, size=size)
 

@@ -9,10 +9,11 @@ import sqlite3
 import warnings
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from msgspec import Struct
 
 from pptrace.config.overrides import parse_value
 from pptrace.config.resolution import document_of, load
@@ -131,8 +132,7 @@ def cores() -> int:
 _KEY = "executor"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorChoice:
+class ExecutorChoice(Struct, frozen=True, kw_only=True):
     """An executor offer with its checked options."""
 
     provided: Provided[ExecutorOffer]

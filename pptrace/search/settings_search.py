@@ -14,6 +14,8 @@ from itertools import product
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msgspec import Struct
+
 from pptrace.config.quantities import exact_size
 from pptrace.config.resolution import load
 from pptrace.config.schema import Offload, Recompute
@@ -59,8 +61,7 @@ _RATIOS = (0.25, 0.5, 1)
 _COPIED, _RECOMPUTED = "schedule.offload.ratio", "schedule.recompute.early"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariableSetting:
+class VariableSetting(Struct, frozen=True, kw_only=True):
     """One variable setting, or several dependent settings."""
 
     name: str

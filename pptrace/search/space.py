@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, product
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
@@ -81,8 +83,7 @@ class EncoderSizes(NamedTuple):
         return self.pp * (self.tp or tp) * (self.cp or cp)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Struct, frozen=True, kw_only=True):
     """A division of GPUs with a batch; the sizes but ``pp`` are those of the decoder."""
 
     gpus: int
@@ -126,8 +127,7 @@ class Layout:
         return 0 if rest else count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """Configurations of one layout and settings, which differ in schedule, chunks and split."""
 
     number: int
@@ -137,8 +137,7 @@ class Group:
     """Its settings."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(Struct, frozen=True, kw_only=True):
     """GPUs, limits and objective of a plan."""
 
     gpus: int
@@ -255,8 +254,7 @@ LAYERS = "model.layers_per_stage"
 _PLACE = Place(source="plan")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanProblem:
+class PlanProblem(Struct, frozen=True, kw_only=True):
     """The common configuration of a plan."""
 
     document: Document

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from heapq import heapify, heapreplace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.places import key_text
 from pptrace.config.validation import merged
@@ -72,7 +74,7 @@ _KEPT_FAMILIES = 2048
 """Families of groups in the cost cache."""
 _KEPT_OUTLINES = 2048
 """Outlines of tables in the cache; groups with as many ranks and microbatches share them."""
-_COLUMNS = tuple(each.name for each in fields(Workload) if each.name not in {"classes", "notes", "kernels"})
+_COLUMNS = tuple(name for name in Workload.__struct_fields__ if name not in {"classes", "notes", "kernels"})
 """The costs of a step: all fields of a workload except its classes, which have the same fields, and texts."""
 Splits: TypeAlias = "Mapping[str, list[int]]"
 """Layers per stage by key, such as that of the decoder."""
@@ -117,8 +119,7 @@ class Member(NamedTuple):
         return (setting("parallel.vp", self.chunks),) if self.chunks is not None and self.chunks > 1 else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupBounds:
+class GroupBounds(Struct, frozen=True, kw_only=True):
     """Lower bounds of the members of a group, for any table."""
 
     plain: Bound | None = None
@@ -172,8 +173,7 @@ class GroupBounds:
         return self.paired if has_pairs else self.plain
 
 
-@dataclass(slots=True, kw_only=True)
-class MemberBound:
+class MemberBound(Struct, kw_only=True):
     """The bound of a member from its table and costs."""
 
     chunks: int | None = None
@@ -756,8 +756,7 @@ _TIMES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedTable:
+class CachedTable(Struct, frozen=True, kw_only=True):
     """The table of a schedule for given sizes."""
 
     request: ScheduleRequest
@@ -828,7 +827,7 @@ class TableCache:
         Raises:
             PptraceError: refused times or memory.
         """
-        request = replace(cached.request, **times)
+        request = dataclasses.replace(cached.request, **times)
         table = with_branches(build_schedule(self.registry.schedules[entry.name], request), cached.branches)
         return replace(cached, request=request, table=table, digest=_table_digest(table))
 
@@ -859,7 +858,9 @@ class TableCache:
             options=self._options[entry.label],
         )
         if chunks is None and provided.offer.chunks is not None:
-            request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
+            request = dataclasses.replace(
+                request, chunks=call_plugin(provided.provider, provided.offer.chunks, request)
+            )
         reason = too_large(request.ranks, request.chunks, request.microbatches)
         actions = 2 * request.ranks * request.chunks * request.microbatches
         if not reason and actions > _MOST_ACTIONS:

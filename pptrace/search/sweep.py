@@ -6,11 +6,12 @@ import csv
 import re
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from pptrace.config.flags import names_arguments
@@ -46,8 +47,7 @@ _SIMULATED = 2
 """Simulations per point: with its costs, and without messages for its bubble."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep(Printed):
+class Sweep(Printed, Struct, frozen=True, kw_only=True):
     """The table of a sweep; prints as the output of the command line."""
 
     over: tuple[str, ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from msgspec import Struct
 
 from pptrace.config.flags import key_of
 from pptrace.config.quantities import DURATION, FLOPS, RATE, SIZE
@@ -38,8 +39,7 @@ _TIME = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChartColumn:
+class ChartColumn(Struct, frozen=True, kw_only=True):
     """A column in a chart."""
 
     column: str
@@ -62,8 +62,7 @@ class ChartColumn:
         return float(value) / self.scale if isinstance(value, int | float) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
+class Roles(Struct, frozen=True, kw_only=True):
     """The roles of a sweep's axes in a picture."""
 
     x: str
@@ -175,8 +174,7 @@ _DECADES = 50
 _MOST_TICKS = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(Struct, frozen=True, kw_only=True):
     """The choice of a picture."""
 
     plot: str = "lines"

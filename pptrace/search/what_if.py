@@ -10,12 +10,13 @@ a failed worker's forwards and backwards are re-routed to its peers, which hold 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_duration, format_size
@@ -101,8 +102,7 @@ def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
     return prepared._replace(workload=replace(workload, classes=classes, microbatch_class=numbers))
 
 
-@dataclass(frozen=True, slots=True)
-class _Faster:
+class _Faster(Struct, frozen=True):
     """A network with scaled times."""
 
     network: Network
@@ -132,8 +132,7 @@ _FREE = 1e9
 """Speed at which communication takes no time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Struct, frozen=True, kw_only=True):
     """One change of a step."""
 
     name: str
@@ -146,8 +145,7 @@ class WhatIf:
     """The reason why there is no step, or what else the step differs in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfs(Printed):
+class WhatIfs(Printed, Struct, frozen=True, kw_only=True):
     """A step, and the saving of each change."""
 
     run: Run

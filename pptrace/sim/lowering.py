@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
 from pptrace.memo import shared, shares

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 
 from pptrace.config.choices import PolicyName, StreamPer
 from pptrace.errors import CostError, ScheduleError
@@ -375,8 +375,9 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
             f"the schedule has {boundaries}"
         )
     widest = int(schedule.span.max(initial=1))
-    named = ((field.name, getattr(workload, field.name)) for field in fields(workload))
-    columns = {name: values for name, values in named if isinstance(values, np.ndarray) and values.size}
+    columns = {
+        name: values for name, values in asdict(workload).items() if isinstance(values, np.ndarray) and values.size
+    }
     every_value = np.concatenate([*columns.values()])
     if int(every_value.min()) < 0 or int(every_value.max()) * widest >= LARGEST:
         for name, values in columns.items():

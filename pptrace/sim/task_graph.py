@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.steps.actions import Cells
 from pptrace.steps.columns import Columns, Int64s, find
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TaskGraph(Cells):
+class TaskGraph(Cells, frozen=True, kw_only=True):
     """Tasks and their dependencies.
 
     The first ``rows`` tasks become the slices of the timeline, in its order: by lane, and within a
@@ -105,8 +104,7 @@ class TaskGraph(Cells):
         return replace(self, duration_ns=duration_ns, lag_ns=lag_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ActionTimes(Columns):
+class ActionTimes(Columns, frozen=True, kw_only=True):
     """Nanoseconds per action, one value for each named action; the workload or the network gives all other times.
 
     An action of several microbatches has the place of its first one.

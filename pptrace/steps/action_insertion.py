@@ -7,10 +7,10 @@ arrives: Liu et al., Mario: Near Zero-cost Activation Checkpointing in Pipeline 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ScheduleError

@@ -13,11 +13,12 @@ the sender's stage, ``RECV_F`` and ``RECV_B`` the receiver's.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 from pptrace.errors import TableError
 from pptrace.steps.columns import Columns, Int8s, Int32s, empty_columns, is_uniform, uniform
@@ -34,8 +35,7 @@ _PAIR = r"\(([^()]*)\)(\w*)"
 _LARGEST = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class Action(Struct, frozen=True, kw_only=True):
     """One cell of a schedule table.
 
     >>> str(Action(kind=Kind.F, stage=2, microbatch=6, span=2))
@@ -173,8 +173,7 @@ CELL = CellColumns._fields
 """Names of the columns that define an action."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cells(Columns):
+class Cells(Columns, frozen=True, kw_only=True):
     """Base of all tables of actions: columns of one value per action. Subclasses add columns."""
 
     kind: Int8s
@@ -193,7 +192,7 @@ class Cells(Columns):
         for name, value in USUAL.items():
             values = getattr(self, name)
             if not is_uniform(values) and (values == value).all():
-                object.__setattr__(self, name, uniform(value, values.size))
+                force_setattr(self, name, uniform(value, values.size))
 
     def __len__(self) -> int:
         return int(self.kind.size)

@@ -5,13 +5,16 @@ A column is contiguous, or all its elements are in one place (:func:`uniform`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections import ChainMap
 from functools import cache
+from inspect import get_annotations
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import force_setattr
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -61,19 +64,22 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
 _DTYPES: dict[Any, type[np.integer[Any]]] = {"Int8s": np.int8, "Int32s": np.int32, "Int64s": np.int64}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Columns:
+class Columns(Struct, frozen=True, kw_only=True, eq=False):
     """Base of records with columns, whose annotations (``Int8s``, ``Int32s``, ``Int64s``) are their dtypes."""
 
     def __post_init__(self) -> None:
         record: Any = type(self)
         for name, dtype in _columns_of(record):
-            object.__setattr__(self, name, column(getattr(self, name), dtype))
+            force_setattr(self, name, column(getattr(self, name), dtype))
+
+    __ne__ = object.__ne__  # that of structs ignores the ``__eq__`` of subclasses
 
 
 @cache
 def _columns_of(record: type[Any]) -> list[tuple[str, type[np.integer[Any]]]]:
-    return [(field.name, _DTYPES[field.type]) for field in fields(record) if field.type in _DTYPES]
+    annotations = ChainMap(*(get_annotations(base) for base in record.__mro__))
+    columns = ((name, annotations[name]) for name in record.__struct_fields__)
+    return [(name, _DTYPES[annotation]) for name, annotation in columns if annotation in _DTYPES]
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:

@@ -12,7 +12,6 @@ A faster kernel uses this: it counts actions per stage and kind and needs no que
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -51,8 +50,7 @@ _CHECKED_ACTIONS, _ACTION_BYTES = 10_000_000, 20
 """Number of actions from which memory is checked, and the least bytes of one action's columns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Actions(Cells):
+class Actions(Cells, frozen=True, kw_only=True):
     """All actions of a table before their order is known, in columns of one value per action."""
 
     rank: Int32s

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import PluginError, ScheduleError
@@ -64,8 +65,7 @@ class Issue(NamedTuple):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IssueOrder(Cells):
+class IssueOrder(Cells, frozen=True, kw_only=True):
     """Actions of a schedule with the sends, and the receives if the policy has any, in issue order."""
 
     placement: Placement
@@ -246,8 +246,7 @@ class MessageRequest(NamedTuple):
         return np.asarray(rows + self.schedule.rank_of_row()[rows] + 1, dtype=np.int64) * TURNS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MessageCalls:
+class MessageCalls(Struct, frozen=True, kw_only=True, eq=False):
     """Moments at which each message is sent, received and waited for; columns of one value per message.
 
     A moment is a position between two actions of a rank, from :meth:`MessageRequest.before` or
@@ -516,8 +515,7 @@ def _renumber(communicator: NDArray[np.integer], name: str) -> Int32s:
     return communicator.astype(np.int32, copy=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(Struct, frozen=True, kw_only=True):
     """A point-to-point policy with its settings.
 
     >>> Policy().name.value

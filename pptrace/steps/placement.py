@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import force_setattr, replace
 
 from pptrace.errors import ScheduleError
 from pptrace.memo import shared
 from pptrace.steps.actions import microbatches_of
-from pptrace.steps.columns import Int32s, column, difference, distinct_rows
+from pptrace.steps.columns import Columns, Int32s, column, difference, distinct_rows
 from pptrace.steps.kinds import TABLE, Kind
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ _MOST_NEIGHBOURS = 1024
 """Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placement:
+class Placement(Columns, frozen=True, kw_only=True, eq=False):
     """Routes of stages over ranks, and the route that each microbatch takes.
 
     >>> Placement.looped(ranks=2, microbatches=4, chunks=2).stage_rank.tolist()
@@ -50,12 +50,11 @@ class Placement:
     memory (``OFFLOAD``, ``RELOAD``). Empty where each backward is on the rank of its forward."""
 
     def __post_init__(self) -> None:
-        for name in ("stage_rank", "microbatch_route", "edges", "backward_rank"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int32))
+        Columns.__post_init__(self)
         if self.backward_rank.size == 0:
-            object.__setattr__(self, "backward_rank", _NO_RANKS)
+            force_setattr(self, "backward_rank", _NO_RANKS)
         if self.edges.size == 0:
-            object.__setattr__(self, "edges", column(np.empty((0, 2)).astype(np.int32), np.int32))
+            force_setattr(self, "edges", column(np.empty((0, 2)).astype(np.int32), np.int32))
 
     @classmethod
     def of_stages(cls, stage_rank: object, microbatches: int, ranks: int = 0) -> Self:

@@ -12,10 +12,11 @@ wait per reduction, and then a wait per send.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.choices import Receive, Reshard
 from pptrace.errors import ScheduleError
@@ -170,8 +171,7 @@ def _without(schedule: Schedule, removed: KindSet) -> Schedule:
     return schedule.selected(np.flatnonzero(~removed.mask(schedule.kind)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lowering:
+class Lowering(Struct, frozen=True, kw_only=True):
     """Options of PyTorch's pipeline runtime."""
 
     receive: str = "asap"
@@ -187,7 +187,10 @@ class Lowering:
     """Most sends of a rank that have begun and that no wait follows (``max_outstanding_sends``)."""
 
 
-def lower(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
+_DEFAULT = Lowering()
+
+
+def lower(schedule: Schedule, lowering: Lowering = _DEFAULT) -> Schedule:
     """Return a table with all actions that PyTorch's runtime inserts.
 
     These are gathers and releases of weights, reductions, messages, and waits. Such actions of the table keep
@@ -214,7 +217,7 @@ def lower(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
     return table
 
 
-def insert_messages(schedule: Schedule, lowering: Lowering = Lowering()) -> Schedule:
+def insert_messages(schedule: Schedule, lowering: Lowering = _DEFAULT) -> Schedule:
     """Return a table with PyTorch's messages and waits, without the gathers and reductions that PyTorch inserts.
 
     Raises:

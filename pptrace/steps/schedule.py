@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import replace
 
 from pptrace.memo import shared
 from pptrace.steps.actions import (
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("row_ptr", *CELL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule(Cells):
+class Schedule(Cells, frozen=True, kw_only=True):
     """Ordered actions of each rank, in columns that are concatenated by rank.
 
     >>> table = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])

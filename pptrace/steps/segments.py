@@ -7,8 +7,10 @@ overlapped pair, one member computes during a collective of the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.steps.kinds import Stream
 
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(Struct, frozen=True, kw_only=True):
     """One part of an action.
 
     >>> Segment(name="all-reduce", duration_ns=2, stream=Stream.TENSOR_PARALLEL).needs_of(1)

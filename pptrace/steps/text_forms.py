@@ -17,13 +17,14 @@ one, and each turn is an overlapped pair.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.choices import Receive
 from pptrace.config.limits import is_named_pipe
@@ -238,8 +239,7 @@ def _join_pairs(cells: list[str], pair: list[int]) -> list[str]:
     return row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableFile:
+class TableFile(Struct, frozen=True, kw_only=True):
     """A schedule and the text of its rows, one per rank."""
 
     schedule: Schedule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from operator import mul
@@ -10,6 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from pptrace.config.quantities import format_size
 from pptrace.memo import shared
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from pptrace.steps.kinds import Kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelCost:
+class KernelCost(Struct, frozen=True, kw_only=True):
     """A kernel, or a group of kernels, of one microbatch's action.
 
     The durations of an action's kernels, collectives included, sum to the action's duration.
@@ -96,8 +96,7 @@ def checked(name: str, values: Any) -> Int64s:
     return array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Workload:
+class Workload(Struct, frozen=True, kw_only=True, eq=False):
     """One step's costs per stage; every array has shape (stages,) unless it says otherwise.
 
     >>> Workload.uniform(stages=2, f_ns=1, b_ns=2).b_ns.tolist()
@@ -219,18 +218,18 @@ class Workload:
     """Source of uneven loads of experts, empty for equal ones: ``name``, ``step``, ``sha256`` of a file,
     ``source_rank`` (the rank of an expert-parallel group that sends most tokens), ``kinds`` of microbatches with
     the loads of the fullest ranks, and ``microbatches`` with the kind of each."""
-    kernels: Callable[[], Sequence[KernelCost]] | None = field(default=None, compare=False)
+    kernels: Callable[[], Sequence[KernelCost]] | None = None
     """Function that lists the kernels of every stage's actions; None if unknown, or for scaled costs."""
 
     def __post_init__(self) -> None:
         for name in (*PER_STAGE, "boundary_bytes"):
-            object.__setattr__(self, name, checked(name, getattr(self, name)))
+            force_setattr(self, name, checked(name, getattr(self, name)))
         self._check_lengths()
         for name in ("rank_capacity_bytes", "meeting_ns"):
-            object.__setattr__(self, name, checked(name, getattr(self, name)))
+            force_setattr(self, name, checked(name, getattr(self, name)))
         for name, count in (("boundary_gradient_bytes", "one"), ("boundary_buffer_bytes", "two")):
             values, edges = checked(name, getattr(self, name)), self.boundary_bytes.size
-            object.__setattr__(self, name, values)
+            force_setattr(self, name, values)
             if values.size not in {0, edges * (1 + (count == "two"))}:
                 msg = f"{name} has {values.size} values for {edges} edges: {count} each"
                 raise ValueError(msg)
@@ -239,8 +238,8 @@ class Workload:
             if not isinstance(value, int | np.integer) or value < 0:
                 msg = f"{name} is {value!r}: a whole number from 0"
                 raise ValueError(msg)
-            object.__setattr__(self, name, int(value))
-        object.__setattr__(self, "notes", tuple(self.notes))
+            force_setattr(self, name, int(value))
+        force_setattr(self, "notes", tuple(self.notes))
         self._check_segments()
         self._check_classes()
 
@@ -260,7 +259,7 @@ class Workload:
             elif size == 1:
                 values = np.broadcast_to(values, (stages,))
             if name not in PER_STAGE:
-                object.__setattr__(self, name, checked(name, values))
+                force_setattr(self, name, checked(name, values))
 
     def _check_segments(self) -> None:
         for kind, stages in self.segments.items():
@@ -278,7 +277,7 @@ class Workload:
                     raise ValueError(msg)
 
     def _check_classes(self) -> None:
-        object.__setattr__(self, "microbatch_class", column(self.microbatch_class, np.int32))
+        force_setattr(self, "microbatch_class", column(self.microbatch_class, np.int32))
         used = self.microbatch_class
         if used.size and not 0 <= int(used.min()) <= int(used.max()) <= len(self.classes):
             msg = f"microbatch_class names classes beyond the {len(self.classes) + 1} that have costs"

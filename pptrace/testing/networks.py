@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from pptrace.errors import ConfigError, PluginError
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths, check_links, check_paths
@@ -159,7 +160,7 @@ def _assert_same(
             raise subject.error(f"{len(expected)} ways, and {len(actual)} {when}", row)
         for way, (first, second) in enumerate(zip(expected, actual, strict=True)):
             if first != second:
-                column = next(f.name for f in fields(Route) if getattr(first, f.name) != getattr(second, f.name))
+                column = next(name for name, value in asdict(first).items() if value != getattr(second, name))
                 name = f"{column} of way {way}" if len(actual) > 1 else column
                 values = [_format_value(getattr(route, column)) for route in (first, second)]
                 raise subject.error(f"{name}: {values[0]}, and {values[1]} {when}", row)
@@ -211,8 +212,7 @@ def _format_value(value: object) -> str:
     return f"[{', '.join(map(str, value[:limit]))}{', …' if len(value) > limit else ''}]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(Struct, frozen=True, kw_only=True):
     """One way between two endpoints as plain values and names of links."""
 
     links: tuple[str, ...]
@@ -229,8 +229,7 @@ class Route:
     """Launch overhead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """A network of one size with the paths of all pairs of endpoints."""
 
     title: str
@@ -332,8 +331,7 @@ Residual = dict[int, dict[int, Fraction]]
 """Residual capacity between nodes; link ``l`` is the arc from node ``2 l`` to ``2 l + 1``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Cut(Struct, frozen=True, kw_only=True):
     """A minimum cut: the links of least total capacity that disconnect all paths."""
 
     rate_kbps: Fraction

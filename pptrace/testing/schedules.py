@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from pptrace.config.validation import shown
 from pptrace.errors import ConfigError, ConstraintError, ScheduleError
@@ -165,8 +167,7 @@ def assert_valid_schedule(schedule: Schedule) -> None:
         raise AssertionError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class Counted(Struct, frozen=True, kw_only=True):
     """Figures of a table for comparison with the schedule's closed forms."""
 
     bubble: Fraction

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.steps.actions import Cells
 from pptrace.steps.kinds import COMPUTE, TABLE, Stream
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Actions(Cells):
+class Actions(Cells, frozen=True, kw_only=True):
     """Actions that consist of segments, one entry per action, in the order of their first rows."""
 
     rank: Int32s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.steps.columns import Columns, Int32s, Int64s
 from pptrace.timeline.timeline import Counter, Routes, step_functions
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
+class Segments(Struct, frozen=True, kw_only=True):
     """Intervals in which the rate of a message is constant."""
 
     row: Int32s
@@ -31,8 +31,7 @@ class Segments:
     """The link that limits the rate, -1 for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Traffic(Columns):
+class Traffic(Columns, frozen=True, kw_only=True):
     """Links, the paths of each pair of ranks over them, and the rates of each message."""
 
     links: Links
@@ -112,8 +111,7 @@ _KILO = 1000
 _SECOND_NS = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkUse:
+class LinkUse(Struct, frozen=True, kw_only=True):
     """Use of a link over the step; links with equal figures share one record."""
 
     names: tuple[str, ...]
@@ -134,8 +132,7 @@ class LinkUse:
     """Pairs of pipeline ranks that used the link, by descending bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delay:
+class Delay(Struct, frozen=True, kw_only=True):
     """Delay of the messages between a pair of ranks on a link."""
 
     source: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from pptrace.steps.columns import Columns, Int64s
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportRequest:
+class ImportRequest(Struct, frozen=True, kw_only=True):
     """Options of an importer for reading a run's traces."""
 
     layout: str = ""
@@ -35,8 +35,7 @@ class ImportRequest:
     """Offsets of clocks in an earlier run by rank, in nanoseconds; kept where messages allow it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class Clock(Struct, frozen=True, kw_only=True):
     """Alignment of a rank's clock with the clock of rank 0."""
 
     rank: int
@@ -51,8 +50,7 @@ class Clock:
     """Time by which messages arrive before they are sent under the best offset; 0 where an offset fits all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """The trace file of a rank."""
 
     rank: int
@@ -65,8 +63,7 @@ class Source:
     """Whether the file names its clock, as Perfetto's format does and Chrome JSON does not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unattributed:
+class Unattributed(Struct, frozen=True, kw_only=True):
     """Work of a rank that belongs to no action."""
 
     rank: int
@@ -79,8 +76,7 @@ class Unattributed:
     """Their total time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Struct, frozen=True, kw_only=True):
     """Totals of a rank's operations of the same name."""
 
     rank: int
@@ -101,8 +97,7 @@ class Summary:
     """Whether they copy or fill memory; then they are neither communication nor computation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTotal:
+class KernelTotal(Struct, frozen=True, kw_only=True):
     """Totals of a rank's operations on a GPU of the same name, stream and operator."""
 
     rank: int
@@ -119,8 +114,7 @@ class KernelTotal:
     """Their total time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupied:
+class Occupied(Struct, frozen=True, kw_only=True):
     """Use of a rank's GPU from its first operation to its last; the parts sum to that time."""
 
     rank: int
@@ -135,8 +129,7 @@ class Occupied:
     """Time in which only copies and fills of memory ran."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BySize(Columns):
+class BySize(Columns, frozen=True, kw_only=True, eq=True):
     """Durations by size of communication operations whose purpose is unknown."""
 
     what: str
@@ -149,8 +142,7 @@ class BySize(Columns):
     """Shape (operations,): duration from the arrival of the last rank to the end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Columns):
+class Step(Columns, frozen=True, kw_only=True, eq=True):
     """One recorded step."""
 
     label: str
@@ -168,8 +160,7 @@ class Step(Columns):
     """Time 0 of the timeline on rank 0's clock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class Replica(Struct, frozen=True, kw_only=True):
     """One of several pipelines that run the same work on other data, or on other shards."""
 
     name: str
@@ -180,8 +171,7 @@ class Replica:
     """Its steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Struct, frozen=True, kw_only=True):
     """The content of a run's traces."""
 
     steps: tuple[Step, ...]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.steps.actions import CELL, Cells
 from pptrace.steps.columns import Columns, Int8s, Int32s, Int64s, difference
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counter(Columns):
+class Counter(Columns, frozen=True, kw_only=True):
     """A step function: from ``at_ns[i]`` on, the value is ``value[i]``."""
 
     rank: int
@@ -47,8 +47,7 @@ class Counter(Columns):
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts(Columns):
+class Parts(Columns, frozen=True, kw_only=True):
     """Segments of rows, one value per row; -1 for messages and for actions without segments."""
 
     number: Int32s
@@ -80,8 +79,7 @@ LOADS_KEY = "expert_load"
 """Key of a provenance with the loads of experts, as in ``Workload.expert_load``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Routes(Columns):
+class Routes(Columns, frozen=True, kw_only=True):
     """Links by name, and the links of each row in columns.
 
     A message with several flows has the links of its first flow, from source to target.
@@ -123,8 +121,7 @@ class Routes(Columns):
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OnPath:
+class OnPath(Struct, frozen=True, kw_only=True, eq=False):
     """Consecutive parts of the critical path; together they fill the step's window."""
 
     row: Int32s
@@ -140,8 +137,7 @@ class OnPath:
         return int(self.row.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Waits:
+class Waits(Struct, frozen=True, kw_only=True, eq=False):
     """Intervals in which ranks idled, by rank and time; columns of shape (waits,)."""
 
     rank: Int32s
@@ -198,7 +194,7 @@ class Why(NamedTuple):
 
 def take(columns: _Columns, chosen: NDArray[np.bool_]) -> _Columns:
     """Return the chosen rows of columns."""
-    return replace(columns, **{name: getattr(columns, name)[chosen] for name in columns.__slots__})
+    return replace(columns, **{name: getattr(columns, name)[chosen] for name in columns.__struct_fields__})
 
 
 def shift(columns: _Columns, by_ns: int) -> _Columns:
@@ -212,8 +208,7 @@ ROW_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class Slice(Struct, frozen=True, kw_only=True):
     """One row of a timeline, for reading and for tests."""
 
     rank: int
@@ -244,8 +239,7 @@ class Slice:
     """Index of its overlapped pair, -1 for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timeline(Cells):
+class Timeline(Cells, frozen=True, kw_only=True):
     """Slices on lanes; lanes are sorted by (rank, stream, peer), slices within a lane by time.
 
     Times are integer nanoseconds from the step's start; slices of one lane never overlap.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.config.limits import exceeds_memory, gibibytes, memory_key
 from pptrace.errors import TraceError
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Counter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPart:
+class StepPart(Struct, frozen=True, kw_only=True):
     """Content of a file; rows have their numbers in the full step."""
 
     path: Path

@@ -5,11 +5,12 @@ Names, categories and colors of kinds come from the table of kinds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.config.quantities import format_rate
 from pptrace.errors import ConfigError
@@ -115,8 +116,7 @@ class Labels(NamedTuple):
     """The index of each row's texts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(Struct, frozen=True, kw_only=True, dict=True):
     """A step, or a rank's part of it, with the content that both formats share."""
 
     timeline: Timeline
@@ -249,8 +249,7 @@ def links_and_segments(timeline: Timeline) -> dict[str, Any]:
     return links if parts is None else {**links, "segments": parts.names}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hops:
+class Hops(Struct, frozen=True, kw_only=True, eq=False):
     """Hops of messages over links, by lane, then time; columns have shape (hops,) unless stated."""
 
     row: Int32s
@@ -338,8 +337,7 @@ def peers_of(timeline: Timeline, rows: NDArray[np.integer]) -> Int32s:
     return np.where(peer >= 0, peer, neighbour)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peers:
+class Peers(Struct, frozen=True, kw_only=True):
     """The neighbours of each stage on each route; -1 where a stage has no or several neighbours."""
 
     microbatch_route: Int32s

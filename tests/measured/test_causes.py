@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from compared_steps import MS, one_step, side_of_step, slower_way, stretched
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pptrace.measured.causes import Blame, candidates, rank_causes
 from pptrace.measured.computations import extract_computations

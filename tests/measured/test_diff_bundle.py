@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import tarfile
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jsonschema
@@ -14,6 +13,7 @@ import pytest
 from archive_members import members
 from compared_steps import MS, compared, one_step, side_of_step
 from manifest_schema import MANIFEST, placed
+from msgspec.structs import replace
 from recorded_side import BEGINS, recorded
 
 from pptrace.errors import OutputError

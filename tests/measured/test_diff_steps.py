@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from compared_steps import slower_way, stretched
+from msgspec.structs import replace
 from paired_steps import paired_step
 
 import pptrace

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import itertools
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from compared_steps import MS, ROWS, compared, one_step, side_of_step
 from decoded_trace import BEGIN, COUNTER, END, Decoded
+from msgspec.structs import replace
 
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import Diff

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import pptrace
 from pptrace.measured.calibration import bootstrap_spans_ns, calibrate, check_calibration

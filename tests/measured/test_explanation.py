@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from compared_steps import MS, one_step, side_of_step, without_row
+from msgspec.structs import replace
 
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.explanation import Explanation, explain, explanation_document

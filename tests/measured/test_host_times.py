@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from pptrace import simulate
 from pptrace.measured.calibration import calibrate, check_calibration, fit_stage_counts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from itertools import starmap
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from executed_lines import executed_lines
 from hypothesis import given
+from msgspec.structs import replace
 from strategies import valid_schedules
 
 from pptrace.measured.computations import depends_on_missing, extract_computations

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.measured.calibration import fit_network
 from pptrace.measured.calibration_document import network_document, network_yaml

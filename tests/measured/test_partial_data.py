@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from compared_steps import ROWS, one_step, side_of_step, without_row
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pptrace.errors import ConfigError
 from pptrace.measured.diff import diff

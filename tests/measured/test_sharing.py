@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import pptrace
 from pptrace.measured.calibration import calibrate, check_calibration, concurrent_ranks, estimate_sharing

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 from small_clusters import Ports, cluster
 
 from pptrace.network import collectives
@@ -95,8 +96,7 @@ def test_a_message_that_is_several_flows_on_a_link_counts_as_often() -> None:
         assert per_byte(twice, collective) == 2 * per_byte(once, collective)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uneven(Flat):
+class Uneven(Flat, frozen=True):
     """Pairs without links, slower the further apart they are."""
 
     def paths(self, src: np.ndarray, dst: np.ndarray) -> Paths:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.errors import PluginError
 from pptrace.network.contract import NO_ROUTE, Links, Paths, check_links, check_paths, check_reachable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,16 +57,16 @@ def test_every_hook_has_a_kind_of_offer() -> None:
 
 @pytest.mark.parametrize("kind", OFFER_KINDS, ids=lambda kind: kind.hook)
 def test_every_offer_is_a_frozen_record_of_this_interface_version(kind: OfferKind[Any]) -> None:
-    assert kind.offer.__dataclass_params__.frozen
+    assert kind.offer.__struct_config__.frozen
     assert kind.offer.__name__ in pptrace.plugin.__all__
-    assert inspect.signature(kind.offer).parameters["api"].default == providers.API
+    assert issubclass(kind.offer, providers.AnyOffer)
+    assert providers.AnyOffer(name="a", summary="A.").api == providers.API
 
 
 def test_a_new_kind_of_offer_is_a_hook_and_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks, guard, registry and messages hold for a new kind of offer without further code."""
 
-    @dataclass(frozen=True, kw_only=True)
-    class ColourOffer(providers.AnyOffer):
+    class ColourOffer(providers.AnyOffer, frozen=True, kw_only=True):
         mix: Callable[[], str]
 
     monkeypatch.setattr(offers, "ColourOffer", ColourOffer, raising=False)

@@ -33,7 +33,7 @@ def measure(paths, request):
     from pathlib import Path
     from pptrace.run.trace_files import read_measurement
     from pptrace.plugins.registry import Registry
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     measured, _ = read_measurement([Path("step.json")], Registry.load(entry_points=False))
     replicas = tuple(Replica(name=f"dp={n}", ranks=(n,), steps=measured.steps) for n in range(2))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import doctest
 import json
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 from markupsafe import Markup
+from msgspec import Struct
 
 from pptrace.measured import operations_diff
 from pptrace.report import document as documents
@@ -154,8 +154,7 @@ def test_a_shade_is_red_for_more_and_green_for_less() -> None:
     assert "rgba(47,143,91,0.360)" in page
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     action: Action
     took_ns: Figure
     both_ns: Sides

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import re
 import shlex
 import subprocess
-from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 import pptrace
 from pptrace.cli.plan import command
@@ -442,7 +443,7 @@ def test_machines_on_which_the_first_place_fails_are_counted(registry: Registry)
     plan_result = planned(
         registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]}, robust=True
     )
-    without = replace(
+    without = dataclasses.replace(
         plan_result, robustness=replace(plan_result.robustness, verdicts=plan_result.robustness.verdicts[1:])
     )
 

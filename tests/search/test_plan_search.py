@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from itertools import combinations, pairwise, product
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from segment_costs import mixed, segments_of, steady
 
 import pptrace
@@ -708,7 +708,7 @@ def with_another_value(workload: Workload, name: str) -> Workload:
 
 @pytest.mark.parametrize(
     "name",
-    [field.name for field in fields(Workload) if field.name not in {"classes", "notes", "expert_load", "kernels"}],
+    [name for name in Workload.__struct_fields__ if name not in {"classes", "notes", "expert_load", "kernels"}],
 )
 def test_configurations_that_differ_in_any_cost_are_no_duplicates(name: str) -> None:
     workload = Workload.uniform(2, f_ns=1, b_ns=2, boundary_bytes=3)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 from oracle_segments import Part, SegmentOracle
 from segment_costs import BLOCK_A, costs, mixed, segments_of, spans, steady
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from oracle_orders import SENDS, Item, Step, as_actions, feeds, place_asap, place_deferred, place_sends
 from oracle_policies import Oracle
 from strategies import networks, valid_schedules, workloads

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from random import Random
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from oracle_segments import Part, SegmentOracle
 from segment_costs import BLOCK_A, costs, mixed, random_kinds, spans
 from small_networks import Wires

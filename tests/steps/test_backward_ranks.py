@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.sim.simulation import simulate

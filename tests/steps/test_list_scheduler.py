@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import interpreted_kernels
+from msgspec.structs import replace
 from oracle_list_scheduler import Cell, Stuck, World, play, replay
 from strategies import placements
 
@@ -129,7 +131,7 @@ def test_a_second_implementation_plays_the_same_table(case: Case) -> None:
 
 @given(cases())
 def test_stages_that_take_microbatches_in_turn_play_what_queues_of_actions_play(case: Case) -> None:
-    world = replace(case.world, spans=dict.fromkeys(case.world.spans, 1), transfer=0)
+    world = dataclasses.replace(case.world, spans=dict.fromkeys(case.world.spans, 1), transfer=0)
     alike = Case(world, {})
 
     def queued(actions: Actions) -> Sequence[np.ndarray]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from breakable_network import RATE, Ports, changed, offer, ports
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from pptrace.errors import ConfigError, PluginError

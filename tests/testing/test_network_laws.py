@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from breakable_network import RATE, Change, Ports, between, changed, offer, spoilt
+from msgspec.structs import replace
 
 from pptrace.network.contract import NO_ROUTE, Links, Paths
 from pptrace.plugins import builtin

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pptrace.sim.simulation import simulate
 from pptrace.steps.schedule import Schedule

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from oracle_metrics import BUSY, MetricsOracle
 from simulated_steps import SimulatedStep, simulated_steps
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import asdict, replace
 
 from pptrace.config.choices import PolicyName
 from pptrace.network.contract import Flat
@@ -30,9 +29,7 @@ def idle(metrics: Metrics, rank: int) -> dict[str, int]:
 
 def test_gathering_weights_before_the_first_forward_belongs_to_the_step() -> None:
     workload = Workload.uniform(1, f_ns=10, b_ns=20)
-    workload = Workload(
-        **{name: getattr(workload, name) for name in workload.__slots__} | {"unshard_ns": np.array([4])}
-    )
+    workload = Workload(**asdict(workload) | {"unshard_ns": np.array([4])})
 
     metrics = measure(simulate(Schedule.from_rows([["0UNSHARD", "0F0", "0B0"]]), workload), workload)
 

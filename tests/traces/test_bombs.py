@@ -8,13 +8,13 @@ import json
 import tempfile
 import tracemalloc
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pptrace.config import limits
 from pptrace.config.limits import EVENTS, MEMORY, UNPACKED, UnpackedFile, most_memory, most_unpacked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from drawn_routes import drawn_routes
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import interpreted_kernels
+from msgspec.structs import replace
 
 import pptrace_kernel
 from pptrace.steps.actions import Action
@@ -80,7 +80,9 @@ def test_compiled_and_interpreted_hops_are_the_same(timeline: Timeline) -> None:
     with pptrace_kernel.always_compiled():
         compiled = Hops.of(timeline)
 
-    assert all(np.array_equal(getattr(interpreted, name), getattr(compiled, name)) for name in Hops.__slots__)
+    assert all(
+        np.array_equal(getattr(interpreted, name), getattr(compiled, name)) for name in Hops.__struct_fields__
+    )
 
 
 def test_titles_name_the_message_and_the_ranks_that_it_goes_between() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from kineto_lint import lint
+from msgspec.structs import replace
 
 from pptrace.measured.dependencies import explain_waits
 from pptrace.steps.actions import Action

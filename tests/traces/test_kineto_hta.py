@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream

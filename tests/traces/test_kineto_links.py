@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from kineto_lint import lint
+from msgspec.structs import replace
 
 from pptrace.errors import TraceError
 from pptrace.steps.actions import Action

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import given
 from hypothesis import strategies as st
 from kineto_lint import lint
+from msgspec.structs import replace
 
 from pptrace.errors import ConfigError, TraceError
 from pptrace.steps.actions import Action

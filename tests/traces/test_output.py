@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pptrace.errors import OutputError
 from pptrace.files import compress, replace_file

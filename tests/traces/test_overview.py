@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from compared_steps import one_step
 from decoded_trace import Decoded
+from msgspec.structs import replace
 
 import pptrace
 from pptrace.cli.open import PartRequest, open_part

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from decoded_trace import BEGIN, COUNTER, END, Decoded
+from msgspec.structs import replace
 
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream

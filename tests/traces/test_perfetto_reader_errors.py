@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import force_setattr, replace
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
@@ -31,7 +31,7 @@ def trace(tmp_path: Path) -> Path:
         for at, action in enumerate(actions)
     ]
     timeline = Timeline.from_slices(slices, Placement.looped(1, 3))
-    object.__setattr__(timeline, "counters", in_flight(timeline))
+    force_setattr(timeline, "counters", in_flight(timeline))
     path = tmp_path / "step.pftrace"
     write(timeline, path, {})
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +10,7 @@ from decoded_trace import BEGIN, Decoded
 from hypothesis import given
 from hypothesis import strategies as st
 from kineto_lint import lint
+from msgspec.structs import replace
 from strategies import networks, valid_schedules, workloads
 
 from pptrace.api import simulate as simulate_configuration

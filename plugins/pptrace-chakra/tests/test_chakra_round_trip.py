@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from drawn_parts import drawn_parts
 from drawn_routes import cluster_counters, drawn_routes
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from simulated_steps import SimulatedStep, simulated_steps
 
 import pptrace

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from framework_calls import Compute, Message
 from framework_programs_torch import Action
+from msgspec.structs import replace
 from oracle_frameworks import (
     deepspeed_1f1b,
     megatron_1f1b,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from pptrace.memo import Memo, sharing
 from pptrace.plugins.requests import CostRequest
@@ -284,8 +284,8 @@ def test_costs_that_share_values_equal_separate_ones(
         for changed in (*SHARED, *reversed(SHARED)):
             zero = {"zero": 1} if "shard" in changed and not options else {}
             workload = costs(**{**changed, "options": options | zero})
-            built.append({field.name: repr(getattr(workload, field.name)) for field in fields(workload)
-                          if field.name not in {"kernels", "segments"}})  # fmt: skip
+            built.append({name: repr(value) for name, value in asdict(workload).items()
+                          if name not in {"kernels", "segments"}})  # fmt: skip
         return built
 
     separate = build_all()

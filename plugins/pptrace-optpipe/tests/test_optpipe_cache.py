@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import asdict, replace
 from toy_pipelines import effort, table
 
 from pptrace_optpipe.cache import VERSION, Cache, Entry, wrong_folder
@@ -48,7 +48,7 @@ def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path
     kept.put(one, Entry(rows=rows[::-1], step=entry.step + 1, bound=7, seconds=1))
 
     twice = type(one)(**{
-        **{name: getattr(one, name) for name in one.__dataclass_fields__},
+        **asdict(one),
         **{name: tuple(2 * value for value in getattr(one, name)) for name in ("f", "i", "w")},
     })  # fmt: skip
     assert kept.get(twice) == (entry, "")

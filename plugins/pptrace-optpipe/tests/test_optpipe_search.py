@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import BrokenExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from toy_pipelines import effort, table, v_shaped
 
 if TYPE_CHECKING:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from toy_pipelines import effort, table, v_shaped
 
 from pptrace_optpipe.partial_models import Pattern, least_period, pattern_of, shortest_pattern, steady_rows

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from pptrace_optpipe.bounds import bound, counted_bound, latest, relaxed_bound, relaxed_ranks
 from pptrace_optpipe.listing import serial_rows

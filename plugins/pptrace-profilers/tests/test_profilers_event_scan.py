@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from interpreted import interpreted_kernels
+from msgspec.structs import asdict
 
 from pptrace_profilers import json_events
 from pptrace_profilers.events import Arguments, Events
@@ -73,7 +73,7 @@ def columns(events: Events) -> dict[str, Any]:
         values = [getattr(arguments, name) for name in Arguments.__struct_fields__]
         return [bytes(value) if hasattr(value, "copy") else value for value in values]
 
-    values: dict[str, Any] = {field.name: getattr(events, field.name) for field in fields(Events)}
+    values: dict[str, Any] = asdict(events)
     values["arguments"] = {row: plain(arguments) for row, arguments in events.arguments.items()}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from faulty_runs import MS, healthy_step, slow_actions, slow_link, write_run
+from msgspec.structs import replace
 
 import pptrace
 from pptrace.measured.computations import extract_computations

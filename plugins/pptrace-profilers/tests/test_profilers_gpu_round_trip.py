@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from foreign_traces import written_per_rank
 from hypothesis import assume, given
+from msgspec.structs import replace
 from simulated_steps import simulated_steps
 
 from pptrace import simulate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from compared_steps import side_of_step
 from gpu_run import NAMES, SAID, GpuRun
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from strategies import valid_schedules
 
 import pptrace
@@ -183,8 +183,7 @@ def test_a_simulated_step_does_not_differ_from_its_kernels(name: str, policy: Po
     assert again.replayed_ns == again.step.span_ns
 
 
-@dataclass(frozen=True)
-class OneSlowWay(Flat):
+class OneSlowWay(Flat, frozen=True):
     """A network with a quarter of its rate from rank 1 to rank 2."""
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate

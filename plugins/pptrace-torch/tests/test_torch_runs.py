@@ -8,11 +8,11 @@ import os
 import re
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from runnable import merged_gradients
 
 from pptrace.measured.sides import measured_side

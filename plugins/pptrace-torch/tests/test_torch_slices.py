@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from pptrace.plugin import Registry, load, prepare
 from pptrace_torch.command import _configured_times, _earlier_stages, command

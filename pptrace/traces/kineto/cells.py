@@ -6,11 +6,11 @@ depend on the values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ _GROUP = 10_000
 _SHORT = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Some:
+class Some(Struct, frozen=True, eq=False):
     """Cells of some lines; other lines have blanks."""
 
     cells: Block
@@ -43,8 +42,7 @@ class Some:
         return self.cells.shape
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Choice(Struct, frozen=True, eq=False):
     """The text of each line, as a code."""
 
     codes: NDArray[np.integer]
@@ -124,8 +122,7 @@ def pieces(lines: int, parts: Iterable[Part]) -> Iterator[Block]:
         yield layout.fill(start, min(start + step, lines))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
+class _Layout(Struct, frozen=True, eq=False):
     """The template of a line, and the positions of its cells."""
 
     template: NDArray[np.uint8]

@@ -17,11 +17,11 @@ the path is the process after the links.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.files import write_behind
 from pptrace.steps.kinds import KINDS, Stream
@@ -191,8 +191,7 @@ _GROUPS = {
 """PyTorch's name of each group, and its default collective for segments with another name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Word:
+class _Word(Struct, frozen=True, kw_only=True):
     """Names in the profiler for a kind of action."""
 
     name: str
@@ -638,8 +637,7 @@ _OTHER_STREAMS = 20
 _TOWARDS = {Stream.SEND: "to", Stream.RECV: "from"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True):
     """A lane and the thread of its events."""
 
     rank: int
@@ -729,8 +727,7 @@ _CHUNK_MESSAGES = 1 << 14
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
+class Points(Struct, frozen=True, kw_only=True):
     """Points of flows, sorted by their row of the timeline; points on hops follow those on rows."""
 
     row_ptr: Int64s

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.config.limits import UnpackedFile, check_events, gibibytes, memory_key, most_parsed
 from pptrace.errors import TraceError
@@ -39,8 +39,7 @@ _LINK_FIELD = "transfer"
 """A field that only slices on links have."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Begins:
+class Begins(Struct, kw_only=True):
     """Slice begins on lanes, by their rows."""
 
     first_row: int = 0
@@ -83,8 +82,7 @@ class Begins:
         return self.columns[name]
 
 
-@dataclass(slots=True)
-class Events:
+class Events(Struct):
     """Events of a file, in the order of the file."""
 
     step: Mapping[str, Any] = field(default_factory=dict)

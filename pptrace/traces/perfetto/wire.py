@@ -7,12 +7,12 @@ All records of a layout have equal length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.config.limits import check_events, most_events
 
@@ -58,8 +58,7 @@ def cell_size(tag_bytes: int, largest: int) -> int:
     return next(size for size in (4, 8, 10 if tag_bytes == 1 else 12) if bits <= 7 * (size - tag_bytes))
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Struct, frozen=True, dict=True):
     """A field of a record: its tag, and a value that every record pads to the same size.
 
     In an optional cell, -1 is an absent value. Only a varint of ten bytes, which is a cell of 12 bytes with a tag
@@ -238,8 +237,7 @@ _BYTES_PER_CHUNK = 1 << 21
 Part: TypeAlias = bytes | Cell
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True, dict=True):
     """A record of constant bytes and cells; every record has the same size."""
 
     parts: tuple[Part, ...]

@@ -19,12 +19,12 @@ hundred slices and values, for steps of any length.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import cycle, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.errors import OutputError
 from pptrace.files import write_behind

@@ -8,13 +8,13 @@ import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
+from msgspec import Struct, to_builtins
 
 from pptrace.plugin import (
     ConfigError,
@@ -47,8 +47,7 @@ _COMPARABLE = ("source", "series", "model", "layers", "hidden", "gpu", "n_gpus",
 """Columns with equal values in comparable configurations, which are alternatives for the same job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
+class Errors(Struct, frozen=True, kw_only=True):
     """Errors of a group of rows, in percent of the measured value."""
 
     name: str
@@ -69,8 +68,7 @@ class Errors:
     """Mean of the absolute errors with default settings; None for memory, or if no row was simulated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(Struct, frozen=True, kw_only=True):
     """Steps that differ only in the microbatch."""
 
     name: str
@@ -85,8 +83,7 @@ class Series:
     """The measured step of the chosen microbatch over that of the best, in percent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class Scale(Struct, frozen=True, kw_only=True):
     """Steps with the same work per device on different numbers of devices."""
 
     name: str
@@ -99,8 +96,7 @@ class Scale:
     """The ratio of the simulated steps, in percent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairErrors:
+class PairErrors(Struct, frozen=True, kw_only=True):
     """Errors of the ratio of two simulated steps, whose configurations are alternatives for the same job."""
 
     sizes: str
@@ -117,8 +113,7 @@ class PairErrors:
     """The same of pairs whose simulated steps differ by more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Figures(Struct, frozen=True, kw_only=True):
     """Figures of a table of measured steps."""
 
     sources: tuple[Errors, ...]
@@ -445,7 +440,7 @@ def command(
         )  # fmt: skip
     figures = compute_figures(cases, rows)
     if as_json:
-        click.echo(json.dumps({**asdict(figures), "rows": rows}, indent=2, ensure_ascii=False))
+        click.echo(json.dumps({**to_builtins(figures), "rows": rows}, indent=2, ensure_ascii=False))
     elif as_csv:
         click.echo(csv_of(rows), nl=False)
     else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pptrace.plugin import ConfigError, TableError, parse_value, read_yaml, simulate_many
@@ -25,8 +25,7 @@ NEEDED = ("source", "model", "gpu", "n_gpus", "precision", "pp", "gbs", "seq")
 _TERA = 1e12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """One measured step and its configuration."""
 
     line: int

@@ -6,11 +6,11 @@ import heapq
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.plugin import (
     ConfigError,
@@ -46,8 +46,7 @@ _OTHER_END[[Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B]] = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Graph(Struct, frozen=True, kw_only=True):
     """Nodes of a rank in topological order; columns have shape (nodes,)."""
 
     row: Int64s

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from pptrace.plugin import ConfigError, nearest, read_yaml
 from pptrace_frameworks.recipe_programs import Unknown, evaluate_recipe, read_module
@@ -53,8 +54,7 @@ RELEASES = {
 """Releases of NeMo by version of Megatron-Bridge (docs/releases/software-versions.md there)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(Struct, frozen=True, kw_only=True):
     """Settings of a training job."""
 
     file: str

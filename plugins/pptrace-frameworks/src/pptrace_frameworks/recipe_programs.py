@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import operator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from pptrace.plugin import ConfigError
 
@@ -25,8 +26,7 @@ _MOST_ITEMS = 10_000
 _LARGEST = 10**15
 
 
-@dataclass(slots=True, eq=False)
-class Fields:
+class Fields(Struct, eq=False):
     """An object of a configuration: its fields with a known value."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -55,8 +55,7 @@ class Fields:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Function:
+class Function(Struct, frozen=True, eq=False):
     """A function or dataclass of a file."""
 
     module: Module
@@ -99,15 +98,13 @@ class Module:
         return Unknown(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """A name that no file of the recipe's repository defines."""
 
     name: str
 
 
-@dataclass(slots=True)
-class Steps:
+class Steps(Struct):
     """Bounds on the evaluation of a recipe, and the calls that it left out."""
 
     taken: int = 0

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct, field
 
 from pptrace.plugin import ConfigError, Registry, print_or_write, yaml_text
 from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
@@ -94,8 +94,7 @@ _GRAPH_PARTS = ("attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
 """Scopes of CUDA graphs that are parts of a layer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(Struct, frozen=True, kw_only=True):
     """What a user gives in place of what the recipe says, or because it does not say it."""
 
     model: str = ""
@@ -104,8 +103,7 @@ class Given:
     stack: str = ""
 
 
-@dataclass(slots=True)
-class _Settings:
+class _Settings(Struct):
     """Settings of a recipe, and those that were read."""
 
     values: Mapping[str, Any]

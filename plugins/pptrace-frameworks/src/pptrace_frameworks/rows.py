@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from pptrace.plugin import ConstraintError, Kind
@@ -21,8 +21,7 @@ _DIRECTIONS = [{Kind.F: 0, Kind.B: 1, Kind.I: 1}.get(kind, -1) for kind in Kind]
 """By kind: 0 for forwards, 1 for backwards, -1 for all other kinds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(Struct, frozen=True, kw_only=True):
     """Forwards and backwards of a table in which each rank runs equally many of both.
 
     The backward of a split backward is its input gradient, which produces the message to the previous stage.

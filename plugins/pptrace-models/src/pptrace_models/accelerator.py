@@ -9,12 +9,12 @@ all-reduce is a scatter and a gather. Messages of an exchange between experts st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, comb, erf, exp, gcd, pi, sqrt
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias
 
+from msgspec import Struct
 from pydantic import Field
 
 from pptrace.plugin import ConfigError, Duration, Flops, Power, Rate, Size
@@ -304,8 +304,7 @@ _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 """Rounds of a ring per collective; an all-gather is one round."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Groups:
+class _Groups(Struct, frozen=True, kw_only=True):
     shard: Shard
     """Sizes of the groups."""
     deduplicated: bool = False
@@ -317,8 +316,7 @@ class _Groups:
         return len(collectives) * self.wait_ns if axis in {"tp", "etp"} else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByFormula(_Groups):
+class ByFormula(_Groups, frozen=True, kw_only=True):
     """Rings on the device's scale-up links, and between replicas on the data-parallel network."""
 
     device: Accelerator
@@ -428,8 +426,7 @@ def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:
     return fewest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnLinks(_Groups):
+class OnLinks(_Groups, frozen=True, kw_only=True):
     """Times on the links of a cluster, with its rates, latencies and efficiencies."""
 
     collective_ns: Callable[[str, str, int], int]

@@ -13,10 +13,11 @@ encoder's replicas are the larger ones, those of the decoder gather the gradient
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from pptrace.plugin import ConfigError, ConstraintError, EncoderGrid, divisors_near
 from pptrace_models import flops, memory

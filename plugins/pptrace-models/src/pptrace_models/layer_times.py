@@ -23,11 +23,13 @@ autograd, views and copies of counts. Their sum is fitted; parts have them by th
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace_models import flops
 from pptrace_models.accelerator import Exchange
@@ -309,8 +311,7 @@ _MODULES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Struct, frozen=True):
     """Nanoseconds of one microbatch, collectives included."""
 
     f: int = 0
@@ -366,8 +367,7 @@ class Cost:
         return Cost(f=forward, i=backward // 2, w=backward - backward // 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costing:
+class Costing(Struct, frozen=True, kw_only=True, dict=True):
     """The inputs of times: a model, its share on a device, and the device."""
 
     model: Transformer
@@ -382,9 +382,12 @@ class Costing:
     """Options of the cost model."""
     units: int = 0
     """Number of layers that are units, whose weights are gathered or gradients reduced separately; 0 for none."""
-    computed: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    computed: dict[Any, Any] = field(default_factory=dict)
     """Values that do not depend on collectives; costings share them that differ in these alone."""
-    _values: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _values(self) -> dict[Any, Any]:
+        return {}
 
     def once(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
         """Return ``compute(self, *arguments)``, computed at the first call with these arguments."""

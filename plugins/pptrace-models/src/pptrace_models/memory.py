@@ -9,10 +9,12 @@ frozen weights keep no inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace_models.kernel_times import Shaped
 from pptrace_models.layer import Cast, linears
@@ -42,8 +44,7 @@ _QUEUED_LAYERS = 18
 stages, about 55 per layer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Struct, frozen=True, kw_only=True):
     """Bytes that a layer, an embedding or a head keeps of one microbatch."""
 
     activation: int = 0
@@ -342,8 +343,7 @@ GRADIENTS, WEIGHTS = 2, 3
 """ZeRO stages from which gradients, and weights, are sharded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Struct, frozen=True, kw_only=True):
     """Numbers of parameters on one device."""
 
     dense: int = 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size, shared
 from pptrace_models import memory, muon
@@ -374,8 +375,7 @@ def _once(known: dict[Any, Any], compute: Callable[..., _Value], inputs: tuple[A
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Job(Struct, frozen=True, kw_only=True):
     """A model on the stages of a job, independent of the device."""
 
     request: CostRequest

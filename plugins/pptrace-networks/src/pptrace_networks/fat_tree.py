@@ -7,12 +7,12 @@ o:1: N / 2 / o ports, if the halves share no leaf.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from msgspec import Struct
 from pydantic import Field
 
 from pptrace.plugin import ConfigError, Links
@@ -28,8 +28,7 @@ _TWO, _THREE, _LARGEST = 2, 3, 100_000
 _Count = Annotated[int, Field(ge=1, le=_LARGEST)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InfiniBand:
+class InfiniBand(Struct, frozen=True, kw_only=True):
     """A generation of InfiniBand, its switch and its port of four lanes."""
 
     port_bytes: int
@@ -96,8 +95,7 @@ class FatTreeOptions(Options):
     """What one message gets at most; the whole port by default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """Numbers of switches, and the leaf of each host."""
 
     rails: int
@@ -203,8 +201,7 @@ def _check_leaf(given: FatTreeOptions, radix: int, down: int, up: int) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FatTree:
+class FatTree(Struct, frozen=True, kw_only=True):
     """A tree of hosts, leaves, spines and cores; links come in pairs, up and down.
 
     The order of links is: a pair per host, a pair per leaf and spine, and a pair per spine of each pod and core.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.plugin import Duration, Links, Paths, Rate
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 _GIGA = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvLink:
+class NvLink(Struct, frozen=True, kw_only=True):
     """A generation of NVLink."""
 
     links: int
@@ -50,8 +50,7 @@ nearest to the latency of the wire. The Simple protocol of large messages is 3.4
 message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pcie:
+class Pcie(Struct, frozen=True, kw_only=True):
     """A generation of PCI Express."""
 
     lane_bytes: Fraction
@@ -146,8 +145,7 @@ class NvLinkOptions(Options):
     """Wire latency between a GPU and a NIC."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvSwitch:
+class NvSwitch(Struct, frozen=True, kw_only=True):
     """A non-blocking switch: only the links of each GPU limit transfers.
 
     A message to a NIC uses the PCI Express links of the GPU and of the NIC. The switch between these links does
@@ -223,8 +221,7 @@ class PcieOptions(Options):
     """What one message gets at most; the whole link by default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PcieTree:
+class PcieTree(Struct, frozen=True, kw_only=True):
     """A tree with links out and in of each device, and links up and down of each switch.
 
     With direct exchange, a message between devices of the same switch stays below it, and other messages pass both

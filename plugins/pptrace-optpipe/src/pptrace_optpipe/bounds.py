@@ -46,11 +46,11 @@ destructive improvement, European Journal of Operational Research 112, 1999.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.model import run_solver, solve

@@ -16,10 +16,10 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec import Struct, to_builtins
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from pptrace.plugin import OutputError, replace_file
@@ -44,8 +44,7 @@ _FAR = 0.5
 """The largest sum of differences of similar costs, as shares of a microbatch's work or activations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """The result of a search for a problem."""
 
     rows: Rows
@@ -161,7 +160,7 @@ def _key(problem: Problem) -> str:
     """Return the digest of normalised costs and limits; of exact times if normalised times are rounded."""
     coarse, unit = coarsened(problem)
     key_problem = coarse if is_exact(problem, coarse, unit) else problem
-    text = json.dumps(asdict(key_problem), sort_keys=True)
+    text = json.dumps(to_builtins(key_problem), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

@@ -10,12 +10,13 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import (
     ConfigError,
@@ -260,8 +261,7 @@ def _print_cache(*, clear: bool) -> None:
     click.echo(Document(title="cache", lead=(Table(rows=entries, words=2), count)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
+class _Search(Struct, frozen=True):
     """Options, cache and plugins of searches."""
 
     options: OptimizeOptions

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from pptrace.plugin import Document, Kind, ScheduleError, Table, format_size, write_picture
 from pptrace_optpipe.bounds import copy_ratio
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Improvement", "document", "dots", "draw_pareto", "pareto_document", "values_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Improvement:
+class Improvement(Struct, frozen=True, kw_only=True):
     """The result of a search that starts from a run."""
 
     setting: Setting

@@ -13,10 +13,11 @@ waits for a copy, unless another operation can run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pptrace_optpipe.playback import rows_of
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Lister", "OffloadingLister", "Rule", "serial_rows"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Struct, frozen=True, kw_only=True):
     """Memory limits and priorities of list scheduling."""
 
     limit: tuple[int, ...]

@@ -19,12 +19,12 @@ Source: the formulation follows Zero Bubble's (Qi et al., arXiv:2401.10241, appe
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from itertools import product
 from math import ceil
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, field
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem
 
 
-@dataclass(slots=True)
-class Model:
+class Model(Struct):
     """A constraint model with the variables of its solution."""
 
     cp: cp_model.CpModel
@@ -308,8 +307,7 @@ class WorkClock:
         return self.units
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class Effort(Struct, frozen=True, kw_only=True):
     """Time limit, threads and seed of a solver."""
 
     seconds: float
@@ -337,8 +335,7 @@ def limited(time_ns: int | None, work: float | None, **more: Any) -> Effort:
     return Effort(seconds=(time_ns or 0) / 1e9, **more)
 
 
-@dataclass(frozen=True, slots=True)
-class Solved:
+class Solved(Struct, frozen=True):
     """The solution of a model, in the problem's units."""
 
     length: int | None

@@ -17,11 +17,12 @@ callers add copies and recomputation to the rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+from msgspec.structs import replace
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.model import (
@@ -421,8 +422,7 @@ _TRIPS = 3
 """The most time of a microbatch in the pipeline, in round trips."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
+class Pattern(Struct, frozen=True, kw_only=True):
     """A steady state: a period and the start times of one microbatch."""
 
     period: int

@@ -11,9 +11,10 @@ Schedules, AI Communications 20, 2007.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pptrace_optpipe.problem import AWAIT_OF, GRADIENT, NO_LIMIT, ON_RANK, Op, Part, computed_again
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(Struct, frozen=True):
     """Start and end times of operations, with the step and the peak memory."""
 
     start: dict[Op, int]

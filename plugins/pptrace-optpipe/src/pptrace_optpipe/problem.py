@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,8 +73,7 @@ Rows: TypeAlias = "list[list[Op]]"
 """Per rank its operations in order; a copy is launched at the end of the previous computation in the row."""
 
 
-@dataclass(frozen=True, slots=False, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True, dict=True):
     """A chain of pipeline stages with times, sizes and memory limits.
 
     Times and sizes are integers of any unit. Forwards and reloads take memory at their start. Offloads free it at
@@ -122,7 +123,7 @@ class Problem:
         for name, size in (("forward_transfer", stages - 1), ("backward_transfer", stages - 1),
                            ("tail", self.ranks)):  # fmt: skip
             if not getattr(self, name):
-                object.__setattr__(self, name, (0,) * size)
+                force_setattr(self, name, (0,) * size)
         columns = ("f", "i", "w", "activation", "weight_activation")
         if any(len(getattr(self, name)) != stages for name in columns) or len(self.limit) != self.ranks:
             msg = f"a problem of {stages} stages on {self.ranks} ranks has one value for each"
@@ -300,7 +301,7 @@ def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
     sizes = {name: tuple(value // size for value in getattr(problem, name))
              for name in ("activation", "weight_activation", "checkpoint")}  # fmt: skip
     limit = tuple(NO_LIMIT if size_limit == NO_LIMIT else size_limit // size for size_limit in problem.limit)
-    return replace(problem, **columns, **sizes, limit=limit), unit  # type: ignore[arg-type] # columns by name
+    return replace(problem, **columns, **sizes, limit=limit), unit
 
 
 def coarsened_by_work(problem: Problem, finest: int) -> tuple[Problem, int]:

@@ -6,9 +6,11 @@ import random
 import time
 from concurrent.futures import BrokenExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import PptraceError, Schedule, ScheduleError
 from pptrace_optpipe.bounds import bound, counted_bound, relaxed_bound, relaxed_ranks
@@ -65,8 +67,7 @@ _LONGEST = 8
 """The most work of the solver per window, relative to that in the first round."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
+class SearchResult(Struct, frozen=True, kw_only=True):
     """The best schedule of a search."""
 
     schedule: StartSchedule
@@ -325,8 +326,7 @@ _AT_LEAST = 4
 """The least number of hand-made orders that are simulated, even in a very short search."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimised:
+class Optimised(Struct, frozen=True, kw_only=True):
     """The best table of a search."""
 
     table: Schedule

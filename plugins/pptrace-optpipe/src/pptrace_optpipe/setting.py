@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import (
     Action,
@@ -73,8 +74,7 @@ def simulated(prepared: Prepared) -> Simulated:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchInput:
+class SearchInput(Struct, frozen=True, kw_only=True):
     """A scheduling problem, and the simulator that decides on its tables."""
 
     placement: Placement
@@ -86,8 +86,7 @@ class SearchInput:
     """Whether the problem's transfers are the only cost of messages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """A prepared configuration that can simulate each table of its placement."""
 
     prepared: Prepared

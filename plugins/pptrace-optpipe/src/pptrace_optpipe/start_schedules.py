@@ -13,11 +13,13 @@ computations.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import ConfigError, Kind, PptraceError, ScheduleError, load, prepare, read_yaml
 from pptrace_optpipe.bounds import bound
@@ -256,8 +258,7 @@ _AGAIN = "schedule.recompute.early=true"
 """Setting that adds recomputation to a schedule, as early as ranks allow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rival:
+class Rival(Struct, frozen=True, kw_only=True):
     """A schedule of another plugin with its simulated figures."""
 
     name: str

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import Action, Kind, TraceError
 from pptrace_profilers.gpu_spans import add_gpu_spans, window_around
@@ -54,8 +55,7 @@ _CPU_HELP = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RankRuns:
+class _RankRuns(Struct, frozen=True, kw_only=True):
     """Runs of a rank with their steps; -1 outside of all steps."""
 
     recording: Recording

@@ -12,10 +12,11 @@ middle of an interval, and would seem slow in both directions.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import Clock, Kind, Unattributed, kinds
 from pptrace_profilers.gpu_spans import totals, window_around
@@ -216,8 +217,7 @@ _Key = tuple[bool, int, int]
 """Whether a message is an activation, the stage that sends it, and its first microbatch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
+class Messages(Struct, frozen=True, kw_only=True):
     """Messages of a step, one value per message; :func:`shift_messages` aligns their clocks."""
 
     ends: MessageEnds
@@ -325,7 +325,7 @@ def _by_action(ends: MessageEnds, rank: Int64s) -> tuple[MessageEnds, list[tuple
     by_time = np.lexsort((is_named, start_ns))
     is_left = first == np.arange(len(ends))
     is_left[np.array(pairs, dtype=np.int64)] = False
-    ends = replace(ends, start_ns=start_ns, end_ns=end_ns, size_bytes=size_bytes)
+    ends = ends.with_columns(start_ns=start_ns, end_ns=end_ns, size_bytes=size_bytes)
     return ends, pairs, by_time[is_left[by_time]]
 
 
@@ -356,7 +356,7 @@ def shift_messages(messages: Messages, clocks: Sequence[Clock]) -> Messages:
     offset_ns = np.array([clock.offset_ns for clock in clocks], dtype=np.int64)[messages.rank]
     ends = messages.ends
     return replace(
-        messages, ends=replace(ends, start_ns=ends.start_ns + offset_ns, end_ns=ends.end_ns + offset_ns)
+        messages, ends=ends.with_columns(start_ns=ends.start_ns + offset_ns, end_ns=ends.end_ns + offset_ns)
     )
 
 

@@ -6,10 +6,10 @@ Source: the Trace Event Format: phases ``X``, ``B`` and ``E``, microseconds, ``p
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.plugin import TraceError
 from pptrace_profilers.events import EventBuilder, microseconds
@@ -54,8 +54,7 @@ _Match = tuple[int, int, "Meaning"]
 """Start, end and meaning of an event that a rule matches."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Contents:
+class _Contents(Struct, kw_only=True):
     """Contents of a file."""
 
     path: Path

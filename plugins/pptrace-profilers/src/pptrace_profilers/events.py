@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -56,8 +56,7 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw(b"null")
 
 
-@dataclass(slots=True, kw_only=True)
-class Events:
+class Events(Struct, kw_only=True):
     """Selected complete events of one file; columns have one value per event, in file order."""
 
     path: Path

@@ -8,11 +8,12 @@ over data-parallel replicas is a separate action. All remaining operations are c
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import Action, Kind, Unattributed, kinds
 from pptrace_profilers.recording import Executions, MessageEnds, Payload
@@ -60,8 +61,7 @@ def add_gpu_spans(recording: Recording) -> Recording:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
+class _Work(Struct, frozen=True, kw_only=True):
     """A recording's operations, each with its role."""
 
     executions: Executions

@@ -17,13 +17,13 @@ import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from pptrace.plugin import TraceError, UnpackedFile, check_events
 from pptrace_kernel import always_compiled, compiles, run_kernel
@@ -67,8 +67,7 @@ _DECODER = msgspec.json.Decoder(list[dict[str, Any]])
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(slots=True)
-class Blocks:
+class Blocks(Struct):
     """Blocks of the events of a file; ``top`` and ``cut`` are final after the last block."""
 
     path: Path
@@ -262,8 +261,7 @@ MEMORY = "[memory]"
 """Name of the instants with the allocated bytes of PyTorch's allocator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class Keep(Struct, frozen=True, kw_only=True):
     """Filter of complete events."""
 
     categories: frozenset[str]
@@ -346,8 +344,7 @@ def _chunks(blocks: Blocks, chunk_bytes: int) -> Iterator[list[bytes]]:
         yield chunk
 
 
-@dataclass(slots=True, kw_only=True)
-class _Selection:
+class _Selection(Struct, kw_only=True):
     """Events of a text that the filter keeps; columns have one value per event."""
 
     names: Sequence[str]

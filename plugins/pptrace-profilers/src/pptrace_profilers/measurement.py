@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.plugin import (
     ConfigError,
@@ -168,7 +168,7 @@ def _with_local_peers(recordings: Sequence[Recording], ranks: Sequence[int]) -> 
     local = {rank: number for number, rank in enumerate(ranks)}
     peers = ([local.get(peer, -1) for peer in recording.ends.peer.tolist()] for recording in recordings)
     return [
-        replace(recording, ends=replace(recording.ends, peer=np.array(of_ends)))
+        replace(recording, ends=recording.ends.with_columns(peer=np.array(of_ends)))
         for recording, of_ends in zip(recordings, peers, strict=True)
     ]
 

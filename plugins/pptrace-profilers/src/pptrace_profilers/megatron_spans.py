@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, kinds
 from pptrace_profilers.events import parse_integer
@@ -204,8 +205,7 @@ _DECODER = msgspec.json.Decoder(dict[str, Any])
 _VALUES = ("intValue", "stringValue", "doubleValue", "boolValue")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """A span of a call on the host."""
 
     name: str

@@ -18,10 +18,11 @@ import re
 import signal
 import threading
 import time
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pptrace.plugin import Action, ConfigError, Kind, TableError, kinds, read_yaml, validate_options
@@ -48,8 +49,7 @@ class _TimeoutError(Exception):
     """Timeout of a pattern."""
 
 
-@dataclass(slots=True, kw_only=True)
-class TimedPattern:
+class TimedPattern(Struct, kw_only=True):
     """A compiled pattern with the time limit :data:`MOST_S`."""
 
     compiled: re.Pattern[str]
@@ -110,8 +110,7 @@ _MOST_MICROBATCHES = 2**16
 _WORDS = {"forward": Kind.F, "fwd": Kind.F, "backward": Kind.B, "bwd": Kind.B}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
+class Meaning(Struct, frozen=True, kw_only=True):
     """Meaning of an event."""
 
     action: Action | None
@@ -124,8 +123,7 @@ class Meaning:
     """Size of the message; 0 if unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Struct, frozen=True, kw_only=True):
     """A rule that names events, from the groups of its patterns and its constants."""
 
     pattern: Matcher
@@ -190,8 +188,7 @@ class Rule:
 _MOST_DIGITS = 19
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRule:
+class RankRule(Struct, frozen=True, kw_only=True):
     """Rule that reads global ranks."""
 
     source: str = "file"
@@ -215,8 +212,7 @@ FILE_NAME = RankRule()
 """Rule of ranks without a rules file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Struct, frozen=True, kw_only=True):
     """Rules in order of precedence."""
 
     actions: Sequence[Rule]

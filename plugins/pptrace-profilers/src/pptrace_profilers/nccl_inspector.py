@@ -13,11 +13,11 @@ PERFORMANCE.md).
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from pptrace.plugin import BySize, TraceError, check_events
 from pptrace_profilers.events import microseconds, parse_integer
@@ -34,8 +34,7 @@ _BATCH = 1 << 16
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Struct, frozen=True, kw_only=True):
     """One operation on one rank."""
 
     what: str

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.plugin import TraceError
 from pptrace_profilers.events import microseconds, parse_integer
@@ -45,8 +47,7 @@ ITEM_BYTES = {
 """Bytes of an element by NCCL's name of its type (nccl.h)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclOperation:
+class NcclOperation(Struct, frozen=True, kw_only=True):
     """A collective, a send or a receive."""
 
     name: str
@@ -72,8 +73,7 @@ class NcclOperation:
 _BY_TIME = attrgetter("start_ns", "end_ns")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankOperations:
+class RankOperations(Struct, frozen=True, kw_only=True):
     """Operations of a process, or of one rank of a process with several, from one file or from all its files."""
 
     path: Path
@@ -135,8 +135,7 @@ def _with_communicators(operations: Sequence[NcclOperation], path: Path) -> list
     ]
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """An event and its enclosing events."""
 
     fields: dict[str, Any]

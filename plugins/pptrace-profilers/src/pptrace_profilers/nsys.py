@@ -11,8 +11,9 @@ import re
 import sqlite3
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from pptrace.plugin import TraceError, check_events
 from pptrace_profilers.events import EventBuilder, parse_integer

@@ -10,10 +10,10 @@ PyTorch launches forward kernels from the model's thread and backward kernels fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import compute_stream
@@ -38,8 +38,7 @@ _MOST_BYTES = 512 << 20
 """Files beyond this size are not read a second time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """Consecutive operations of one direction."""
 
     forward: bool
@@ -54,8 +53,7 @@ class Run:
     """Names of the operations of a forward, in order; empty for a backward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Passes:
+class _Passes(Struct, frozen=True, kw_only=True):
     """Outer operations with a backward, and backward operations, by time."""
 
     events: Events

@@ -7,10 +7,11 @@ is imported on first use.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from pptrace.plugin import CommandOffer, TraceError, deferred, hookimpl
 

@@ -27,10 +27,10 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.plugin import Action, Kind, kinds
 from pptrace_profilers.events import parse_integer
@@ -76,7 +76,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     members = pipeline_group(groups, rank)
     executions, annotations = _annotated_actions(events, rules)
     operators_start_ns, operators_end_ns = _operator_spans(events, annotations)
-    executions = replace(executions, operators_start_ns=operators_start_ns, operators_end_ns=operators_end_ns)
+    executions = executions.with_columns(operators_start_ns=operators_start_ns, operators_end_ns=operators_end_ns)
     recording = Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
         host=str(events.top.get("host_name") or ""), windows=_windows(events),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from pptrace.plugin import TraceError
@@ -75,18 +76,22 @@ class Rows:
 
     def of_rows(self, rows: NDArray[Any]) -> Self:
         """Return the given rows, in their order."""
-        return replace(self, **{column.name: getattr(self, column.name)[rows] for column in fields(self)})
+        return self.with_columns(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
     def sorted_by(self, *keys: NDArray[Any]) -> Self:
         """Return the rows in the order of the first key; later keys order equal rows."""
         return self.of_rows(np.lexsort(keys[::-1]))
+
+    def with_columns(self, **columns: Any) -> Self:
+        """Return the table with other values in some columns."""
+        return replace(self, **columns)
 
     def updated(self, rows: NDArray[Any], **changes: Any) -> Self:
         """Return the table with other values in some rows."""
         columns = {name: np.array(getattr(self, name)) for name in changes}
         for name, values in columns.items():
             values[rows] = changes[name]
-        return replace(self, **columns)
+        return self.with_columns(**columns)
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
@@ -158,8 +163,7 @@ class MessageEnds(Rows):
         return np.where(self.posted_ns >= 0, self.posted_ns, self.start_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
+class Payload(Struct, frozen=True, kw_only=True):
     """One message or collective of a kernel."""
 
     operation: str
@@ -179,8 +183,7 @@ class Payload:
         return self.operation in {"send", "recv"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
+class Operations(Struct, frozen=True, kw_only=True):
     """GPU operations by time; columns have one value per operation."""
 
     name: Int32s
@@ -229,8 +232,7 @@ class Operations:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class Recording(Struct, frozen=True, kw_only=True):
     """Recorded data of one process, from one or several files."""
 
     path: Path
@@ -280,8 +282,7 @@ def list_some(items: Iterable[object], count: int, most: int = 16) -> str:
     return ", ".join(named) + (f" and {count - len(named)} others" if count > len(named) else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annotations:
+class Annotations(Struct, frozen=True, kw_only=True):
     """Annotations by start; of equal starts, the longer annotation comes first."""
 
     start_ns: Int64s

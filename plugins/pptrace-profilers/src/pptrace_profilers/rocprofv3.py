@@ -8,10 +8,10 @@ own (``__amd_rocclr_copyBuffer``), too.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from pptrace.plugin import TraceError, UnpackedFile, check_events
 from pptrace_profilers.events import EventBuilder

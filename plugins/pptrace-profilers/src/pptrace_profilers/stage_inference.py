@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +42,7 @@ _Place = tuple[int, int]
 """Stage and microbatch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """Runs and messages of a rank in a step."""
 
     runs: Sequence[Run]
@@ -52,8 +51,7 @@ class Part:
     """Ends of messages by time; peers are indices of ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlaces:
+class StepPlaces(Struct, frozen=True, kw_only=True):
     """Stages and microbatches of the runs of a step."""
 
     places: Mapping[_Node, tuple[int, int]]
@@ -244,8 +242,7 @@ _NO_RANK = -1
 """The peer of an action without a send."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Action:
+class _Action(Struct, frozen=True, kw_only=True):
     """An action without a known stage."""
 
     forward: bool
@@ -258,8 +255,7 @@ class _Action:
     """Index on its rank of the matching forward; -1 if unknown, and for a forward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Messages:
+class _Messages(Struct, frozen=True, kw_only=True):
     """Producers of messages for a given route."""
 
     sent_to: Sequence[Sequence[int]]

@@ -8,12 +8,13 @@ pairs of overlapped actions.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.plugin import (
     Action,
@@ -190,8 +191,8 @@ def _sum_by_name(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ..
 def _align_recording(part: Recording, clock: Clock, place: int) -> Recording:
     """Return a recording by rank 0's clock; an action without a stage gets the rank's place as its stage."""
     old, by_ns = part.executions, clock.offset_ns
-    executions = replace(
-        old, action=np.array([replace(a, stage=place) if a.stage == NO_STAGE else a for a in old.action]),
+    executions = old.with_columns(
+        action=np.array([replace(a, stage=place) if a.stage == NO_STAGE else a for a in old.action]),
         start_ns=old.start_ns + by_ns, end_ns=old.end_ns + by_ns,
         gpu_start_ns=old.gpu_start_ns + by_ns, gpu_end_ns=old.gpu_end_ns + by_ns,
         launch_ns=np.where(old.launch_ns >= 0, old.launch_ns + by_ns, -1),
@@ -248,7 +249,7 @@ def _merge_first_stage_gradients(rank: Recording) -> Recording:
     in_first_stage = np.array([action.stage == 0 for action in rank.executions.action], dtype=bool)
     kept = rank.executions.of_rows(~in_first_stage | (rank.executions.kind != Kind.I))
     actions = [replace(a, kind=Kind.B) if a.stage == 0 and a.kind is Kind.W else a for a in kept.action]
-    return replace(rank, executions=replace(kept, action=np.array(actions)))
+    return replace(rank, executions=kept.with_columns(action=np.array(actions)))
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
@@ -420,7 +421,7 @@ def _moves(messages: Messages) -> _Slices:
         stop_ns = np.maximum(slices.end_ns, free_ns)
         begin_ns = np.minimum(np.maximum(slices.start_ns, free_ns), stop_ns)
         enter_ns = np.minimum(slices.enter_ns, begin_ns)
-        sides.append(replace(slices, start_ns=begin_ns, end_ns=stop_ns, enter_ns=enter_ns))
+        sides.append(slices.with_columns(start_ns=begin_ns, end_ns=stop_ns, enter_ns=enter_ns))
     return _Slices.concatenate(sides)
 
 

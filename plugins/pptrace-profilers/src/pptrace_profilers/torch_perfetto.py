@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.plugin import TraceError, UnpackedFile, check_packets, read_varint
 from pptrace_profilers.events import Arguments, EventBuilder, parse_integer
@@ -97,8 +98,7 @@ _Begun = tuple[str, str, int, int, "Arguments | None"]
 """Name, category, correlation, stream and arguments of a slice that has begun."""
 
 
-@dataclass(slots=True)
-class _Track:
+class _Track(Struct):
     """Slices of a track since the last instant without an open slice."""
 
     open: int = 0

@@ -8,9 +8,10 @@ other lines repeat their times. A line starts at a time in nanoseconds, its even
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from pptrace.plugin import TraceError, UnpackedFile, check_events
 from pptrace_profilers.events import EventBuilder

@@ -41,7 +41,7 @@ _FEWEST_CHUNKS = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from pptrace_schedules.bidirectional import TURNS
     from pptrace_schedules.row_patterns import in_rounds, one_forward_one_backward

@@ -41,9 +41,8 @@ _TURN = 3
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from dataclasses import replace
-
     import numpy as np
+    from msgspec.structs import replace
 
     from pptrace.plugin import Placement, Schedule
 

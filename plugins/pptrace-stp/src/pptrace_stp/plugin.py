@@ -56,9 +56,8 @@ _CHUNKS = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from dataclasses import replace
-
     import numpy as np
+    from msgspec.structs import replace
 
     from pptrace.plugin import Placement, Schedule, with_copies
     from pptrace_stp.rows import TURNS, copied, rows_of

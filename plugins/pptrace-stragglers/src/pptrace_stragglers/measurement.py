@@ -15,11 +15,12 @@ step. Times are often float32 since the step's start.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import (
     Action,
@@ -59,8 +60,7 @@ _LONGEST_TYPE, _FEWEST_ROWS = 128, 1 << 16
 """Maximum bytes of types per row, and the minimum of rows that counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypedOperation:
+class TypedOperation(Struct, frozen=True, kw_only=True):
     """One operation of every replica and step."""
 
     type: str
@@ -75,8 +75,7 @@ class TypedOperation:
     """The microbatch; -1 for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JobTable:
+class JobTable(Struct, frozen=True, kw_only=True, eq=False):
     """A job's operations. Times have the shape (operations, replicas, steps) and count from the step's start."""
 
     path: Path

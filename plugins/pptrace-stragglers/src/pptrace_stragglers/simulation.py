@@ -8,11 +8,11 @@ of them have started. Gaps of the host between operations are not simulated.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from pptrace.plugin import Kind, ScheduleError, Stream, extract_computations
@@ -29,8 +29,7 @@ _CLOCK_ERROR_NS = -10_000_000
 """A transfer that ends this long before its start has a wrong clock, and counts as 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOperation:
+class JobOperation(Struct, frozen=True, kw_only=True):
     """One operation of every replica and step of a pipeline."""
 
     type: str
@@ -47,8 +46,7 @@ class JobOperation:
     """Action in a schedule table; None without one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
+class Job(Struct, frozen=True, kw_only=True, eq=False):
     """All replicas of a pipeline. Times have the shape (operations, replicas, steps) and any origin per step."""
 
     operations: tuple[JobOperation, ...]

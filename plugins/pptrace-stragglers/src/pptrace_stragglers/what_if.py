@@ -10,11 +10,12 @@ slowest workers (5), M_S for the last stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from pptrace.plugin import (
     Cell,
@@ -50,8 +51,7 @@ _NO_LOSS = 1.005
 """Maximum slowdown of a job without a cause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class Effect(Struct, frozen=True, kw_only=True):
     """Slowdown by some operations."""
 
     slowdown: float
@@ -60,8 +60,7 @@ class Effect:
     """The slowdown of each step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
+class Removed(Struct, frozen=True, kw_only=True):
     """The step with ideal durations of some operations, and the ideal step with their measured durations."""
 
     without_ns: float
@@ -74,8 +73,7 @@ class Removed:
     """``alone_ns`` minus ideal step, as a share of the loss."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class Worker(Struct, frozen=True, kw_only=True):
     """One of the slowest workers."""
 
     replica: str
@@ -88,8 +86,7 @@ class Worker:
     """Slowdown of the worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stragglers:
+class Stragglers(Struct, frozen=True, kw_only=True):
     """A job's stragglers; lengths are means over its steps."""
 
     cause: str
@@ -127,8 +124,7 @@ class Stragglers:
     without variation."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Loss:
+class _Loss(Struct, frozen=True):
     """Measured and ideal durations, and the resulting lengths of steps."""
 
     simulation: JobSimulation
@@ -367,8 +363,7 @@ def explain_job(measurement: Measurement, step: Step) -> ExplanationPart | None:
     stragglers = find_stragglers(job)
     return ExplanationPart(
         sections=_sections(stragglers),
-        values={name: getattr(stragglers, name) for name in stragglers.__slots__}
-        | {"heat": stragglers.heat.tolist()},
+        values=asdict(stragglers) | {"heat": stragglers.heat.tolist()},
         write_picture=partial(_write_heat_map, stragglers=stragglers),
         timeline=partial(ideal_timeline, job, step.timeline.placement),
     )

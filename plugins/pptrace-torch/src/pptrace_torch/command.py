@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.plugin import (
     ConfigError,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct, field, to_builtins
 
 from pptrace.plugin import (
     ConfigError,
@@ -75,8 +76,7 @@ NAME = "run.manifest.json"
 _VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
+class StageTimes(Struct, frozen=True, kw_only=True):
     """Times and message size of one stage and microbatch of the table."""
 
     forward_ns: int
@@ -91,8 +91,7 @@ class StageTimes:
     """Activations that the stage sends to the next one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Struct, frozen=True, kw_only=True):
     """What a run's traces do not say.
 
     Format: a JSON object with these fields, ``version`` and no others. Times are integer nanoseconds.
@@ -152,7 +151,7 @@ class Manifest:
         Raises:
             OutputError: it cannot be written.
         """
-        text = json.dumps({"version": _VERSION, **asdict(self)}, indent=1)
+        text = json.dumps({"version": _VERSION, **to_builtins(self)}, indent=1)
         with replace_file(folder / NAME) as temporary:
             temporary.write_text(f"{text}\n", encoding="utf-8")
 
@@ -202,9 +201,8 @@ class Manifest:
         parts = self.microbatches * slices
         return tuple(
             StageTimes(**{
-                field.name: sum(getattr(self.times(stage, microbatch), field.name) for microbatch in range(count))
-                // parts
-                for field in fields(StageTimes)
+                name: sum(getattr(self.times(stage, microbatch), name) for microbatch in range(count)) // parts
+                for name in StageTimes.__struct_fields__
             })
             for stage in range(len(self.stages))
         )  # fmt: skip

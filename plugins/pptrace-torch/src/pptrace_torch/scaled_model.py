@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct
 
 from pptrace.plugin import ConfigError
 
@@ -21,8 +22,7 @@ _NO_MODEL = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageItems:
+class StageItems(Struct, frozen=True, kw_only=True):
     """What one stage consists of, in this order."""
 
     embedding: bool
@@ -38,8 +38,7 @@ class StageItems:
         return not (self.embedding or self.mlp_widths or self.head)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledModel:
+class ScaledModel(Struct, frozen=True, kw_only=True):
     """A decoder whose widths, vocabulary and sequence are those of a configuration over a common divisor.
 
     The divisor is the smallest power of two for which a step has at most :data:`MOST_FLOPS` operations: three
@@ -135,7 +134,7 @@ class ScaledModel:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the model with these fields, as ``dataclasses.asdict`` gives them.
+        """Return the model with these fields, as ``msgspec.to_builtins`` gives them.
 
         Raises:
             KeyError: a field is missing.

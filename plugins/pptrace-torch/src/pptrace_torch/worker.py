@@ -8,7 +8,6 @@ import os
 import signal
 import time
 import traceback
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional
 
@@ -211,8 +211,7 @@ _DIE_WITH_PARENT = 1
 """``PR_SET_PDEATHSIG`` of prctl(2)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """What every rank runs."""
 
     manifest: Manifest
