@@ -184,23 +184,33 @@ def _extents(action: Int64s, count: int, start_ns: Int64s, end_ns: Int64s) -> tu
     return start, end
 
 
-def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
-    """Return the rows that are segments, and the index of each segment's action in the order of first rows."""
+def segment_rows(timeline: Timeline, among: Int64s | None = None) -> tuple[Int64s, Int64s]:
+    """Return the rows that are segments, and the index of each segment's action in the order of first rows.
+
+    Args:
+        timeline: the timeline.
+        among: all rows of some ranks, in ascending order; None for all ranks.
+    """
     if timeline.parts is None:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    rows = np.flatnonzero(timeline.parts.number >= 0)
+    among = np.arange(len(timeline)) if among is None else among
+    rows = among[timeline.parts.number[among] >= 0]
     stages, microbatches = timeline.placement.stages, timeline.placement.microbatches + 1
     cell = timeline.kind[rows].astype(np.int64) * stages + timeline.stage[rows]
-    key = cell * microbatches + timeline.microbatch[rows] + 1
-    _, first, action = np.unique(key, return_index=True, return_inverse=True)
-    action_index = np.empty(first.size, dtype=np.int64)
-    action_index[np.argsort(first)] = np.arange(first.size)
-    return rows, action_index[action]
+    key, index = cell * microbatches + timeline.microbatch[rows] + 1, np.arange(rows.size)
+    first_of_key = np.empty(int(key.max(initial=-1)) + 1, dtype=np.int64)
+    first_of_key[key[::-1]] = index[::-1]
+    first = first_of_key[key]
+    action: Int64s = (np.cumsum(first == index) - 1)[first]
+    return rows, action
 
 
-def last_segments(timeline: Timeline) -> Int32s:
-    """Return, for each row, the row of its action's segment that ends last; an extra last value is -1."""
-    return _ends_of_actions(timeline, timeline.end_ns, last=True)
+def last_segments(timeline: Timeline, among: Int64s | None = None) -> Int32s:
+    """Return, for each row, the row of its action's segment that ends last; an extra last value is -1.
+
+    With ``among``, as in :func:`segment_rows`, rows of other ranks have their own number.
+    """
+    return _ends_of_actions(timeline, timeline.end_ns, among, last=True)
 
 
 def first_segments(timeline: Timeline) -> Int32s:
@@ -209,14 +219,22 @@ def first_segments(timeline: Timeline) -> Int32s:
     return _ends_of_actions(timeline, number, last=False)
 
 
-def _ends_of_actions(timeline: Timeline, key: NDArray[np.integer], *, last: bool) -> Int32s:
+def _ends_of_actions(
+    timeline: Timeline, key: NDArray[np.integer], among: Int64s | None = None, *, last: bool
+) -> Int32s:
     """Return, for each row, the row with the first or last key among its action's segments, then -1."""
     ends = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
-    rows, action = segment_rows(timeline)
+    rows, action = segment_rows(timeline, among)
     if rows.size:
-        order = np.lexsort((rows, key[rows], action))
-        bounds = np.diff(action[order], append=-1) if last else np.diff(action[order], prepend=-1)
-        ends[rows] = rows[order[np.flatnonzero(bounds)]][action]
+        # Of the rows with an action's first or last key, the assignment keeps the last one, or the first one.
+        step = 1 if last else -1
+        keys = key[rows].astype(np.int64) * step
+        best = np.full(int(action.max()) + 1, np.iinfo(np.int64).min)
+        np.maximum.at(best, action, keys)
+        chosen = np.flatnonzero(keys == best[action])[::step]
+        row_of_action = np.empty(best.size, dtype=np.int32)
+        row_of_action[action[chosen]] = rows[chosen]
+        ends[rows] = row_of_action[action]
     return ends
 
 

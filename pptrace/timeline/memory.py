@@ -277,7 +277,7 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
     if timeline.parts is None:
         return by_action
     number = timeline.parts.number[rows]
-    last = last_segments(timeline)[rows] == rows
+    last = last_segments(timeline, rows)[rows] == rows
     delta: Int64s = np.where((number < 0) | np.where(by_action > 0, number == 0, last), by_action, 0)
     in_segments = (number >= 0) & (recomputed == 0) & (TABLE.recomputed[timeline.kind[rows]] == 0)
     return _with_stated(delta, timeline, workload, rows, np.where(in_segments, number, -1))
