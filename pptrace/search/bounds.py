@@ -173,19 +173,19 @@ def sharded_step_ns(table: Schedule, workload: Workload) -> int:
 
     Computations keep the order of the row, and so do gathers and reductions, which share a stream. The next
     computation of a gathered stage, and all later ones, follow its gather. A reduction follows the computations
-    before it.
+    before it. With overlapped pairs, the bound is the time of gathers and reductions alone.
 
     Args:
         table: a row with gathers, as :func:`~pptrace.run.preparation.prepare` returns it.
         workload: its costs, per stage of the table.
     """
-    if table.has_pairs:
-        return 0
-    times = Times.of(workload, has_pairs=False)
-    computes, collectives = COMPUTE.mask(table.kind), _COLLECTIVES.mask(table.kind)
+    collectives = _COLLECTIVES.mask(table.kind)
     collective_ns = np.stack([workload.duration_ns(kind) for kind in Kind])
-    work_ns = np.where(computes, times.alone[table.kind, table.stage] * table.span, 0)
     busy_ns = np.where(collectives, collective_ns[table.kind, table.stage], 0)
+    if table.has_pairs:
+        return int(busy_ns.sum())
+    times, computes = Times.of(workload, has_pairs=False), COMPUTE.mask(table.kind)
+    work_ns = np.where(computes, times.alone[table.kind, table.stage] * table.span, 0)
     done_ns, sent_ns = work_ns.cumsum(), busy_ns.cumsum()
     if not done_ns.size:
         return 0

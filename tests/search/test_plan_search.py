@@ -131,14 +131,16 @@ def find_plan(registry: Registry, problem: dict[str, Any], **changed: Any) -> An
             "overlap": st.booleans(), "shard": st.just(2),
         },
     ),
-    recompute=st.sampled_from(["none", "full"]),
+    recompute=st.sampled_from(["none", "full"]), schedule=st.sampled_from(["1f1b", "combined-1f1b"]),
 )  # fmt: skip
 @settings(max_examples=20, deadline=None)
-def test_the_bound_of_sharded_weights_on_one_rank_holds(changed: dict[str, Any], recompute: str) -> None:
+def test_the_bound_of_sharded_weights_on_one_rank_holds(
+    changed: dict[str, Any], recompute: str, schedule: str
+) -> None:
     config = {
         "model": MODEL | {"recompute": recompute}, "device": "a100-sxm", "parallel": {"pp": 1, "dp": 4},
         "batch": {"global": 16, "micro": 1, "sequence": 1024}, "stack": "ideal", "costs": {"zero": 3},
-        "data_parallel": changed, "schedule": "1f1b",
+        "data_parallel": changed, "schedule": schedule,
     }  # fmt: skip
     run = pptrace.simulate(config)
     table, workload = run.prepared.schedule, run.prepared.workload
