@@ -13,7 +13,8 @@ row so far, and ``s`` the end of the last collective of a communication stream.
 
 * Computations keep the order of the row. The first segments of a pair start after ``c``. So a pair moves ``c`` by
   at least its computations, and by at least the longest chain of dependent segments that ends in a computation of
-  one of its members.
+  one of its members. In a whole table, the order of all segments of a pair is known. The pair then moves ``c`` by
+  at least the time of this order, from idle streams to the last computation.
 * Collectives of a stream keep the order of the row. So a pair moves ``s`` by at least its collectives on the
   stream. After a single action with such collectives, ``max(c, s)`` is the end of this action, and the following
   single actions take their whole duration. After a pair, ``s`` can be later than ``c``. The next single action
@@ -41,6 +42,7 @@ from msgspec.structs import replace
 from pptrace.config.choices import Validation
 from pptrace.memo import shared
 from pptrace.run.costs import in_parts, part_times
+from pptrace.sim.overlapped_pairs import least_pair_ns
 from pptrace.steps.actions import group_starts
 from pptrace.steps.kinds import COMPUTE, GATHERS, KINDS, PASSES, TABLE, Kind, KindSet, Stream
 from pptrace.steps.segments import overlapped_ns, results_of, single
@@ -225,6 +227,7 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
     chains_ns = np.where(is_paired, of_actions(times.chains), 0)
     computed_ns = np.where(is_paired, of_actions(times.in_pairs), alone_ns)
     row_ns = np.maximum(np.add.reduceat(computed_ns, starts), np.maximum.reduceat(chains_ns, starts))
+    row_ns = np.maximum(row_ns, _least_pairs_ns(table, workload, experiment, starts))
     first_ns = np.minimum.reduceat(before_ns, starts)
 
     def latest(member_ns: Int64s, duration_ns: Int64s) -> Int64s:
@@ -260,6 +263,38 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
             int((result_ns + until_end_ns).max(initial=0)) + int(optimizer_ns.min(initial=0)),
         )
     return step_ns
+
+
+def _least_pairs_ns(table: Schedule, workload: Workload, experiment: Experiment, starts: Int64s) -> Int64s:
+    """Return the least time from the start of each overlapped pair to its last computation; 0 for other actions.
+
+    Args:
+        table: the table.
+        workload: its costs, per stage of the table.
+        experiment: their configuration.
+        starts: the first row of each single action or pair.
+    """
+    least_ns = np.zeros(starts.size, dtype=np.int64)
+    if not workload.segments or workload.classes or experiment.schedule.interleave:
+        return least_ns
+    sizes = np.diff(starts, append=len(table))
+    cell = table.kind.astype(np.int64) * table.stages + table.stage
+    for size in set(sizes[sizes > 1].tolist()):
+        pairs = np.flatnonzero(sizes == size)
+        cells, number = np.unique(cell[starts[pairs, None] + np.arange(size)], axis=0, return_inverse=True)
+        distinct_ns = [_least_pair_ns(table, workload, members) for members in cells.tolist()]
+        least_ns[pairs] = np.array(distinct_ns)[number.ravel()]
+    return least_ns
+
+
+def _least_pair_ns(table: Schedule, workload: Workload, cells: Sequence[int]) -> int:
+    """Return the value of :func:`least_pair_ns` for actions as kind x stages + stage; 0 if one has no segments."""
+    places = [(Kind(cell // table.stages), cell % table.stages) for cell in cells]
+    if not all(kind in workload.segments for kind, _ in places):
+        return 0
+    members = tuple(workload.segments[kind][stage] for kind, stage in places)
+    turns = table.interleave.get(tuple(kind for kind, _ in places), ())
+    return shared(partial(least_pair_ns, members, turns), ("pair", turns), *members)
 
 
 def _row_ends(duration_ns: Int64s, before_ns: Int64s, row: Int64s) -> Int64s:

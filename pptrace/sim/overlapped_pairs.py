@@ -109,6 +109,26 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
     return SegmentOrder(order=tuple(order), needs=tuple(needs), results=results)
 
 
+def least_pair_ns(members: Sequence[tuple[Segment, ...]], interleave: Sequence[int]) -> int:
+    """Return the least time from the start of an overlapped pair to the end of its last computation, in ns.
+
+    Its segments have the order of the simulation, and those on links of the network take no time.
+
+    Args:
+        members: the segments of its actions.
+        interleave: the repeated order of the actions; empty for the computation that can start first.
+    """
+    ends_ns, free_ns, computed_ns = dict[tuple[int, int], int](), dict[Stream, int](), 0
+    for member, number, _ in _pair_order(members, interleave).order:
+        segment = members[member][number]
+        needed_ns = max((ends_ns[member, need] for need in segment.needs_of(number)), default=0)
+        end_ns = max(needed_ns, free_ns.get(segment.stream, 0)) + (0 if segment.link else segment.duration_ns)
+        ends_ns[member, number] = free_ns[segment.stream] = end_ns
+        if segment.is_computation:
+            computed_ns = end_ns
+    return computed_ns
+
+
 class _Communication:
     """The communication of several actions that is not issued yet."""
 

@@ -596,7 +596,8 @@ def test_bounds_of_overlapped_pairs_are_at_most_the_step_and_its_memory(
     random = Random(seed)  # noqa: S311 - draws costs
     ranks, microbatches = random.randint(1, 3), random.randint(1, 6)
     rows = mixed(random, ranks, microbatches) if random.random() < 0.5 else steady(ranks, microbatches)
-    table = Schedule.from_rows(rows)
+    turns = tuple(random.choices((0, 1), k=random.randint(0, 4)))
+    table = replace(Schedule.from_rows(rows), interleave={(Kind.F, Kind.B): turns} if turns else {})
     kinds = {kind: [segments_of(random, kind) for _ in range(ranks)] for kind in (Kind.F, Kind.B)}
     if random.random() < 0.5:
         kinds = {
