@@ -6,9 +6,27 @@ import pptrace
 
 # Nodes, sizes of groups, and other settings; otherwise sequences of 4096 tokens and full recomputation. 64 GPUs of
 # a domain of 72 are used, so that expert-parallel groups of 32 and 64 are inside a domain.
-H100 = {"preset": "dgx-h100"}
+A100, H100 = {"preset": "dgx-a100"}, {"preset": "dgx-h100"}
 GB200, GB300 = {"preset": "gb200-nvl72", "gpus": 64}, {"preset": "gb300-nvl72", "gpus": 64}
 STEPS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = {
+    "megatron-gpt-1.7b": (A100, {"pp": 1, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-3.6b": (A100, {"pp": 1, "tp": 2, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-7.5b": (A100, {"pp": 1, "tp": 4, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-18b": (A100, {"pp": 1, "tp": 8, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-22b": (A100, {"pp": 1, "tp": 8, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-39b": (A100, {"pp": 2, "tp": 8, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-76b": (A100, {"pp": 4, "vp": 5, "tp": 8, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-145b": (A100, {"pp": 8, "vp": 2, "tp": 8, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-175b": (A100, {"pp": 8, "vp": 3, "tp": 8, "dp": 8}, {"sequence": 2048}),
+    "megatron-gpt-310b": (A100, {"pp": 16, "vp": 2, "tp": 8, "dp": 4}, {"sequence": 2048}),
+    "megatron-gpt-530b": (A100, {"pp": 35, "vp": 3, "tp": 8, "dp": 2}, {"sequence": 2048}),
+    "megatron-gpt-1t": (A100, {"pp": 64, "tp": 8, "dp": 2}, {"sequence": 2048}),
+    "bloom-176b": (A100, {"pp": 12, "tp": 4, "dp": 8}, {"sequence": 2048}),
+    "nemotron4-340b": (H100, {"pp": 12, "vp": 2, "tp": 8, "dp": 4}, {}),
+    "llama3-405b": (H100, {"pp": 14, "vp": 9, "tp": 8, "dp": 4}, {"sequence": 8192}),
+    "qwen2-26.3b": (H100, {"pp": 4, "tp": 8, "dp": 2}, {}),
+    "tab-128": (H100, {"pp": 4, "tp": 8, "dp": 2}, {}),
+    "deepseek-v3": (GB200, {"pp": 8, "vp": 2, "ep": 32, "dp": 32}, {}),
     "gpt-oss-20b": (H100, {"pp": 2, "vp": 2, "ep": 8, "dp": 16}, {"recompute": "none"}),
     "gpt-oss-120b": (H100, {"pp": 4, "vp": 3, "ep": 8, "dp": 16}, {}),
     "llama4-scout": (H100, {"pp": 4, "vp": 2, "ep": 8, "dp": 16}, {}),
