@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -68,9 +69,9 @@ class ExecutorPool:
 
 
 def run_all(
-    items: Iterable[Item], call: Callable[[Item], Row], pool: ExecutorPool, *, ahead: int
-) -> Iterator[tuple[Item, Row]]:
-    """Yield items with their rows, in the order in which they finish.
+    items: Iterable[Item], call: Callable[[Item], Row], pool: ExecutorPool, *, ahead: int, size: int = 1
+) -> Iterator[list[tuple[Item, Row]]]:
+    """Yield batches of items with their rows, in the order in which the batches finish.
 
     Items that are running when an executor breaks run again one by one, which identifies the item that breaks it.
     That item gets an error row.
@@ -79,49 +80,59 @@ def run_all(
         items: the items, in the order of submission.
         call: returns the row of an item; picklable where the executor pickles.
         pool: the executor.
-        ahead: number of calls that are submitted at once.
+        ahead: number of batches that are submitted at once.
+        size: items of a batch.
     """
-    waiting = deque(items)
+    remaining = iter(items)
+    waiting = deque(iter(lambda: list(islice(remaining, size)), []))
     while waiting:
         suspects = yield from _until_broken(waiting, call, pool, ahead)
         for suspect in suspects:
-            if (yield from _until_broken(deque([suspect]), call, pool, 1)):
-                yield suspect, {"error": _DIED}
+            if (yield from _until_broken(deque([[suspect]]), call, pool, 1)):
+                yield [(suspect, {"error": _DIED})]
 
 
 def _until_broken(
-    waiting: deque[Item], call: Callable[[Item], Row], pool: ExecutorPool, ahead: int
-) -> Generator[tuple[Item, Row], None, list[Item]]:
-    """Yield the rows of ``waiting`` items; return those that were running when the executor broke."""
+    waiting: deque[list[Item]], call: Callable[[Item], Row], pool: ExecutorPool, ahead: int
+) -> Generator[list[tuple[Item, Row]], None, list[Item]]:
+    """Yield the rows of ``waiting`` batches; return the items that were running when the executor broke."""
     executor = pool.begin()
-    running: dict[Future[Row], Item] = {}
+    call_batch = partial(_call_batch, call)
+    running: dict[Future[list[Row]], list[Item]] = {}
     broken: list[Item] = []
     finished = False
     try:
         while (waiting or running) and not broken:
             if waiting and len(running) < ahead:
-                item = waiting.popleft()
+                batch = waiting.popleft()
                 try:
-                    running[executor.submit(call, item)] = item
+                    running[executor.submit(call_batch, batch)] = batch
                 except BrokenExecutor:
-                    broken.append(item)
+                    broken += batch
             is_full = not waiting or len(running) >= ahead
             wait(running, None if is_full and not broken else 0, FIRST_COMPLETED)
             for future in [future for future in running if future.done()]:
-                item = running.pop(future)
+                batch = running.pop(future)
                 try:
-                    row = future.result()
+                    rows = future.result()
                 except BrokenExecutor:
-                    broken.append(item)
+                    broken += batch
                 except Exception as error:  # noqa: BLE001 - a failed call does not end the other ones
-                    yield item, {"error": one_line(error)}
+                    if len(batch) > 1:
+                        waiting.extend([item] for item in batch)
+                    else:
+                        yield [(batch[0], {"error": one_line(error)})]
                 else:
-                    yield item, row
+                    yield list(zip(batch, rows, strict=True))
         finished = True
     finally:
         if broken or not finished:
             pool.end(wait=finished)
-    return [*broken, *running.values()]
+    return [*broken, *(item for batch in running.values() for item in batch)]
+
+
+def _call_batch(call: Callable[[Item], Row], batch: Sequence[Item]) -> list[Row]:
+    return [call(item) for item in batch]
 
 
 def cores() -> int:
@@ -267,15 +278,19 @@ class Journal:
         if self._is_empty:
             self.path.unlink(missing_ok=True)
 
-    def append(self, row: Row) -> None:
-        """Write a row as one transaction.
+    def append(self, *rows: Row) -> None:
+        """Write rows as one transaction.
 
         Raises:
             OutputError: writing fails.
         """
-        content = _content(row)
+        contents = [_content(row) for row in rows]
+        execute = self._database.execute
         try:
-            self._database.execute("INSERT INTO finished VALUES (?, ?)", (content, _digest(content)))
+            execute("BEGIN")
+            for content in contents:
+                execute("INSERT INTO finished VALUES (?, ?)", (content, _digest(content)))
+            execute("COMMIT")
         except sqlite3.Error as error:
             raise self._failed(error) from error
         self._is_empty = False
@@ -432,7 +447,11 @@ def installed() -> Registry:
 
 
 _AHEAD = 4
-"""Calls per worker that are submitted in advance."""
+"""Batches per worker that are submitted in advance."""
+_LARGEST_BATCH = 16
+"""Items of a batch."""
+_BATCHES = 64
+"""Batches per worker, at least, for a balanced load."""
 _ACTIONS = 10_000
 """Typical number of actions of a step, from which the kernels' work is estimated."""
 
@@ -502,11 +521,13 @@ class Runner:
             key, item = waiting.pop()
             row = call(item, registry=self.registry)
             self.is_warm = True
-            yield key, self._finish(key, row, labels)
+            yield from self._finish([(key, row)], labels)
             installed()  # forked workers share the plugins
         call = partial(_call, call=call, registry=self.registry if self.chosen.in_process else None)
-        for (key, _), row in run_all(waiting, call, self.pool, ahead=_AHEAD * self.workers):
-            yield key, self._finish(key, row, labels)
+        balanced = 1 if self.chosen.in_process else len(waiting) // (_BATCHES * self.workers)
+        size = max(1, min(_LARGEST_BATCH, balanced))
+        for batch in run_all(waiting, call, self.pool, ahead=_AHEAD * self.workers, size=size):
+            yield from self._finish([(key, row) for (key, _), row in batch], labels)
 
     def rows_by_key(
         self,
@@ -532,12 +553,15 @@ class Runner:
                 watch(len(rows))
         return rows
 
-    def _finish(self, key: str, row: Row, labels: Mapping[str, Row] | None) -> Row:
-        """Return a row with its key and labels; store it, unless it is an error."""
-        row = {**(labels[key] if labels else {}), **row, "point": key}
-        if self._journal is not None and not row.get("error"):
-            self._journal.append(row)
-        return row
+    def _finish(
+        self, finished: Iterable[tuple[str, Row]], labels: Mapping[str, Row] | None
+    ) -> list[tuple[str, Row]]:
+        """Return keys and rows, the rows with their keys and labels; store the rows that are no errors."""
+        rows = {key: {**(labels[key] if labels else {}), **row, "point": key} for key, row in finished}
+        stored = [row for row in rows.values() if not row.get("error")]
+        if self._journal is not None and stored:
+            self._journal.append(*stored)
+        return list(rows.items())
 
 
 def _call(item: tuple[str, Any], *, call: Callable[..., Row], registry: Registry | None) -> Row:

@@ -21,7 +21,7 @@ class Counted(Serial):
         self.breaks, self.ended = breaks, False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if args[0] == self.breaks:
+        if args[0] == [self.breaks]:
             future: Future[Any] = Future()
             future.set_exception(BrokenExecutor("gone"))
             return future
@@ -37,7 +37,8 @@ def doubled(item: int) -> dict[str, Any]:
 
 
 def run(pool: ExecutorPool, items: list[int]) -> dict[int, Any]:
-    return {item: row.get("double", row.get("error")) for item, row in run_all(items, doubled, pool, ahead=2)}
+    batches = run_all(items, doubled, pool, ahead=2)
+    return {item: row.get("double", row.get("error")) for batch in batches for item, row in batch}
 
 
 def test_runs_share_an_executor_that_ends_behind_the_last() -> None:

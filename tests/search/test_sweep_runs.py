@@ -280,20 +280,31 @@ def test_rows_come_when_they_are_finished_not_when_all_are() -> None:
 
     from pptrace.plugins.builtin_executors import Serial
 
-    for item, row in run_all([1, 2, 3], call, ExecutorPool(Serial), ahead=8):
+    for ((item, row),) in run_all([1, 2, 3], call, ExecutorPool(Serial), ahead=8):
         assert row == {"item": item}
         assert begun == list(range(1, item + 1))
 
 
-def test_an_executor_that_breaks_again_and_again_fails_what_breaks_it_and_nothing_else() -> None:
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_an_executor_that_breaks_again_and_again_fails_what_breaks_it_and_nothing_else(size: int) -> None:
     from pptrace.plugins.builtin_executors import Processes
 
     pool = ExecutorPool(lambda: Processes(2))
-    rows = dict(run_all(range(6), _dies_at_odd, pool, ahead=4))
+    rows = dict(pair for batch in run_all(range(6), _dies_at_odd, pool, ahead=4, size=size) for pair in batch)
     pool.end(wait=True)
 
     assert sorted(rows) == list(range(6))
     assert [item for item, row in sorted(rows.items()) if row.get("error")] == [1, 4]
+
+
+def test_a_call_that_raises_fails_its_item_and_no_other_of_its_batch() -> None:
+    from pptrace.plugins.builtin_executors import Serial
+
+    batches = run_all([2, 0, 1], lambda item: {"half": 2 // item}, ExecutorPool(Serial), ahead=1, size=2)
+
+    rows = dict(pair for batch in batches for pair in batch)
+    assert rows == {1: {"half": 2}, 2: {"half": 1}, 0: rows[0]}
+    assert "division" in str(rows[0]["error"])
 
 
 def _dies_at_odd(item: int) -> dict[str, Any]:
