@@ -35,7 +35,7 @@ from pptrace.sim.streams import (
 )
 from pptrace.sim.task_graph import TaskGraph
 from pptrace.steps.actions import microbatches_of
-from pptrace.steps.columns import distinct, distinct_rows, empty_columns, uniform, unset
+from pptrace.steps.columns import column, distinct, distinct_rows, empty_columns, uniform, unset
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import (
     COMMUNICATION,
@@ -251,6 +251,8 @@ def _lower(
         sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
         parts=parts, **lane_columns, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
+    if reusable:
+        tasks.lock()
     return tasks, costs
 
 
@@ -510,7 +512,7 @@ class CostRows(NamedTuple):
     def _of_all_rows(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values of all rows; graphs with equal values share the column."""
         key = "column", name, values.tobytes()
-        return shared(lambda: values[self.row], key, self.row, rows=self.row.size)
+        return shared(lambda: column(values[self.row], values.dtype.type), key, self.row, rows=self.row.size)
 
 
 def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
@@ -594,8 +596,8 @@ def _insert_rows(
     row = np.insert(np.arange(len(issued)), before, before)
     cells, edge = issued.cells.taken(row), issued.edge[row]
     peer = issued.peer[row] if issued.peer.size else issued.peer
-    for column, values in zip(cells, inserted, strict=True):
-        column[position] = values
+    for cell, values in zip(cells, inserted, strict=True):
+        cell[position] = values
     edge[position] = -1
     begin = np.flatnonzero(~np.isin(np.arange(row.size), position))
     if waits:

@@ -74,6 +74,12 @@ class Columns(Struct, frozen=True, kw_only=True, eq=False):
 
     __ne__ = object.__ne__  # that of structs ignores the ``__eq__`` of subclasses
 
+    def lock(self) -> None:
+        """Make the columns read-only; other records then take the same arrays, which identify shared results."""
+        record: Any = type(self)
+        for name, _ in _columns_of(record):
+            getattr(self, name).flags.writeable = False
+
 
 @cache
 def _columns_of(record: type[Any]) -> list[tuple[str, type[np.integer[Any]]]]:

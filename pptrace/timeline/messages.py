@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pptrace.memo import shared
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
 from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
-from pptrace.timeline.kernels.rows import RowIndex, index_rows
+from pptrace.timeline.kernels.rows import BY_TIME, NEEDS_OTHERS, RowIndex, index_rows
 from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
@@ -21,16 +22,25 @@ if TYPE_CHECKING:
 
 
 def index_timeline(timeline: Timeline, graph: StageGraph) -> RowIndex:
-    """RowIndex a timeline's rows. The producer of an action with segments is its last segment."""
-    messages = 2 * graph.edges * graph.microbatches
-    inputs = (
-        timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
-        timeline.size_bytes, graph, TABLE,
-    )  # fmt: skip
-    for parts in halves(graph.ranks, work=len(timeline)), [(0, graph.ranks)]:
-        index = RowIndex(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
-        if not any(run_parts(index_rows, parts, inputs, (index,), work=len(timeline))):
-            break
+    """Index a timeline's rows. The producer of an action with segments is its last segment."""
+    lanes = timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer
+    cells, sizes, messages = timeline.cells, timeline.size_bytes, 2 * graph.edges * graph.microbatches
+    is_by_time = False
+
+    def index_all() -> RowIndex:
+        nonlocal is_by_time
+        inputs = (*lanes, cells, timeline.start_ns, sizes, graph, TABLE)
+        for parts in halves(graph.ranks, work=len(timeline)), [(0, graph.ranks)]:
+            index = RowIndex(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
+            results = run_parts(index_rows, parts, inputs, (index,), work=len(timeline))
+            if NEEDS_OTHERS not in results:
+                break
+        is_by_time = BY_TIME in results
+        return index
+
+    index = shared(
+        index_all, "row index", *lanes, *cells, sizes, graph, rows=len(timeline), keeps=lambda: not is_by_time
+    )
     return index if timeline.parts is None else index._replace(producer=last_segments(timeline)[index.producer])
 
 

@@ -15,6 +15,8 @@ FORWARD = int(Pass.FORWARD)
 ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
 SEVERAL = -2
 """A receive with several candidate messages."""
+NEEDS_OTHERS, BY_TIME = 1, 2
+"""Results of :func:`index_rows`."""
 
 
 class RowIndex(NamedTuple):
@@ -32,8 +34,9 @@ def index_rows(first, end, lane_ptr, lane_rank, lane_peer, cells, start, size, g
     """RowIndex the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
 
     A receive has no source stage. Where several are possible, a second pass assigns it the message of its
-    size that was sent first. Return whether the ranks ``first:end`` cannot be indexed without the other ranks:
-    a receive needs the second pass, or a row is on another rank than that of its stage.
+    size that was sent first. Return ``NEEDS_OTHERS`` if the ranks ``first:end`` cannot be indexed without the
+    other ranks: a receive needs the second pass, or a row is on another rank than that of its stage. Return
+    ``BY_TIME`` if there was a second pass, else 0.
     """
     feeds, role = kinds.feeds, kinds.role
     is_part = end - first < graph.ranks
@@ -47,7 +50,7 @@ def index_rows(first, end, lane_ptr, lane_rank, lane_peer, cells, start, size, g
             is_message = role[k] == SENDS or role[k] == RECEIVES
             if is_part and (graph.routes > 1 or cells.stage[row] != home) and (feeds[k] >= 0 or is_message):
                 if not _is_home(row, rank, cells, graph):
-                    return 1
+                    return NEEDS_OTHERS
                 home = cells.stage[row]
             if feeds[k] >= 0:
                 base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
@@ -57,14 +60,16 @@ def index_rows(first, end, lane_ptr, lane_rank, lane_peer, cells, start, size, g
                 match = _find_message(row, rank, lane_peer[lane], cells, graph, kinds, index)
                 unsure = unsure or match == SEVERAL
                 _index_message(row, match, cells, kinds, index)
-    if not unsure or is_part:
-        return unsure
+    if not unsure:
+        return 0
+    if is_part:
+        return NEEDS_OTHERS
     for lane in range(len(lane_ptr) - 1):
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             if role[cells.kind[row]] == RECEIVES:
                 match = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
                 _index_message(row, match, cells, kinds, index)
-    return 0
+    return BY_TIME
 
 
 def _is_home(row, rank, cells, graph):
