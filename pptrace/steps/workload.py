@@ -18,7 +18,7 @@ from pptrace.steps.columns import Int32s, Int64s, column
 from pptrace.steps.segments import Segment, check_segments, overlapped_ns, single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -337,6 +337,12 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
         """The memory that no action allocates, as text that follows a limit of memory; empty without any."""
         return f", {format_size(self.reserved_bytes)} of it reserved" if self.reserved_bytes else ""
 
+    def sizes(self) -> tuple[Hashable, ...]:
+        """Return all values in bytes and the class of each microbatch, on which memory depends besides times."""
+        columns = (getattr(self, name) for name in _SIZES)
+        sizes = (value if isinstance(value, int) else value.tobytes() for value in columns)
+        return (*sizes, self.microbatch_class.tobytes(), *(costs.sizes() for costs in self.classes))
+
     def capacities(self, ranks: int) -> Int64s:
         """Return the memory of each rank's device, shape (ranks,); 0 for unknown.
 
@@ -460,6 +466,9 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
         """Weights, gradient buffers and optimizer state of each stage."""
         total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return total
+
+
+_SIZES = tuple(name for name in Workload.__struct_fields__ if name.endswith(("_bytes", "_permille")))
 
 
 def _of_distinct(

@@ -107,38 +107,94 @@ class Memory(NamedTuple):
 
 
 def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
-    """Follow the memory of every rank through a timeline."""
-    ranks = timeline.ranks
-    peak_bytes, peak_time_ns, peak_count, gathered, unreduced = np.zeros((5, ranks), dtype=np.int64)
-    is_timed = needs_clock(timeline, workload)
-    actions = folded(timeline) if is_timed else timeline
+    """Follow the memory of every rank through a timeline.
+
+    Without a clock, all but the times of peaks is equal in steps with the same rows and sizes, which share it.
+    """
+    if needs_clock(timeline, workload):
+        peaks = _peaks_in_order(folded(timeline), workload, _held_at_start(timeline, workload).microbatches)
+        size_bytes, peak_at_ns, gathered, unreduced = _peaks(timeline, workload)
+        peaks = peaks._replace(size_bytes=size_bytes)
+        return _memory(timeline.placement, workload, peaks, peak_at_ns, gathered, unreduced)
+
+    def measure_sizes() -> tuple[Memory, Int32s]:
+        none = np.zeros(timeline.ranks, dtype=np.int64)
+        peaks = _peaks_in_order(timeline, workload, none)
+        return _memory(timeline.placement, workload, peaks, none, none, none), peaks.row
+
+    memory, row = shared(
+        measure_sizes, ("memory", workload.sizes()), timeline.placement, timeline.lane_ptr, timeline.lane_rank,
+        timeline.lane_stream, *timeline.cells, rows=len(timeline),
+    )  # fmt: skip
+    peak_at_ns, is_reached = np.zeros(timeline.ranks, dtype=np.int64), row >= 0
+    peak_at_ns[is_reached] = timeline.start_ns[row[is_reached]]
+    return memory._replace(peak_at_ns=peak_at_ns)
+
+
+class _Peaks(NamedTuple):
+    """Peaks of activations in the order of rows; shape (ranks,)."""
+
+    size_bytes: Int64s
+    """Bytes."""
+    row: Int32s
+    """The row that reaches the peak first, -1 for none."""
+    microbatches: Int64s
+    """Peak number of activations."""
+
+
+def _peaks_in_order(timeline: Timeline, workload: Workload, held: Int64s) -> _Peaks:
+    """Return the peaks of activations if memory changes in the order of rows.
+
+    Args:
+        timeline: the actions.
+        workload: their costs.
+        held: microbatches of each rank at the start.
+    """
+    ranks, placement = timeline.ranks, timeline.placement
+    peaks = _Peaks(
+        size_bytes=np.zeros(ranks, dtype=np.int64), row=np.full(ranks, -1, dtype=np.int32),
+        microbatches=np.zeros(ranks, dtype=np.int64),
+    )  # fmt: skip
     classes = (workload, *workload.classes)
-    moved = timeline.placement.is_moved if timeline.placement.has_host_state else np.zeros(0)
-    class_ptr = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
+    moved = placement.is_moved if placement.has_host_state else np.zeros(0)
+    class_ptr = np.zeros(placement.microbatches + 1, dtype=np.int64)
     class_ptr[1 : workload.microbatch_class.size + 1] = workload.microbatch_class
     run_parts(
         find_memory_peaks,
         halves(ranks, work=len(timeline)),
         (
-            lanes_of(actions, Stream.COMPUTE), actions.lane_ptr, actions.cells, actions.start_ns,
-            class_ptr * workload.stages,
+            lanes_of(timeline, Stream.COMPUTE), timeline.lane_ptr, timeline.cells, class_ptr * workload.stages,
             np.concatenate([costs.activation_bytes for costs in classes]),
-            np.concatenate([costs.weight_activation_bytes for costs in classes]), TABLE,
-            _held_at_start(timeline, workload).microbatches, timeline.placement.microbatch_route,
-            timeline.placement.stages, moved.ravel().astype(np.int8),
+            np.concatenate([costs.weight_activation_bytes for costs in classes]), TABLE, held,
+            placement.microbatch_route, placement.stages, moved.ravel().astype(np.int8),
         ),
-        (peak_bytes, peak_time_ns, peak_count),
+        peaks,
         work=len(timeline),
     )  # fmt: skip
-    if is_timed:
-        peak_bytes, peak_time_ns, gathered, unreduced = _peaks(timeline, workload)
-    placement, buffer_bytes = timeline.placement, workload.buffer_bytes
-    copies = placement.copies().astype(np.int64)
-    buffers = shared(
-        lambda: _buffers(placement, buffer_bytes), ("buffers", buffer_bytes.tobytes()), placement, rows=ranks
-    )
-    allocated = copies @ workload.static_bytes + buffers + peak_bytes + gathered + unreduced
-    room_bytes = workload.capacities(ranks)
+    return peaks
+
+
+def _memory(
+    placement: Placement,
+    workload: Workload,
+    peaks: _Peaks,
+    peak_at_ns: Int64s,
+    gathered: Int64s,
+    unreduced: Int64s,
+) -> Memory:
+    """Return the memory of all ranks.
+
+    Args:
+        placement: the ranks of stages.
+        workload: sizes of stages.
+        peaks: peaks of activations.
+        peak_at_ns: their times.
+        gathered: bytes of gathered weights at the peaks.
+        unreduced: bytes of unreduced gradients at the peaks.
+    """
+    copies, buffers = placement.copies().astype(np.int64), _buffers(placement, workload.buffer_bytes)
+    allocated = copies @ workload.static_bytes + buffers + peaks.size_bytes + gathered + unreduced
+    room_bytes = workload.capacities(placement.ranks)
     cached = -(-allocated * workload.reserved_permille // 1000)
     if workload.capacity_bytes:
         cached = np.minimum(cached, np.maximum(room_bytes - allocated - workload.reserved_bytes, 0))
@@ -148,9 +204,9 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
         optimizer_bytes=copies @ workload.optimizer_bytes,
         buffer_bytes=buffers,
         reserved_bytes=workload.reserved_bytes + cached,
-        peak_activation_bytes=peak_bytes,
-        peak_at_ns=peak_time_ns,
-        peak_activations=peak_count,
+        peak_activation_bytes=peaks.size_bytes,
+        peak_at_ns=peak_at_ns,
+        peak_activations=peaks.microbatches,
         capacity_bytes=workload.capacity_bytes,
         room_bytes=room_bytes,
         gathered_bytes=gathered + unreduced,

@@ -138,10 +138,10 @@ def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
 
 
 def find_memory_peaks(
-    first, end, compute_lane, lane_ptr, cells, start, class_ptr, kept, kept_weight, kinds, held, route, stages,
-    moved, peak, peak_time, peak_count,
+    first, end, compute_lane, lane_ptr, cells, class_ptr, kept, kept_weight, kinds, held, route, stages, moved,
+    peak, peak_row, peak_count,
 ):  # fmt: skip
-    """Find the peaks of activations on ranks ``first:end``: bytes, their time, and number of microbatches.
+    """Find the peaks of activations on ranks ``first:end``: bytes, their row, and number of microbatches.
 
     ``class_ptr`` has the place of a microbatch's class in ``kept`` and ``kept_weight``, from microbatch -1 on.
     ``held`` has the microbatches of each rank at the start. A kind can allocate the input of a weight gradient, as
@@ -160,7 +160,7 @@ def find_memory_peaks(
             allocated += (kinds.activation[k] * kept[s] + kinds.weight_activation[k] * kept_weight[s]) * n
             if allocated > peak[rank]:
                 peak[rank] = allocated
-                peak_time[rank] = start[row]
+                peak_row[rank] = row
             enters = kinds.result[k] == ACTIVATION and kinds.activation[k] > 0
             leaves = kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT
             if enters or leaves:
