@@ -210,15 +210,15 @@ def _run_point(point: Point, *, base: BaseConfiguration, actions: int, registry:
 def _rows_of_all_columns(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     """Return rows with all columns; a column of integers and floats becomes a column of floats."""
     columns = columns_of(axes, rows)
-    kinds = {column: {type(row.get(column)) for row in rows} - {type(None)} for column in columns}
-    mixed = {column for column, types in kinds.items() if types == {int, float}}
+    empty: Row = dict.fromkeys(columns)
     axes_cell: Row = {"over": ", ".join(axes)}
-
-    def cell(row: Row, column: str) -> Cell:
-        value = row.get(column)
-        return float(value) if column in mixed and isinstance(value, int) else value
-
-    return [{column: cell(whole, column) for column in columns} for whole in (row | axes_cell for row in rows)]
+    table = [empty | row | axes_cell for row in rows]
+    for column in columns:
+        if {type(row[column]) for row in table} - {type(None)} == {int, float}:
+            for row in table:
+                value = row[column]
+                row[column] = float(value) if isinstance(value, int) else value
+    return table
 
 
 class _DiscardFile(Exception):  # noqa: N818 - no error: it discards the file of a check
