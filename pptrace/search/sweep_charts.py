@@ -26,14 +26,16 @@ Panels: TypeAlias = "dict[str, list[Row]]"
 
 _SCHEDULES = ("schedule", "schedule.name")
 _MOST_PANELS = 24
-_MORE_IS_BETTER = {"tokens_per_s", "mfu"}
+_MORE_IS_BETTER = {"tokens_per_s", "tokens_per_s_per_gpu", "mfu", "plausible_mfu"}
 _TITLES = {
     "step_ns": "step time",
     "formula_bubble": "formula bubble",
     "table_bubble": "table bubble",
     "idle": "simulated idle time",
     "tokens_per_s": "tokens per second",
+    "tokens_per_s_per_gpu": "tokens per second and GPU",
     "mfu": "MFU",
+    "plausible_mfu": "plausible MFU",
 }
 _TIME = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
@@ -87,7 +89,7 @@ def figure_of(column: str, rows: Sequence[Row]) -> ChartColumn:
         if column.endswith(suffix):
             scale, unit = next((each for each in units if max(values) >= each[0]), units[-1])
             return ChartColumn(column=column, title=title, unit=unit, scale=scale)
-    share = column.startswith("idle") or column.endswith("bubble") or column == "mfu"
+    share = column.startswith("idle") or column.endswith(("bubble", "mfu"))
     return ChartColumn(column=column, title=title, unit="%" if share else "", scale=0.01 if share else 1)
 
 

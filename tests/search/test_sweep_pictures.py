@@ -89,11 +89,14 @@ def test_ties_and_lone_and_missing_winners_are_said(tmp_path: Path) -> None:
     assert {"tie", "only one", "-"} <= set(message)
 
 
-def test_the_best_mfu_is_the_highest(tmp_path: Path) -> None:
-    rows = [row(8, "slow", mfu=0.25), row(8, "fast", mfu=0.5)]
-    swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners", y="mfu")
+@pytest.mark.parametrize(
+    ("column", "title"), [("mfu", "MFU"), ("tokens_per_s_per_gpu", "tokens per second and GPU")]
+)
+def test_the_best_mfu_and_throughput_are_the_highest(column: str, title: str, tmp_path: Path) -> None:
+    rows = [row(8, "slow", **{column: 0.25}), row(8, "fast", **{column: 0.5})]
+    swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners", y=column)
 
-    assert {"fast", "50%", "highest MFU, and its margin over the second"} <= set(words(tmp_path / "f.svg"))
+    assert {"fast", "50%", f"highest {title}, and its margin over the second"} <= set(words(tmp_path / "f.svg"))
 
 
 def test_differences_are_measured_by_the_first_schedule(tmp_path: Path) -> None:

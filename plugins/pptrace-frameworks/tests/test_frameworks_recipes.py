@@ -609,6 +609,7 @@ def test_no_code_of_a_recipe_runs(tmp_path: Path) -> None:
 
 
 PROGRAM = """\
+    import copy
     import torch
     from dataclasses import replace
     from .beside import STAGES, Shape as Sizes
@@ -633,6 +634,12 @@ PROGRAM = """\
             record.tried = "A".lower()
         except KeyError:
             record.never = 2
+        else:
+            record.untroubled = True
+        finally:
+            record.ended = True
+        shallow, deep = copy.copy([record]), copy.deepcopy([record])
+        shallow[0].shared, deep[0].never = 1, 3
         for each in STAGES:
             record.never = each
         record.size += 1
@@ -663,9 +670,9 @@ def test_programs_are_evaluated_as_far_as_constants_go(tmp_path: Path) -> None:
     none = {"moe_flex_dispatcher_backend": "none"}
     assert first.settings == {
         "size": 3, "depth": 2, "width": 8, "kind": "bfloat16", "two": "two", "four": [4, 4], "named": "3-4",
-        "set": 4, "inside": 1, "outside": 2, "tried": "a", **none,
+        "set": 4, "inside": 1, "outside": 2, "tried": "a", "untroubled": True, "ended": True, "shared": 1, **none,
     }  # fmt: skip
-    assert first.notes == ("not evaluated: For (recipe.py:25), AugAssign (recipe.py:27)",)
+    assert first.notes == ("not evaluated: For (recipe.py:32), AugAssign (recipe.py:34)",)
     assert second.settings == {"size": 6, "depth": -2, "width": 8, "chosen": [1, 2, 4], **none}
 
 

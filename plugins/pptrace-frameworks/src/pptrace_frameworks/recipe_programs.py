@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,6 @@ class Fields(Struct, eq=False):
     def read(self, name: str) -> Any:
         """Return the value of a field; an object without known fields if it is unknown."""
         return self.values.setdefault(name, Fields())
-
-    def copy(self) -> Fields:
-        """Return a copy whose nested objects are copies."""
-        return Fields({name: _copied(value) for name, value in self.values.items()})
 
     def leaves(self, section: str = "") -> dict[tuple[str, str], Any]:
         """Return the known values by section and name; the section of a nested field is its object's name."""
@@ -210,7 +207,20 @@ def _is_recipe(name: str, node: ast.stmt) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, Fields | list | dict) else value
+    """Return a copy with the same parts, as ``copy.copy``."""
+    return Fields(dict(value.values)) if isinstance(value, Fields) else copy(value)
+
+
+def _deep_copied(value: Any) -> Any:
+    """Return a copy whose parts are copies, as ``copy.deepcopy``."""
+    match value:
+        case Fields(values=values):
+            return Fields(_deep_copied(values))
+        case dict():
+            return {key: _deep_copied(part) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(map(_deep_copied, value))
+    return value
 
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -284,7 +294,10 @@ class _Scope(ast.NodeVisitor):
         self.run(node.body)
 
     def visit_Try(self, node: ast.Try) -> None:
-        self.run(node.body)
+        try:
+            self.run([*node.body, *node.orelse])
+        finally:
+            self.run(node.finalbody)
 
     def visit_Return(self, node: ast.Return) -> None:
         raise _ReturnedError(self.visit(node.value) if node.value else None)
@@ -532,7 +545,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bool": bool, "int": int, "float": float, "str": str, "len": len, "list": list, "tuple": tuple, "dict": dict,
-    "min": min, "max": max, "replace": _updated, "copy": _updated, "deepcopy": _updated, "field": _declared,
+    "min": min, "max": max, "replace": _updated, "copy": _updated, "deepcopy": _deep_copied, "field": _declared,
     "hasattr": _has_field, "getattr": _field, "setattr": _set_field, "isinstance": _is_instance,
     "set_cuda_graph_modules": _set_graph_modules,
 }  # fmt: skip
