@@ -24,7 +24,7 @@ from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.errors import ConfigError
@@ -63,8 +63,6 @@ class CandidateGroup(Struct, kw_only=True, eq=False):
     """The number of members that can run, without and with overlapped pairs; empty if the group cannot run."""
     candidates: list[Candidate] = field(default_factory=list)
     """A candidate per member; empty until the group is expanded."""
-    has_pair_bound: bool = False
-    """Whether the bound of overlapped pairs is that of :meth:`SpaceBounds.pair_bound`."""
     expanded: set[bool] = field(default_factory=set)
     """The parts that are expanded: without and with overlapped pairs."""
 
@@ -295,17 +293,6 @@ class Search:
         group.is_inherited = False
         self._queue_parts(group)
 
-    def _bound_pairs(self, group: CandidateGroup) -> None:
-        """Bound the overlapped pairs of a group by costs with segments."""
-        group.has_pair_bound = True
-        number = group.group.number
-        bound: Bound | None = self._take("pair_bound", number)
-        if bound is None and not self.request.exhaustive:
-            bound = self.space_bounds.pair_bound(number)
-        if bound is not None and group.bounds.paired is not None:
-            step_ns = max(bound.step_ns, group.bounds.paired.step_ns)
-            group.bounds = replace(group.bounds, paired=replace(bound, step_ns=step_ns), hides_collectives=False)
-
     def _queue_parts(self, group: CandidateGroup) -> None:
         for part in self._parts_of(group):
             if part.bound.fits or self.request.exhaustive:
@@ -366,13 +353,6 @@ class Search:
         if part.group.is_inherited:
             self._bound(part.group)
             return self._expand(part) if part.has_pairs in part.group.sizes else []
-        if part.has_pairs and not part.group.has_pair_bound:
-            self._bound_pairs(part.group)
-            estimate = self._estimate(part)
-            if self._parts and estimate > self._parts[0][0]:
-                heappush(self._parts, (estimate, part.key, part))
-                return []
-            return self._expand(part)
         candidates = [
             candidate for candidate in self._candidates(part.group)
             if candidate.origin is not None and self._has_pairs(candidate.origin[1]) == part.has_pairs
@@ -486,14 +466,11 @@ class Search:
         is_alone = self.runner.worker_executor() is None
         if is_alone or "part_bounds" in self._ahead or len(self._parts) < _AHEAD_FROM:
             return
-        parts = [part for _, _, part in sorted(self._parts)]
-        groups = (part.group.group for part in self._not_excluded(parts) if part.has_pairs)
-        self._compute_ahead("pair_bound", ((group.number, group.number) for group in groups), size=4)
-        items = ((part.key, (part.key, self._members(part))) for part in self._not_excluded(parts))
+        items = (
+            (part.key, (part.key, self._members(part)))
+            for _, _, part in sorted(self._parts) if not self._is_excluded(self._part_score(part))
+        )  # fmt: skip
         self._compute_ahead("part_bounds", items, size=1)
-
-    def _not_excluded(self, parts: Iterable[Part]) -> Iterator[Part]:
-        return (part for part in parts if not self._is_excluded(self._part_score(part)))
 
     def _compute_ahead(self, method: str, items: Iterable[tuple[Hashable, Any]], *, size: int) -> None:
         """Let worker processes, if there are any, compute the values of a method of :class:`SpaceBounds`.

@@ -132,8 +132,6 @@ class GroupBounds(Struct, frozen=True, kw_only=True):
     """Expected bubble of interleaved 1F1B, as a share of the work of a rank."""
     is_short: bool = False
     """Whether 1F1B needs more memory than there is."""
-    hides_collectives: bool = True
-    """Whether :attr:`paired` is without collectives; else it is that of :meth:`SpaceBounds.pair_bound`."""
     overlaps: bool = False
     """Whether overlapped pairs hide communication on one rank."""
     reason: str = ""
@@ -146,10 +144,10 @@ class GroupBounds(Struct, frozen=True, kw_only=True):
     def factor(self, *, has_pairs: bool) -> float:
         """Return the expected step over its bound, which orders a search.
 
-        Of collectives that a bound of overlapped pairs does not have, half are expected to be hidden.
+        A bound of overlapped pairs has no collectives. Half of them are expected to be hidden.
         """
         exposure = 1.0
-        if has_pairs and self.hides_collectives and self.plain and self.paired and self.paired.step_ns:
+        if has_pairs and self.plain and self.paired and self.paired.step_ns:
             exposure = (self.plain.step_ns + self.paired.step_ns) / (2 * self.paired.step_ns)
         return (1 + self.bubble) * (1 + self.is_short) * exposure
 
@@ -301,30 +299,6 @@ class SpaceBounds:
         ])  # fmt: skip
         overlaps = ranks == 1 and self._overlaps(group, state)
         return GroupBounds(plain=bound, paired=bound, state=bound, overlaps=overlaps)
-
-    def pair_bound(self, number: int) -> Bound | None:
-        """Return lower bounds of the members of a group with overlapped pairs, from costs with segments.
-
-        Returns:
-            None if the framework of the plan runs none of them, or if the costs are refused.
-        """
-        names = sorted({self._costs_name[entry.label] for entry in self.entries if self.has_pairs(entry)})
-        group = self.space.group(number)
-        ranks, microbatches = group.layout.pp, group.layout.microbatches
-        try:
-            if all(self._pair_fault(group, name) for name in names):
-                return None
-            workloads = [
-                self._bounding_costs_of(group, name).workload(ranks, edges=group.layout.edges, has_pairs=True)
-                for name in names
-            ]
-        except PptraceError:
-            return None
-        encoder_ranks = sum(group.layout.branches)
-        return least([
-            work_bound(workload, ranks, microbatches, has_pairs=True, encoder_ranks=encoder_ranks)
-            for workload in workloads
-        ])  # fmt: skip
 
     def _pair_fault(self, group: Group, name: str) -> str:
         """Return why the framework of the plan runs no overlapped pairs with these costs; empty if it does."""
