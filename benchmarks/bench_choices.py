@@ -4,7 +4,8 @@
 
 A group has the measured configurations of one model (with its number of heads) on as many GPUs of a kind, in one
 precision and with sequences of one length. They are of one publisher, in one or several releases, each of which is
-simulated with its own stack. Times are per sequence. ``docs/plan.md`` has the figures. It takes some 20 s.
+simulated with its own stack. Times are per sequence. A choice is *the same* if it differs from the best measured
+step only in what a plan does not vary, such as the release. ``docs/plan.md`` has the figures. It takes some 20 s.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ class Step:
     measured_s: float
     simulated_s: float
     settings: Any
+
+    @property
+    def varied(self) -> list[Any]:
+        """What a plan varies: sizes, microbatch, schedule, ZeRO, recomputation and stages."""
+        model, costs = self.settings["model"], self.settings.get("costs", {})
+        sizes = {name: self.settings["parallel"].get(name) or 1 for name in (*SIZES, "vp")}
+        options = [model.get(name) for name in ("recompute", "recompute_modules", "layout", "layers_per_stage")]
+        return [sizes, self.settings["batch"]["micro"], self.settings["schedule"], costs.get("zero"), *options]
 
     def ties(self, other: Step) -> bool:
         """Return whether a plan that chooses another step reports this one as tied."""
@@ -91,8 +100,8 @@ def main() -> None:
             )
             for case in cases
         ]
-    print(f"{'group':64s} steps  place of the best  its lag  tied  choice costs")
-    places, costs, ties = [], [], []
+    print(f"{'group':64s} steps  place of the best  its lag  tied  choice costs  same")
+    places, costs, ties, others = [], [], [], []
     groups = read_groups(cases)
     for key, steps in groups.items():
         best, chosen = (
@@ -102,14 +111,22 @@ def main() -> None:
         places.append(sum(step.simulated_s < best.simulated_s for step in steps) + 1)
         costs.append(chosen.measured_s / best.measured_s - 1)
         ties.append(best.ties(chosen))
+        if best.varied != chosen.varied:
+            others.append(costs[-1])
         name, lag = ", ".join(filter(None, key)), best.simulated_s / chosen.simulated_s - 1
-        tied = "yes" if ties[-1] else "no"
-        print(f"{name[:64]:64s} {len(steps):5d} {places[-1]:18d} {lag:8.1%} {tied:>5s} {costs[-1]:13.1%}")
+        tied, same = ("yes" if flag else "no" for flag in (ties[-1], best.varied == chosen.varied))
+        figures = f"{len(steps):5d} {places[-1]:18d} {lag:8.1%} {tied:>5s} {costs[-1]:13.1%} {same:>5s}"
+        print(f"{name[:64]:64s} {figures}")
     among = sum(place <= FIRST for place in places)
+    several = sum(any(step.varied != steps[0].varied for step in steps) for steps in groups.values())
     print(
         f"{sum(map(len, groups.values()))} steps in {len(groups)} groups: the best measured is first in "
         f"{places.count(1)}, among the first {FIRST} in {among}, and tied in {sum(ties)}; the choice costs "
         f"at most {max(costs, default=0):.1%}, over {LIMIT:.0%} in {sum(cost > LIMIT for cost in costs)}"
+    )
+    print(
+        f"{several} groups differ in what a plan varies: another configuration than the best measured is chosen "
+        f"in {len(others)}, and costs at most {max(others, default=0):.1%}"
     )
 
 
