@@ -29,13 +29,13 @@ MEMBERS = """
 """
 ROWS = """
     Kind.PREFETCH: Traits(
-        role=Role.COPY, stream=Stream.COPY_IN, activation=1, trace_colour="good", meaning="prefetch",
+        role=Role.COPY, stream=Stream.COPY_IN, activation=1, trace_color="good", meaning="prefetch",
     ),
     Kind.CHECK: Traits(
-        role=Role.COMPUTE, stream=Stream.COMPUTE, slots=3, colour=("#654321", "#654321"),
-        trace_colour="terrible", meaning="check",
+        role=Role.COMPUTE, stream=Stream.COMPUTE, slots=3, color=("#654321", "#654321"),
+        trace_color="terrible", meaning="check",
     ),
-    Kind.CLIP: Traits(role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, trace_colour="bad"),
+    Kind.CLIP: Traits(role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, trace_color="bad"),
 """
 MADE_UP = ("PREFETCH", "CHECK", "CLIP")
 TABLE = "0F0,0PREFETCH0,0F1,0CHECK0,0B0,0B1,0CLIP\n1F0,1F1,1B0,1PREFETCH1,1B1,1CLIP\n"
@@ -112,7 +112,7 @@ def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
         "busy_ns": metrics.busy_ns.tolist(),
         "peak_activation_bytes": metrics.memory.peak_activation_bytes.tolist(),
         "lost": lost,
-        "colours": sorted({event["cname"] for event in kernels if event["args"]["kind"] in MADE_UP}),
+        "colors": sorted({event["cname"] for event in kernels if event["args"]["kind"] in MADE_UP}),
         "drawn": [[str(cell.action), cell.length] for cell in drawing.cells if cell.action.kind >= 23],
         "picture": "#654321" in svg_text(drawing, "made up"),
     }  # fmt: skip

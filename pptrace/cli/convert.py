@@ -48,7 +48,7 @@ Exporters: TypeAlias = "dict[str, ExporterOffer]"
     help="Measured traces: which step, a number or median.",
 )  # fmt: skip
 @click.option("--only", metavar="PART", multiple=True, help="Traces: keep ranks=0,7 or microbatches=0:32.")
-@click.option("--color", type=click.Choice(["kind", "microbatch"]), default="kind", help="Traces: colour by.")
+@click.option("--color", type=click.Choice(["kind", "microbatch"]), default="kind", help="Traces: color by.")
 def command(
     sources: tuple[Path, ...],
     target: str,

@@ -169,14 +169,14 @@ def _print(drawing: Drawing, title: str, first: int, last: int, width: int | Non
     console = Console(file=out, width=width or max(Console(file=out).width, _NARROWEST), highlight=False)
     parts = windows(drawing, console.width, first, last, _MOST_LINES)
     click.echo(title)
-    colourful = console.is_terminal and console.color_system is not None and not console.no_color
+    colorful = console.is_terminal and console.color_system is not None and not console.no_color
     for window in parts:
         if len(parts) > 1:
             click.echo(f"slots {window.first} to {window.last - 1}")
         basic = console.color_system == "standard"
-        rows = rich_lines(drawing, window, basic=basic) if colourful else plain_lines(drawing, window)
+        rows = rich_lines(drawing, window, basic=basic) if colorful else plain_lines(drawing, window)
         for row, copies in list(zip(rows, copy_lines(drawing, window), strict=True))[:_MOST_RANKS]:
-            console.print(row, no_wrap=True, crop=False) if colourful else click.echo(row)
+            console.print(row, no_wrap=True, crop=False) if colorful else click.echo(row)
             for line in copies:
                 click.echo(line)
     if drawing.ranks > _MOST_RANKS:

@@ -34,7 +34,7 @@ pptrace simulate llama.yaml -o order.csv"""
 @click.option(
     "--only", metavar="PART ...", multiple=True, help="Trim traces: ranks=0,7 microbatches=0:32, one or both."
 )
-@click.option("--color", type=click.Choice(["kind", "microbatch"]), default="kind", help="Colour slices by.")
+@click.option("--color", type=click.Choice(["kind", "microbatch"]), default="kind", help="Color slices by.")
 @click.option(
     "--advise",
     is_flag=True,

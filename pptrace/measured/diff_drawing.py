@@ -181,8 +181,8 @@ _NARROWEST = 60
 
 
 def part_bars(findings: StepDiff) -> tuple[Callable[[], Markup], tuple[tuple[str, str], ...]]:
-    """Return the drawing function and the legend; a part has the same colour in every report."""
-    colour = {
+    """Return the drawing function and the legend; a part has the same color in every report."""
+    color = {
         name: f"p{index % _COLOURS}"
         for index, (name, pair) in enumerate(findings.parts_ns.items())
         if any(figure.value for figure in pair)
@@ -191,16 +191,16 @@ def part_bars(findings: StepDiff) -> tuple[Callable[[], Markup], tuple[tuple[str
     def draw() -> Markup:
         longest_ns = max(*(figure.value for figure in findings.step_ns), 1)
         scale = (_PARTS_WIDTH - _PARTS_LEFT - _PARTS_RIGHT) / longest_ns
-        bars = [part for side in (0, 1) for part in _part_bar(findings, side, colour, scale)]
+        bars = [part for side in (0, 1) for part in _part_bar(findings, side, color, scale)]
         return svg.drawing(_PARTS_WIDTH, 2 * _PARTS_ROW, "parts", *bars)
 
-    return draw, tuple((class_, PART_LABELS.get(name, name)) for name, class_ in colour.items())
+    return draw, tuple((class_, PART_LABELS.get(name, name)) for name, class_ in color.items())
 
 
-def _part_bar(findings: StepDiff, side: int, colour: dict[str, str], scale: float) -> Iterator[Markup]:
+def _part_bar(findings: StepDiff, side: int, color: dict[str, str], scale: float) -> Iterator[Markup]:
     y, x = side * _PARTS_ROW, float(_PARTS_LEFT)
     yield svg.text(_PARTS_LEFT - 10, y + 17, ("first", "second")[side], anchor="end")
-    for name, class_ in colour.items():
+    for name, class_ in color.items():
         length = findings.parts_ns[name][side]
         width, label = length.value * scale, PART_LABELS.get(name, name)
         if width > 0:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INK, MUTED, LIMIT = "#1b1f24", "#8c959f", "#d55e00"
-"""Colours of text, of secondary elements and of limits."""
+"""Colors of text, of secondary elements and of limits."""
 
 CYCLE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#000000")
-"""Colours for any colour vision: Okabe and Ito, Color Universal Design (2008),
+"""Colors for any color vision: Okabe and Ito, Color Universal Design (2008),
 https://jfly.uni-koeln.de/color/, with grey instead of yellow, which is too pale on white."""
 
 _METADATA = {
@@ -53,7 +53,7 @@ _SETTINGS: dict[Any, Any] = {
     "ytick.labelcolor": INK,
     "ytick.labelsize": 8,
 }
-"""The style of charts; colours ``C0`` to ``C7`` are those of :data:`CYCLE`."""
+"""The style of charts; colors ``C0`` to ``C7`` are those of :data:`CYCLE`."""
 
 _MARKERS = "osD^vPX*"
 _HANDLE, _LETTER = 0.75, 0.08
@@ -97,13 +97,13 @@ def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], N
 
 
 def look(index: int) -> dict[str, str]:
-    """Return the colour and the marker of a line or of points."""
+    """Return the color and the marker of a line or of points."""
     marker = _MARKERS[(index + index // len(CYCLE)) % len(_MARKERS)]
     return {"color": CYCLE[index % len(CYCLE)], "marker": marker}
 
 
 def draw_points(axes: Any, points: Mapping[str, Iterable[tuple[float, float]]]) -> None:
-    """Draw points of several names, each with its colour and marker."""
+    """Draw points of several names, each with its color and marker."""
     for index, (name, coordinates) in enumerate(points.items()):
         x, y = columns_of(coordinates)
         axes.scatter(x, y, s=26, alpha=0.8, linewidths=0, label=name, **look(index))
@@ -142,7 +142,7 @@ def draw_bars(
     Args:
         axes: the axes.
         names: the rows.
-        parts: lengths by row and a colour, by name of the part.
+        parts: lengths by row and a color, by name of the part.
         title: what the bars show.
         unit: the unit of their lengths.
         notes: texts at the ends of the bars, by row.
@@ -176,7 +176,7 @@ def draw_bars(
 def draw_cells(
     axes: Any, columns: Sequence[str], rows: Sequence[str], cells: Sequence[Sequence[tuple[str, str]]]
 ) -> None:
-    """Draw a table of cells with text and colour, the first row at the bottom."""
+    """Draw a table of cells with text and color, the first row at the bottom."""
     from matplotlib.colors import to_rgb
 
     axes.imshow([[to_rgb(color) for _, color in row] for row in cells], aspect="auto", origin="lower")

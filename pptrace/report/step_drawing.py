@@ -1,4 +1,4 @@
-"""Gantt charts of a step: a lane per rank, waits coloured by cause, and the critical path."""
+"""Gantt charts of a step: a lane per rank, waits colored by cause, and the critical path."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CAUSE_COLOURS = {
     IdleCause.CONTENTION: "#d0485f", IdleCause.HEAD_OF_LINE: "#e08a3c", IdleCause.PEER_COMPUTE: "#f3dd8a",
     IdleCause.REDUCTION: "#b98a9c", IdleCause.SLOWER_REPLICA: "#7d5a2e",
 }  # fmt: skip
-"""Colours of waits; their hues differ from the hues of computation, and their lightness differs."""
+"""Colors of waits; their hues differ from the hues of computation, and their lightness differs."""
 
 PATH = "#102030"
-"""The colour of the critical path."""
+"""The color of the critical path."""
 
 _GROUP = "#6f8a94"
-"""The colour of communication within groups."""
+"""The color of communication within groups."""
 
 _MOST_BARS = 6_000
 """The most bars; larger charts sample each lane at :data:`_COLUMNS` instants."""
@@ -88,8 +88,8 @@ class Bar(Struct, frozen=True, kw_only=True):
     """The start."""
     end_ns: int
     """The end."""
-    colour: str
-    """The colour."""
+    color: str
+    """The color."""
     label: str = ""
     """The text, shown where it fits."""
     title: str = ""
@@ -110,7 +110,7 @@ class Chart(Struct, frozen=True, kw_only=True):
     bars: tuple[Bar, ...]
     """The bars by lane and level, then time."""
     legend: tuple[tuple[str, str], ...]
-    """Meanings and their colours."""
+    """Meanings and their colors."""
     sampled: bool
     """Whether bars are samples, because there are too many actions."""
 
@@ -150,8 +150,8 @@ def chart_of(timeline: Timeline) -> Chart:
         _Layer(Level.WAIT, reasons.waits.rank, reasons.waits.start_ns, reasons.waits.end_ns,
                [CAUSE_COLOURS[IdleCause(cause)] for cause in range(len(IdleCause))], reasons.waits.cause,
                lambda index: ("", _wait_title(reasons.waits, index))),
-        _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], labels.colours,
-               labels.colour[work], lambda index: labels.of_row(int(work[index]))),
+        _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], labels.colors,
+               labels.color[work], lambda index: labels.of_row(int(work[index]))),
         _Layer(Level.CONCURRENT, rank[concurrent], timeline.start_ns[concurrent], timeline.end_ns[concurrent],
                [_GROUP], np.zeros(concurrent.size, dtype=np.int32),
                lambda index: ("", labels.of_row(int(concurrent[index]))[1])),
@@ -171,7 +171,7 @@ def chart_of(timeline: Timeline) -> Chart:
         ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=span[0], end_ns=span[1], windows=windows,
         bars=tuple(sorted(bars, key=lambda bar: (bar.rank, bar.level, bar.start_ns))),
         legend=_legend(timeline, work, reasons.waits.cause, has_groups=bool(concurrent.size),
-                       has_chunks=bool((labels.colour[work] % 2).any())),
+                       has_chunks=bool((labels.color[work] % 2).any())),
         sampled=sampled,
     )  # fmt: skip
 
@@ -216,9 +216,9 @@ class _Layer(Struct, frozen=True):
     rank: Int32s
     start_ns: Int64s
     end_ns: Int64s
-    colours: Sequence[str]
-    colour: NDArray[np.integer]
-    """The index of the colour of each bar."""
+    colors: Sequence[str]
+    color: NDArray[np.integer]
+    """The index of the color of each bar."""
     texts: Callable[[int], tuple[str, str]]
     """Returns the label and the tooltip of a bar."""
 
@@ -232,7 +232,7 @@ class _Layer(Struct, frozen=True):
             label, title = self.texts(index)
             yield Bar(
                 rank=int(self.rank[index]), level=self.level, start_ns=max(int(self.start_ns[index]), opened_ns),
-                end_ns=min(int(self.end_ns[index]), closed_ns), colour=self.colours[int(self.colour[index])],
+                end_ns=min(int(self.end_ns[index]), closed_ns), color=self.colors[int(self.color[index])],
                 label=label, title=title,
             )  # fmt: skip
 
@@ -255,28 +255,28 @@ class _Layer(Struct, frozen=True):
             rows = rows[np.argsort(self.start_ns[rows], kind="stable")]
             latest = np.searchsorted(self.start_ns[rows], middle, side="right") - 1
             running = (latest >= 0) & (self.end_ns[rows][latest] > middle)
-            sample = np.where(running, self.colour[rows][latest].astype(np.int64), -1)
+            sample = np.where(running, self.color[rows][latest].astype(np.int64), -1)
             changes = np.flatnonzero(np.diff(sample, prepend=-2, append=-2))
             for first, stop in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
                 if sample[first] >= 0:
-                    colour = self.colours[int(sample[first])]
+                    color = self.colors[int(sample[first])]
                     start, end = int(edges[first]), int(edges[stop])
-                    yield Bar(rank=rank, level=self.level, start_ns=start, end_ns=end, colour=colour)
+                    yield Bar(rank=rank, level=self.level, start_ns=start, end_ns=end, color=color)
 
 
 class _Labels:
-    """Colours, labels and titles of a timeline's rows."""
+    """Colors, labels and titles of a timeline's rows."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         placement = timeline.placement
         microbatch = np.clip(timeline.microbatch, 0, None)
         route = placement.microbatch_route[np.minimum(microbatch, max(placement.microbatches - 1, 0))]
-        self.colours = [
-            shade for kind in KINDS for colour in kind.traits.colour for shade in (colour, darker(colour))
+        self.colors = [
+            shade for kind in KINDS for color in kind.traits.color for shade in (color, darker(color))
         ]  # fmt: skip
         odd = placement.chunk_of_stage()[route, timeline.stage] % 2
-        self.colour = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
+        self.color = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
 
     def of_row(self, row: int) -> tuple[str, str]:
         timeline = self._timeline
@@ -297,8 +297,8 @@ def _legend(
     timeline: Timeline, work: Int64s, causes: NDArray[np.integer], *, has_groups: bool, has_chunks: bool
 ) -> tuple[tuple[str, str], ...]:
     kinds = [Kind(kind) for kind in np.unique(timeline.kind[work]).tolist()]
-    entries = [(kind.traits.meaning or kind.name.lower(), kind.traits.colour[0]) for kind in kinds]
-    entries += [("darker: every other chunk", darker(KINDS[Kind.F].colour[0]))] if has_chunks else []
+    entries = [(kind.traits.meaning or kind.name.lower(), kind.traits.color[0]) for kind in kinds]
+    entries += [("darker: every other chunk", darker(KINDS[Kind.F].color[0]))] if has_chunks else []
     entries += [(IdleCause(cause).word, CAUSE_COLOURS[IdleCause(cause)]) for cause in np.unique(causes).tolist()]
     entries += [("collectives and copies", _GROUP)] if has_groups else []
     return (*entries, ("critical path", PATH))
@@ -358,7 +358,7 @@ def _parts(chart: Chart) -> Iterator[Markup]:
     every = max(1, round(14 / lane))
     letters: Counter[str] = Counter()
     for bar in chart.bars:
-        letters[bar.colour] = max(letters[bar.colour], len(bar.label))
+        letters[bar.color] = max(letters[bar.color], len(bar.label))
     for index, rank in enumerate(chart.ranks):
         if index % every == 0:
             y = _TOP + index * lane + lane * 0.42 + 4
@@ -366,7 +366,7 @@ def _parts(chart: Chart) -> Iterator[Markup]:
     for (rank, level), bars in groupby(chart.bars, key=lambda bar: (bar.rank, bar.level)):
         relative_top, relative_height = _PLACES[level]
         top, height = _TOP + (lane_index[rank] + relative_top) * lane, relative_height * lane
-        boxes = [_box(bar, places.x(bar.start_ns), top, height, places.scale, letters[bar.colour]) for bar in bars]
+        boxes = [_box(bar, places.x(bar.start_ns), top, height, places.scale, letters[bar.color]) for bar in bars]
         yield element("g", *boxes)
     yield from _keys(chart, below + _AXIS)
 
@@ -399,7 +399,7 @@ def _break(x: float, below: float, omitted_ns: int) -> Iterator[Markup]:
 def _box(bar: Bar, x: float, y: float, height: float, scale: float, letters: int) -> Markup:
     width = (bar.end_ns - bar.start_ns) * scale
     line = {"stroke": "#ffffff", "stroke_width": "0.5"} if bar.level == Level.WORK and width > _EDGED else {}
-    box = element("rect", x=x, y=y, width=width, height=height, fill=bar.colour, **line)
+    box = element("rect", x=x, y=y, width=width, height=height, fill=bar.color, **line)
     if not bar.title:
         return box
     parts = [element("title", bar.title), box]
@@ -417,21 +417,21 @@ def _lane(chart: Chart) -> float:
 
 
 def _key_lines(chart: Chart) -> Iterator[list[tuple[float, str, str]]]:
-    """Yield the lines of the legend: position, meaning and colour of each entry."""
+    """Yield the lines of the legend: position, meaning and color of each entry."""
     line: list[tuple[float, str, str]] = []
     x = float(_LEFT)
-    for meaning, colour in chart.legend:
+    for meaning, color in chart.legend:
         entry_width = 32 + 7 * len(meaning)
         if line and x + entry_width > _WIDTH:
             yield line
             line, x = [], float(_LEFT)
-        line.append((x, meaning, colour))
+        line.append((x, meaning, color))
         x += entry_width
     yield line
 
 
 def _keys(chart: Chart, y: float) -> Iterator[Markup]:
     for line_index, line in enumerate(_key_lines(chart)):
-        for x, meaning, colour in line:
-            yield element("rect", x=x, y=y + line_index * _KEYS, width=12, height=12, fill=colour)
+        for x, meaning, color in line:
+            yield element("rect", x=x, y=y + line_index * _KEYS, width=12, height=12, fill=color)
             yield element("text", meaning, x=x + 17, y=y + line_index * _KEYS + 10, font_size=11)

@@ -63,7 +63,7 @@ def lines(parts: Iterable[str]) -> Markup:
 
 
 def document(width: float, height: float, ink: str, *parts: str) -> str:
-    """Return the text of an SVG file with a white background; ``ink`` is the colour of text."""
+    """Return the text of an SVG file with a white background; ``ink`` is the color of text."""
     background = element("rect", width="100%", height="100%", fill="#ffffff")
     svg = element(
         "svg", lines([background, *parts]), xmlns="http://www.w3.org/2000/svg", width=width, height=height,
@@ -101,13 +101,13 @@ def _convert(svg: str, extension: Literal["png", "pdf"]) -> bytes:
     return converted
 
 
-def darker(colour: str) -> str:
-    """Return a darker colour, for every other chunk of a rank.
+def darker(color: str) -> str:
+    """Return a darker color, for every other chunk of a rank.
 
     >>> darker("#ffffff")
     '#d6d6d6'
     """
-    return "#" + "".join(f"{round(int(colour[start : start + 2], 16) * 0.84):02x}" for start in (1, 3, 5))
+    return "#" + "".join(f"{round(int(color[start : start + 2], 16) * 0.84):02x}" for start in (1, 3, 5))
 
 
 def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:

@@ -364,10 +364,10 @@ def _turns(
 
 
 INK = "#102030"
-"""The colour of labels."""
+"""The color of labels."""
 
 MARK = "#c81e1e"
-"""The colour of frames around errors."""
+"""The color of frames around errors."""
 
 _LONGEST = 2
 """The longest name of a kind in labels."""
@@ -375,9 +375,9 @@ _LONGEST = 2
 _SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
 
 
-def colour(cell: Cell) -> str:
-    """Return a cell's colour, by kind and route; odd chunks are darker."""
-    basic = cell.action.kind.traits.colour[min(cell.route, 1)]
+def color(cell: Cell) -> str:
+    """Return a cell's color, by kind and route; odd chunks are darker."""
+    basic = cell.action.kind.traits.color[min(cell.route, 1)]
     return darker(basic) if cell.chunk % 2 else basic
 
 
@@ -397,14 +397,14 @@ def picture_label(cell: Cell, chunks: int) -> str:
 
 
 def legend(cells: Iterable[Cell]) -> dict[str, str]:
-    """Return the colours by meaning, in a fixed order; meanings of the same colour are joined."""
-    colours = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
+    """Return the colors by meaning, in a fixed order; meanings of the same color are joined."""
+    colors = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): color(cell) for cell in cells}
     meanings: dict[tuple[str, str], list[str]] = {}
     for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
-        if traits.meaning and (kind, route, odd) in colours:
-            direction = ", other direction" if traits.colour[route] != traits.colour[0] else ""
+        if traits.meaning and (kind, route, odd) in colors:
+            direction = ", other direction" if traits.color[route] != traits.color[0] else ""
             variant = direction + (", odd chunk" if odd else "")
-            meanings.setdefault((colours[kind, route, odd], variant), []).append(traits.meaning)
+            meanings.setdefault((colors[kind, route, odd], variant), []).append(traits.meaning)
     return {" or ".join(dict.fromkeys(names)) + variant: fill for (fill, variant), names in meanings.items()}
 
 
@@ -504,7 +504,7 @@ def _axis(drawing: Drawing, slot: int, y: int) -> Iterator[Markup]:
 def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
     x, y, width = _LEFT + cell.start * slot, _TOP + cell.rank * _ROW, cell.length * slot
     frame = {"stroke": MARK, "stroke_width": "3"} if cell.marked else {"stroke": "#ffffff"}
-    box = element("rect", x=x, y=y + 1, width=width, height=_ROW - 2, fill=colour(cell), **frame)
+    box = element("rect", x=x, y=y + 1, width=width, height=_ROW - 2, fill=color(cell), **frame)
     text = picture_label(cell, drawing.chunks)
     parts = [element("title", str(cell.action)), box]
     letters = min(_LETTERS, width * _LETTERS // (len(text) * _LETTER))
@@ -518,7 +518,7 @@ def _bar(cell: Cell, slot: int) -> Markup:
     """Return the bar of a copy of activations, on top of computations."""
     top = 1 if cell.action.kind is Kind.RELOAD else _ROW - 1 - _THIN
     x, y, width = _LEFT + cell.start * slot + 1, _TOP + cell.rank * _ROW + top, cell.length * slot - 2
-    bar = element("rect", x=x, y=y, width=max(width, 1), height=_THIN, fill=colour(cell))
+    bar = element("rect", x=x, y=y, width=max(width, 1), height=_THIN, fill=color(cell))
     return element("g", element("title", str(cell.action)), bar)
 
 
@@ -527,7 +527,7 @@ def _pair_parts(pair: OverlappedPair, drawing: Drawing, slot: int) -> Iterator[M
     top = _TOP + pair.members[0].rank * _ROW + 1
     left, width, height = _LEFT + pair.start * slot, pair.length * slot, (_ROW - 2) / len(pair.members)
     for place, (cell, turns) in enumerate(zip(pair.members, pair.turns, strict=True)):
-        y, fill, text = top + place * height, colour(cell), picture_label(cell, drawing.chunks)
+        y, fill, text = top + place * height, color(cell), picture_label(cell, drawing.chunks)
         white = element("rect", x=left, y=y, width=width, height=height, fill="#ffffff")
         pale = element("rect", x=left, y=y, width=width, height=height, fill=fill, fill_opacity="0.4")
         parts = [element("title", str(cell.action)), white, pale]
@@ -545,11 +545,11 @@ def _pair_parts(pair: OverlappedPair, drawing: Drawing, slot: int) -> Iterator[M
 
 
 def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:
-    """Yield a thick dashed line per rank and colour; coordinates inside are slots."""
+    """Yield a thick dashed line per rank and color; coordinates inside are slots."""
     bands: dict[tuple[int, str], list[Cell]] = {}
     for cell in drawing.cells:
         if not cell.copies:
-            bands.setdefault((cell.rank, colour(cell)), []).append(cell)
+            bands.setdefault((cell.rank, color(cell)), []).append(cell)
     paths = [
         element(
             "path", transform=f"translate({_LEFT} {_TOP + rank * _ROW + _ROW // 2})scale({slot} 1)", stroke=fill,
@@ -639,7 +639,7 @@ def plain_lines(drawing: Drawing, seen: Window) -> list[str]:
 
 
 def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[Text]:
-    """Return a line per rank with coloured cells; ``basic`` is for terminals with sixteen colours."""
+    """Return a line per rank with colored cells; ``basic`` is for terminals with sixteen colors."""
     from rich.text import Text
 
     lines = []
@@ -653,8 +653,8 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
             if joined:
                 line.right_crop(1)
                 line.append("&", "bold")
-            terminal_colour = cell.action.kind.traits.terminal_colour[min(cell.route, 1)]
-            style = f"black on {terminal_colour}" if basic else f"{INK} on {colour(cell)}"
+            terminal_color = cell.action.kind.traits.terminal_color[min(cell.route, 1)]
+            style = f"black on {terminal_color}" if basic else f"{INK} on {color(cell)}"
             name = full_label(cell, drawing.chunks)
             width = high - low - 1
             line.append(f"{name:^{width}}"[:width], error_style if cell.marked else style)

@@ -225,7 +225,7 @@ _ACROSS = 8
 _WIDTH = 1100
 _INK, _MARK, _SPARE = "#1f2933", "#c92a2a", "#e5e7eb"
 _HUES = 12
-"""Colours of pipeline ranks before they come round again."""
+"""Colors of pipeline ranks before they come round again."""
 
 
 def cluster_svg(view: ClusterView) -> str:
@@ -302,7 +302,7 @@ def _draw_node(view: ClusterView, node: int, x: int, y: int, width: int, height:
 def _legend(view: ClusterView) -> list[str]:
     layout, between = view.job.layout, view.between
     lines = [
-        f"a square is a GPU, its number and colour the pipeline rank; axes in the order {'-'.join(layout.order)}"
+        f"a square is a GPU, its number and color the pipeline rank; axes in the order {'-'.join(layout.order)}"
     ]
     if between is not None:
         names = view.job.network.links.name

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _MOST_LINKS = 12
 _BUSY, _COLLECTIVES = ("computation", "#9cc3f0"), ("TP, CP and EP collectives", "#6f8a94")
-"""Parts of a rank's busy time: name, colour."""
+"""Parts of a rank's busy time: name, color."""
 _MEMORY = (
     ("weights", "weights_bytes", "#6f9fd8"), ("gradients", "gradients_bytes", "#8b7fc7"),
     ("optimizer", "optimizer_bytes", "#b48ac0"), ("buffers", "buffer_bytes", "#b9c0c8"),
     ("reserved", "reserved_bytes", "#98a1ab"), ("activations", "peak_activation_bytes", "#e3a34f"),
 )  # fmt: skip
-"""Parts of a rank's memory at its peak: name, column, colour."""
+"""Parts of a rank's memory at its peak: name, column, color."""
 
 
 class _Share(NamedTuple):
@@ -42,10 +42,10 @@ class _Share(NamedTuple):
     name: str
     percent: float
     text: str
-    colour: str
+    color: str
 
 
-class _Lane(NamedTuple):
+class _Bar(NamedTuple):
     """A rank's bar."""
 
     rank: int
@@ -70,7 +70,7 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
         spent=spent,
         spent_keys=_shown(spent, [_BUSY, _COLLECTIVES, *causes]),
         memory=memory,
-        memory_keys=_shown(memory, [(name, colour) for name, _, colour in _MEMORY]),
+        memory_keys=_shown(memory, [(name, color) for name, _, color in _MEMORY]),
         capacity=_capacity(run),
         links=list(_links(run)),
         overheads=[(name, f"{part:.1%}") for name, part in overheads(run) if part >= _BARELY],
@@ -85,12 +85,12 @@ _BARELY = 0.0005
 """A share that is shown as 0.0 %."""
 
 
-def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _shown(lanes: Iterable[_Bar], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     names = {share.name for lane in lanes for share in lane.shares}
-    return [(name, colour) for name, colour in keys if name in names]
+    return [(name, color) for name, color in keys if name in names]
 
 
-def _time(run: SimulatedStep) -> Iterator[_Lane]:
+def _time(run: SimulatedStep) -> Iterator[_Bar]:
     """Yield each rank's time by busy time and idle cause."""
     metrics = run.metrics
     step = max(metrics.step_ns, 1)
@@ -99,26 +99,26 @@ def _time(run: SimulatedStep) -> Iterator[_Lane]:
         parts = [(_BUSY, int(metrics.busy_ns[rank]) - collective_ns), (_COLLECTIVES, collective_ns)]
         parts += [((c.word, CAUSE_COLOURS[c]), int(metrics.idle_ns[rank, c])) for c in IdleCause]
         shares = [
-            _Share(name, 100 * time_ns / step, f"{name}: {time_text(run, time_ns)}, {time_ns / step:.1%}", colour)
-            for (name, colour), time_ns in parts
+            _Share(name, 100 * time_ns / step, f"{name}: {time_text(run, time_ns)}, {time_ns / step:.1%}", color)
+            for (name, color), time_ns in parts
             if time_ns
         ]
-        yield _Lane(rank, shares, f"{int(metrics.busy_ns[rank]) / step:.1%} busy")
+        yield _Bar(rank, shares, f"{int(metrics.busy_ns[rank]) / step:.1%} busy")
 
 
-def _memory(run: SimulatedStep) -> Iterator[_Lane]:
+def _memory(run: SimulatedStep) -> Iterator[_Bar]:
     """Yield each rank's memory at its peak; nothing for costs without memory."""
     memory = run.metrics.memory
     most = max(int(memory.peak_bytes.max(initial=0)), int(memory.room_bytes.max(initial=0)), 1)
     for rank in range(run.metrics.ranks if memory.peak_bytes.any() else 0):
-        held = [(name, int(getattr(memory, column)[rank]), colour) for name, column, colour in _MEMORY]
+        held = [(name, int(getattr(memory, column)[rank]), color) for name, column, color in _MEMORY]
         shares = [
-            _Share(name, 100 * size / most, f"{name}: {format_size(size)}", colour)
-            for name, size, colour in held
+            _Share(name, 100 * size / most, f"{name}: {format_size(size)}", color)
+            for name, size, color in held
             if size
         ]
         of = f" of {format_size(int(memory.room_bytes[rank]))}" if memory.devices_differ else ""
-        yield _Lane(rank, shares, format_size(int(memory.peak_bytes[rank])) + of)
+        yield _Bar(rank, shares, format_size(int(memory.peak_bytes[rank])) + of)
 
 
 def _capacity(run: SimulatedStep) -> tuple[float, str] | None:

@@ -14,7 +14,7 @@ from pptrace.config.schema import module_title
 from pptrace.report.document import GAP, NO_BREAK, Column, Document, Table, command_lines, text_of
 from pptrace.run.figures import figures_of
 from pptrace.sanitize import shell_word
-from pptrace.steps.kinds import Kind
+from pptrace.steps.kinds import GATHERS
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import plausibility_notes
 
@@ -241,7 +241,7 @@ def _reduction(run: SimulatedStep) -> list[tuple[str, str]]:
     if not metrics.reduction_ns.any():
         return []
     timeline = run.timeline
-    rows = np.flatnonzero(np.isin(timeline.kind, (Kind.UNSHARD, Kind.UNSHARD_SUBGROUP)))
+    rows = np.flatnonzero(np.isin(timeline.kind, [*GATHERS]))
     gather_ns = np.zeros(timeline.ranks, dtype=np.int64)
     np.add.at(gather_ns, timeline.rank_of_row()[rows], (timeline.end_ns - timeline.start_ns)[rows])
     gathers = f"gathers {time_text(run, int(gather_ns.max()))}, " if gather_ns.any() else ""

@@ -393,7 +393,7 @@ _LEVELS = {"formula": "formula_bubble", "table": "table_bubble", "simulated": "i
 """Names of the levels, and the figure of each."""
 
 _SHADES = ("#c6dbef", "#6baed6", "#08519c")
-"""Colours of the levels, distinguishable without hue (ColorBrewer's Blues, https://colorbrewer2.org)."""
+"""Colors of the levels, distinguishable without hue (ColorBrewer's Blues, https://colorbrewer2.org)."""
 
 _MAX_NAME = 28
 """Maximum length of a displayed name."""

@@ -182,14 +182,14 @@ class Traits(NamedTuple):
     """Its width in columns of the idealised table."""
     cost: str = ""
     """The workload's column of its duration; a kind without one takes no time."""
-    colour: tuple[str, ...] = ("#c9cdd4", "#c9cdd4")
-    """Colours in pictures: on the first route, and on all other routes."""
-    terminal_colour: tuple[str, ...] = ("white", "white")
-    """As above, for terminals of sixteen colours."""
-    trace_colour: str = "grey"
-    """Reserved colour name of chrome://tracing."""
+    color: tuple[str, ...] = ("#c9cdd4", "#c9cdd4")
+    """Colors in pictures: on the first route, and on all other routes."""
+    terminal_color: tuple[str, ...] = ("white", "white")
+    """As above, for terminals of sixteen colors."""
+    trace_color: str = "grey"
+    """Reserved color name of chrome://tracing."""
     perfetto_text: str = ""
-    """Text whose hash is its colour in the Perfetto UI; by default, its name."""
+    """Text whose hash is its color in the Perfetto UI; by default, its name."""
     meaning: str = ""
     """Legend text; empty for a kind that pictures omit."""
 
@@ -203,101 +203,101 @@ _GATHERED = ("UNSHARD", "UNSHARD_SUBGROUP")
 KINDS: dict[Kind, Traits] = {
     Kind.F: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.ACTIVATION,), direction=_F, waits_for=_GATHERED,
-        activation=1, cost="f", colour=_BLUE, terminal_colour=("blue", "yellow"),
-        trace_colour="thread_state_runnable", perfetto_text="F: forward of a stage", meaning="F forward",
+        activation=1, cost="f", color=_BLUE, terminal_color=("blue", "yellow"),
+        trace_color="thread_state_runnable", perfetto_text="F: forward of a stage", meaning="F forward",
     ),
     Kind.B: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.GRADIENT, Result.WEIGHT_GRADIENT), direction=_B,
-        waits_for=(*_GATHERED, "RELOAD"), activation=-1, slots=2, cost="b", colour=_GREEN,
-        terminal_colour=("green", "red"), trace_colour="thread_state_running",
+        waits_for=(*_GATHERED, "RELOAD"), activation=-1, slots=2, cost="b", color=_GREEN,
+        terminal_color=("green", "red"), trace_color="thread_state_running",
         perfetto_text="B: backward step", meaning="B backward",
     ),
     Kind.I: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.GRADIENT,), direction=_B,
-        waits_for=(*_GATHERED, "RELOAD"), activation=-1, weight_activation=1, cost="i", colour=_GREEN,
-        terminal_colour=("green", "red"), trace_colour="rail_load",
+        waits_for=(*_GATHERED, "RELOAD"), activation=-1, weight_activation=1, cost="i", color=_GREEN,
+        terminal_color=("green", "red"), trace_color="rail_load",
         perfetto_text="I: input grad", meaning="I input gradient",
     ),
     Kind.W: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.WEIGHT_GRADIENT,), direction=_B,
-        waits_for=_GATHERED, weight_activation=-1, cost="w", colour=("#cdebc3", "#f7cfc6"),
-        terminal_colour=("cyan", "magenta"), trace_colour="cq_build_passed",
+        waits_for=_GATHERED, weight_activation=-1, cost="w", color=("#cdebc3", "#f7cfc6"),
+        terminal_color=("cyan", "magenta"), trace_color="cq_build_passed",
         perfetto_text="W: weight gradient", meaning="W weight gradient",
     ),
     Kind.SEND_F: Traits(
-        role=Role.SEND, stream=Stream.COMM, results=(Result.SENT_ACTIVATION,), direction=_F, colour=_ACTIVATIONS,
-        trace_colour="thread_state_iowait", meaning=f"{_SENT_AND_RECEIVED} activations sent, received",
+        role=Role.SEND, stream=Stream.COMM, results=(Result.SENT_ACTIVATION,), direction=_F, color=_ACTIVATIONS,
+        trace_color="thread_state_iowait", meaning=f"{_SENT_AND_RECEIVED} activations sent, received",
     ),
     Kind.RECV_F: Traits(
         role=Role.RECEIVE, stream=Stream.COMM, results=(Result.RECEIVED_ACTIVATION,), direction=_F,
-        colour=_ACTIVATIONS, trace_colour="thread_state_iowait",
+        color=_ACTIVATIONS, trace_color="thread_state_iowait",
         meaning=f"{_SENT_AND_RECEIVED} activations sent, received",
     ),
     Kind.SEND_B: Traits(
-        role=Role.SEND, stream=Stream.COMM, results=(Result.SENT_GRADIENT,), direction=_B, colour=_GRADIENTS,
-        trace_colour="rail_response", meaning=f"{_SENT_AND_RECEIVED} gradients sent, received",
+        role=Role.SEND, stream=Stream.COMM, results=(Result.SENT_GRADIENT,), direction=_B, color=_GRADIENTS,
+        trace_color="rail_response", meaning=f"{_SENT_AND_RECEIVED} gradients sent, received",
     ),
     Kind.RECV_B: Traits(
         role=Role.RECEIVE, stream=Stream.COMM, results=(Result.RECEIVED_GRADIENT,), direction=_B,
-        colour=_GRADIENTS, trace_colour="rail_response",
+        color=_GRADIENTS, trace_color="rail_response",
         meaning=f"{_SENT_AND_RECEIVED} gradients sent, received",
     ),
     Kind.UNSHARD: Traits(
-        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="unshard", trace_colour="olive",
+        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="unshard", trace_color="olive",
     ),
     Kind.RESHARD: Traits(role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True),
     Kind.REDUCE_GRAD: Traits(
         role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, ends_stage=True, cost="reduce",
-        trace_colour="startup",
+        trace_color="startup",
     ),
     Kind.OFFLOAD: Traits(
         role=Role.COPY, stream=Stream.COPY_OUT, results=(Result.OFFLOADED,), copied=-1, cost="offload",
-        colour=("#5b6b7f", "#5b6b7f"), meaning="offload to the host",
+        color=("#5b6b7f", "#5b6b7f"), meaning="offload to the host",
     ),
     Kind.RELOAD: Traits(
         role=Role.COPY, stream=Stream.COPY_IN, results=(Result.RELOADED,), waits_for=("OFFLOAD",), copied=1,
-        cost="reload", colour=("#b8860b", "#b8860b"), meaning="reload",
+        cost="reload", color=("#b8860b", "#b8860b"), meaning="reload",
     ),
     Kind.RECOMPUTE: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.RECOMPUTED,), waits_for=(*_GATHERED, "RELOAD"),
-        recomputed=1, cost="recompute", colour=("#d5c6ee", "#d5c6ee"), trace_colour="detailed_memory_dump",
+        recomputed=1, cost="recompute", color=("#d5c6ee", "#d5c6ee"), trace_color="detailed_memory_dump",
         perfetto_text="RECOMPUTE: recompute forward", meaning="recompute",
     ),
     Kind.OPTIMIZER: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, ends_stage=True,
         waits_for=(*_GATHERED, "REDUCE_GRAD", "REDUCE_GROUPS", "SYNC"), cost="optimizer",
-        trace_colour="generic_work",
+        trace_color="generic_work",
     ),
     Kind.SYNC: Traits(
-        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="sync", trace_colour="startup",
+        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="sync", trace_color="startup",
     ),
     Kind.WAIT_SEND_F: Traits(
         role=Role.WAIT, stream=Stream.COMPUTE, results=(Result.AWAITED_ACTIVATION,), direction=_F,
-        waits_for=("SEND_F",), trace_colour="thread_state_iowait",
+        waits_for=("SEND_F",), trace_color="thread_state_iowait",
     ),
     Kind.WAIT_SEND_B: Traits(
         role=Role.WAIT, stream=Stream.COMPUTE, results=(Result.AWAITED_GRADIENT,), direction=_B,
-        waits_for=("SEND_B",), trace_colour="rail_response",
+        waits_for=("SEND_B",), trace_color="rail_response",
     ),
     Kind.WAIT_REDUCE_GRAD: Traits(
-        role=Role.WAIT, stream=Stream.COMPUTE, per_stage=True, waits_for=("REDUCE_GRAD",), trace_colour="startup",
+        role=Role.WAIT, stream=Stream.COMPUTE, per_stage=True, waits_for=("REDUCE_GRAD",), trace_color="startup",
     ),
     Kind.FORWARD_ONLY: Traits(
         role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.ACTIVATION,), direction=_F,
-        colour=("#c9b8e8", "#e8c9b8"), terminal_colour=("magenta", "yellow"), trace_colour="good",
+        color=("#c9b8e8", "#e8c9b8"), terminal_color=("magenta", "yellow"), trace_color="good",
         perfetto_text="FORWARD_ONLY: forward", meaning="forward only",
     ),
     Kind.GENERATION: Traits(
-        role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, colour=("#d9d2c0", "#d9d2c0"),
-        trace_colour="generic_work", meaning="generation",
+        role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, color=("#d9d2c0", "#d9d2c0"),
+        trace_color="generic_work", meaning="generation",
     ),
     Kind.REDUCE_GROUPS: Traits(
         role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, ends_stage=True, cost="reduce_groups",
-        trace_colour="startup", perfetto_text="REDUCE_GRAD",
+        trace_color="startup", perfetto_text="REDUCE_GRAD",
     ),
     Kind.UNSHARD_SUBGROUP: Traits(
         role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="unshard_subgroup",
-        trace_colour="olive", perfetto_text="UNSHARD",
+        trace_color="olive", perfetto_text="UNSHARD",
     ),
 }  # fmt: skip
 """One row per kind, in the order of their numbers."""

@@ -462,7 +462,7 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
         name: name of the program's policy in errors.
 
     Raises:
-        PluginError: missing moments, a invalid shape or dtype, a send before its producer, a receive after its
+        PluginError: missing moments, an invalid shape or dtype, a send before its producer, a receive after its
             consumer, a wait before its call or after its rank's last action, or a negative communicator.
     """
     if isinstance(calls, Plan):

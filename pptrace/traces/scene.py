@@ -45,7 +45,7 @@ NAMES = tuple(kind.name for kind in KINDS)
 CATEGORY = tuple(_CATEGORIES[traits.role] for traits in KINDS.values())
 """Category of each kind: ``compute``, ``communication``, ``collective`` or ``copy``."""
 
-COLORS = tuple(traits.trace_colour for traits in KINDS.values())
+COLORS = tuple(traits.trace_color for traits in KINDS.values())
 """Color of each kind: a reserved color name of chrome://tracing (``cname``)."""
 
 _COLORS = [traits.perfetto_text or kind.name for kind, traits in KINDS.items()]

@@ -34,7 +34,7 @@ FORMATS: dict[str, tuple[Any, str, dict[str, str]]] = {
 
 SHOWN = [
     *(("perfetto", name) for name in STEPS if name not in {"async", "ideal"}),  # "links" has all that "async" has
-    ("perfetto-by-microbatch", "ideal"),  # another colour, and else the same writer
+    ("perfetto-by-microbatch", "ideal"),  # another color, and else the same writer
     *(("kineto", name) for name in ("links", "blocking")),  # without receives and with them
 ]
 

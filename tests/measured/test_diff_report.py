@@ -166,7 +166,7 @@ def test_every_ratio_is_in_the_heat_map_and_a_slow_stage_is_redder() -> None:
     assert {(kind, stage): ratio for kind, stage, _, ratio in cells} == {
         (kind, str(stage)): "1.250" if stage == 1 else "1.000" for kind in "FB" for stage in range(3)
     }
-    opacity = {stage: float(colour.split(",")[-1]) for _, stage, colour, _ in cells}
+    opacity = {stage: float(color.split(",")[-1]) for _, stage, color, _ in cells}
     assert opacity["1"] > 0.5
     assert opacity["0"] == opacity["2"] == 0
 

@@ -66,37 +66,37 @@ def test_every_offer_is_a_frozen_record_of_this_interface_version(kind: OfferKin
 def test_a_new_kind_of_offer_is_a_hook_and_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks, guard, registry and messages hold for a new kind of offer without further code."""
 
-    class ColourOffer(providers.AnyOffer, frozen=True, kw_only=True):
+    class ColorOffer(providers.AnyOffer, frozen=True, kw_only=True):
         mix: Callable[[], str]
 
-    monkeypatch.setattr(offers, "ColourOffer", ColourOffer, raising=False)
-    colours: OfferKind[ColourOffer] = OfferKind("pptrace_colours", "offers:ColourOffer", "pptrace-paint")
+    monkeypatch.setattr(offers, "ColorOffer", ColorOffer, raising=False)
+    colors: OfferKind[ColorOffer] = OfferKind("pptrace_colors", "offers:ColorOffer", "pptrace-paint")
 
     @hookspec
-    def pptrace_colours() -> None:
-        """Yield colours."""
+    def pptrace_colors() -> None:
+        """Yield colors."""
 
     class Painter:
         def __init__(self, mix: Any) -> None:
             self.mix = mix
 
         @hookimpl
-        def pptrace_colours(self) -> list[ColourOffer]:
-            return [ColourOffer(name="red", summary="Red.", mix=self.mix)]
+        def pptrace_colors(self) -> list[ColorOffer]:
+            return [ColorOffer(name="red", summary="Red.", mix=self.mix)]
 
     def registry(mix: Any) -> Registry:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hookspecs, "pptrace_colours", pptrace_colours, raising=False)
+            patch.setattr(hookspecs, "pptrace_colors", pptrace_colors, raising=False)
             return Registry.load(entry_points=False, plugins={"painter": Painter(mix)})
 
     assert not registry(str).failures
-    assert registry(str).offered(colours)["red"].offer.mix() == ""
-    with pytest.raises(PluginError, match="ColourOffer 'red': its mix is not callable"):
-        registry(3).offered(colours)
-    with pytest.raises(PluginError, match="mix of colour 'red' raised ZeroDivisionError"):
-        registry(lambda: 1 // 0).offered(colours)["red"].offer.mix()
-    with pytest.raises(PluginError, match=r"no installed plugin offers a colour named 'blue'.*pptrace-paint"):
-        _ = registry(str).offered(colours)["blue"]
+    assert registry(str).offered(colors)["red"].offer.mix() == ""
+    with pytest.raises(PluginError, match="ColorOffer 'red': its mix is not callable"):
+        registry(3).offered(colors)
+    with pytest.raises(PluginError, match="mix of color 'red' raised ZeroDivisionError"):
+        registry(lambda: 1 // 0).offered(colors)["red"].offer.mix()
+    with pytest.raises(PluginError, match=r"no installed plugin offers a color named 'blue'.*pptrace-paint"):
+        _ = registry(str).offered(colors)["blue"]
 
 
 @pytest.mark.parametrize("module", [pptrace.plugin, pptrace.testing])

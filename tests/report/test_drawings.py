@@ -69,7 +69,7 @@ def test_a_window_starts_where_it_is_asked_to() -> None:
     assert plain_lines(drawing, window(drawing, 80, 5, 8))[0] == "rank 0  B0=== B1"
 
 
-def test_colours_tell_kind_and_direction() -> None:
+def test_colors_tell_kind_and_direction() -> None:
     both = Schedule.from_rows([["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]])
 
     styles = {str(span.style) for line in rich_lines(draw(both), window(draw(both), 80)) for span in line.spans}

@@ -60,7 +60,7 @@ def test_results_of_studies_in_a_notebook_are_tables(tmp_path: Path) -> None:
     assert str(swept).startswith("schedule ")
 
 
-def test_colours_of_drawings_apply_to_the_result_alone() -> None:
+def test_colors_of_drawings_apply_to_the_result_alone() -> None:
     html = Result()._repr_html_()
 
     style = html[html.index("<style>") : html.index("</style>")]

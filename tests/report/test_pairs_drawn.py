@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 from msgspec.structs import replace
 
 from pptrace.report.table_drawing import (
-    colour,
+    color,
     cropped,
     draw,
     legend,
@@ -101,7 +101,7 @@ def test_chunks_of_a_v_are_told_apart() -> None:
     cells = {str(cell.action): cell for cell in draw(V).cells}
 
     assert [cells[name].chunk for name in ("0F0", "1F0", "2F0", "3F0")] == [0, 0, 1, 1]
-    assert colour(cells["0F0"]) == colour(cells["1F0"]) != colour(cells["3F0"])
+    assert color(cells["0F0"]) == color(cells["1F0"]) != color(cells["3F0"])
     assert "F forward, odd chunk" in legend(cells.values())
 
 

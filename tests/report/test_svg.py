@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from pptrace.report import table_drawing as picture
-from pptrace.report.table_drawing import MARK, colour, cropped, draw, legend, svg_text
+from pptrace.report.table_drawing import MARK, color, cropped, draw, legend, svg_text
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_what_is_wrong_is_told_in_lines_that_fit() -> None:
     assert max(int(style["y"]) for _, style in lines) < int(tree.attrib["height"])
 
 
-def test_a_rank_that_lacks_an_action_is_named_in_the_marks_colour() -> None:
+def test_a_rank_that_lacks_an_action_is_named_in_the_marks_color() -> None:
     tree = svg([["0F0", "0B0"], ["1F0"]])
 
     assert next(text for text, style in texts(tree) if style.get("fill") == MARK) == "rank 1"
@@ -116,7 +116,7 @@ def test_more_cells_than_anyone_reads_are_bands_that_cover_the_same_slots(monkey
         for slot in range(start, end)
     }
     cells = {
-        (f"translate(64 {34 + cell.rank * 26 + 13})scale(26 1)", colour(cell), slot)
+        (f"translate(64 {34 + cell.rank * 26 + 13})scale(26 1)", color(cell), slot)
         for cell in drawing.cells
         for slot in range(cell.start, cell.start + cell.length)
     }

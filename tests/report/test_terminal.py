@@ -44,7 +44,7 @@ def test_neighbours_that_are_both_wrong_share_a_bracket() -> None:
     assert text(stuck)[0] == ["rank 0 [1F0|0F0]1B0==== 0B0===="]
 
 
-def test_colours_stand_for_brackets_on_a_terminal() -> None:
+def test_colors_stand_for_brackets_on_a_terminal() -> None:
     bad = draw(Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1B1"]]))
     line = rich_lines(bad, windows(bad, 80, 0, bad.length, 100)[0])[1]
 

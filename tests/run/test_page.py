@@ -50,7 +50,7 @@ def test_bars_of_time_fill_the_step(tmp_path: Path) -> None:
         assert sum(map(float, re.findall(r"width:([0-9.]+)%", bar))) == pytest.approx(100, abs=0.01)
 
 
-def test_the_keys_of_colours_are_those_of_what_is_drawn(tmp_path: Path) -> None:
+def test_the_keys_of_colors_are_those_of_what_is_drawn(tmp_path: Path) -> None:
     text = stepped().save(tmp_path / "report.html")[0].read_text()
 
     spent, memory = (

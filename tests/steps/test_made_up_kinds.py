@@ -40,11 +40,11 @@ def test_their_time_and_memory_are_counted(found: list[dict[str, Any]]) -> None:
     assert found[0]["peak_activation_bytes"] == [3 * 100, 2 * 100]
 
 
-def test_they_are_drawn_as_wide_and_in_the_colour_that_the_table_says(found: list[dict[str, Any]]) -> None:
+def test_they_are_drawn_as_wide_and_in_the_color_that_the_table_says(found: list[dict[str, Any]]) -> None:
     copies = [["0PREFETCH0", 1], ["1PREFETCH1", 1]]
     assert all(table["drawn"] == [["0CHECK0", 3], *copies] and table["picture"] for table in found)
 
 
 def test_both_trace_formats_show_them_and_give_them_back(found: list[dict[str, Any]]) -> None:
     assert [table["lost"] for table in found] == [["", ""], ["", ""]]
-    assert all(table["colours"] == ["bad", "good", "terrible"] for table in found)
+    assert all(table["colors"] == ["bad", "good", "terrible"] for table in found)

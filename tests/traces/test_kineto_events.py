@@ -220,7 +220,7 @@ def test_counters_keep_their_unit_and_their_nanoseconds(tmp_path: Path) -> None:
     assert result == [(2, "memory", 0, {"bytes": 5}), (2, "memory", 1.001, {"bytes": -7})]
 
 
-def test_colours_follow_the_kind_or_the_microbatch(tmp_path: Path) -> None:
+def test_colors_follow_the_kind_or_the_microbatch(tmp_path: Path) -> None:
     def colors(by: str, key: str) -> dict[object, set[str]]:
         result = defaultdict(set)
         for event in _events(two_ranks(), tmp_path / "a.json", color=by):

@@ -113,7 +113,7 @@ def hue(text: str) -> int:
 def test_the_perfetto_ui_draws_forwards_blue_and_gradients_green() -> None:
     hues = {kind.name: hue(COLOR_TEXTS[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE)}
 
-    assert abs(hue("F") - hue("B")) < 10  # names alone give similar colours
+    assert abs(hue("F") - hue("B")) < 10  # names alone give similar colors
     assert 245 <= hues["F"] <= 275
     assert all(95 <= hues[name] <= 155 for name in "BIW")
     assert 285 <= hues["RECOMPUTE"] <= 315
@@ -189,7 +189,7 @@ def test_attributes_carry_title_and_provenance(tmp_path: Path) -> None:
     assert json.loads(attributes["pptrace.provenance"].string_value) == {"version": "1", "flags": [1, 2]}
 
 
-def test_slices_are_coloured_by_microbatch_where_asked(tmp_path: Path) -> None:
+def test_slices_are_colored_by_microbatch_where_asked(tmp_path: Path) -> None:
     path = tmp_path / "step.pftrace"
     write(step(), path, {"color": "microbatch"})
     decoded = Decoded(path.read_bytes())

@@ -129,7 +129,7 @@ def test_every_slice_on_a_link_ends_with_its_message(tmp_path: Path) -> None:
     )
 
 
-def test_slices_on_links_take_the_colour_of_their_microbatch(tmp_path: Path) -> None:
+def test_slices_on_links_take_the_color_of_their_microbatch(tmp_path: Path) -> None:
     found = on_links(decoded(step(), tmp_path / "a.pftrace", color="microbatch"))
 
     assert {fields["color"] for fields in found} == {"mb 0"}

@@ -74,7 +74,7 @@ def test_slices_of_segments_have_their_names_numbers_and_categories(timeline: Ti
     assert (attention["category"], attention["Step.segment"]) == (["compute"], "attention")
     assert (reduce["category"], reduce["Step.segment"]) == (["collective"], "all-reduce")
     assert (attention["Step.segment_number"], reduce["Step.segment_number"]) == (0, 1)
-    assert "color" not in attention  # each segment has the colour of its name
+    assert "color" not in attention  # each segment has the color of its name
     assert attention["track"] == "rank 0"
     assert reduce["track"] == "rank 0/tensor parallel"
     assert outcome[0, "F 1 dispatch"]["track"] == "rank 0/expert parallel"

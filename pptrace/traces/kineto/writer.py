@@ -82,27 +82,27 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
         ConfigError: an option has an unknown value.
         OSError: the file cannot be written.
     """
-    encoder = Encoder(Scene.of(timeline, options))
+    formatter = LineFormatter(Scene.of(timeline, options))
     with path.open("wb") as file:
-        write_behind(file, _texts(encoder, options.get("rank"), _step_of(timeline)), waiting=_IN_FLIGHT)
+        write_behind(file, _texts(formatter, options.get("rank"), _step_of(timeline)), waiting=_IN_FLIGHT)
 
 
-def _texts(encoder: Encoder, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
+def _texts(formatter: LineFormatter, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
     """Yield the file in pieces; the last event is a name, because the last event has no comma."""
-    timeline, hops = encoder.scene.timeline, encoder.scene.hops
+    timeline, hops = formatter.scene.timeline, formatter.scene.hops
     lanes = _lanes_of(timeline)
-    names = [json.dumps(event).encode() for event in _lane_names(encoder.scene, lanes)]
+    names = [json.dumps(event).encode() for event in _lane_names(formatter.scene, lanes)]
     yield _header(timeline, lanes, rank) + b"".join(name + b",\n" for name in names[:-1])
-    yield from _spans(timeline, lanes, step, integers=encoder.integers)
+    yield from _spans(timeline, lanes, step, integers=formatter.integers)
     for lane in lanes:
-        for rows in _chunks(lane.rows, encoder.points.most_per_row(lane.rows)):
-            yield from _flat(encoder.slices(lane, rows))
+        for rows in _chunks(lane.rows, formatter.points.most_per_row(lane.rows)):
+            yield from _flat(formatter.slices(lane, rows))
     for lane_index, (start, stop) in enumerate(pairwise(hops.lane_ptr.tolist())):
         for chunk in _chunks(slice(start, stop)):
-            yield from _flat(encoder.hops(lane_index, chunk))
+            yield from _flat(formatter.hops(lane_index, chunk))
     if timeline.why is not None:
-        yield from _flat(encoder.waits(timeline.why.waits))
-        yield from _flat(encoder.path(timeline.why.path))
+        yield from _flat(formatter.waits(timeline.why.waits))
+        yield from _flat(formatter.path(timeline.why.path))
     for counter in timeline.counters:
         for rows in _chunks(slice(0, counter.at_ns.size)):
             yield from _flat(_counter_lines(counter, process_of(counter.rank, timeline.ranks), rows))
@@ -166,7 +166,7 @@ def _join_names(
 
 _LISTED_RANKS = 30
 """Length at which PyTorch truncates its list of a group's ranks."""
-_SEND, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
+_SEND_RECV, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
 _COLLECTIVES = {
     "UNSHARD": "AllGather_RING_LL", "UNSHARD_SUBGROUP": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE,
     "REDUCE_GROUPS": _ALL_REDUCE, "SYNC": _ALL_REDUCE,
@@ -178,9 +178,9 @@ _SEGMENTS = {
     "allreduce": ("allreduce", _ALL_REDUCE),
     "allgather": ("allgather", "AllGather_RING_LL"),
     "reducescatter": ("reduce_scatter", "ReduceScatter_Sum_f32_RING_LL"),
-    "alltoall": ("all_to_allv", _SEND),
-    "dispatch": ("all_to_allv", _SEND),
-    "combine": ("all_to_allv", _SEND),
+    "alltoall": ("all_to_allv", _SEND_RECV),
+    "dispatch": ("all_to_allv", _SEND_RECV),
+    "combine": ("all_to_allv", _SEND_RECV),
 }
 """PyTorch's name and NCCL's kernel of collectives inside actions, by a substring of their names' letters."""
 _GROUPS = {
@@ -191,7 +191,7 @@ _GROUPS = {
 """PyTorch's name of each group, and its default collective for segments with another name."""
 
 
-class _Word(Struct, frozen=True, kw_only=True):
+class _ProfilerNames(Struct, frozen=True, kw_only=True):
     """Names in the profiler for a kind of action."""
 
     name: str
@@ -204,17 +204,17 @@ class _Word(Struct, frozen=True, kw_only=True):
     """Additional arguments of the kernel's event."""
 
 
-def _word(name: str, category: str, stream: Stream) -> _Word:
+def _kind_names(name: str, category: str, stream: Stream) -> _ProfilerNames:
     """Return the profiler's names for a kind; the default is the name of the kind."""
     if category == "copy":
-        return _Word(name=_COPIES.get(stream, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
-    kernel = _SEND if category == "communication" else _COLLECTIVES.get(name)
+        return _ProfilerNames(name=_COPIES.get(stream, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
+    kernel = _SEND_RECV if category == "communication" else _COLLECTIVES.get(name)
     if kernel is None:
-        return _Word(name=name)
-    return _Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC")
+        return _ProfilerNames(name=name)
+    return _ProfilerNames(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC")
 
 
-_WORDS = tuple(map(_word, NAMES, CATEGORY, (traits.stream for traits in KINDS.values())))
+_KIND_NAMES = tuple(map(_kind_names, NAMES, CATEGORY, (traits.stream for traits in KINDS.values())))
 """Names per kind, in the order of kinds."""
 
 _MICROBATCH_COLORS = (
@@ -232,17 +232,17 @@ _MICROBATCH_COLORS = (
 """Colors of microbatches, in rotation."""
 
 
-def _group_word(stream: Stream, segment: str) -> _Word:
+def _group_names(stream: Stream, segment: str) -> _ProfilerNames:
     """Return the profiler's names for a collective inside an action.
 
-    >>> _group_word(Stream.TENSOR_PARALLEL, "all-reduce").name
+    >>> _group_names(Stream.TENSOR_PARALLEL, "all-reduce").name
     'ncclDevKernel_AllReduce_Sum_f32_RING_LL'
     """
     letters = "".join(filter(str.isalpha, segment.lower()))
     group, default = _GROUPS[stream]
     name, kernel = next((words for key, words in _SEGMENTS.items() if key in letters), _SEGMENTS[default])
     facts = f',"Collective name":"{name}","Process Group Description":"{group}"'
-    return _Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC", facts=facts)
+    return _ProfilerNames(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC", facts=facts)
 
 
 def _collective_facts(kind: int, *, size_bytes: int, peer: int, ranks: int) -> bytes:
@@ -264,10 +264,10 @@ def _collective_facts(kind: int, *, size_bytes: int, peer: int, ranks: int) -> b
     ).encode()
 
 
-_LAUNCH = [b'"%s"' % word.launch.encode() for word in _WORDS]
-_CATEGORY = [b'"%s"' % word.category.encode() for word in _WORDS]
+_LAUNCH = [b'"%s"' % word.launch.encode() for word in _KIND_NAMES]
+_CATEGORY = [b'"%s"' % word.category.encode() for word in _KIND_NAMES]
 _KIND = [b'"%s"' % name.encode() for name in NAMES]
-_KERNEL = [b'"%s%s' % (word.name.encode(), b" " * bool(n)) for word, n in zip(_WORDS, NUMBERED, strict=True)]
+_KERNEL = [b'"%s%s' % (word.name.encode(), b" " * bool(n)) for word, n in zip(_KIND_NAMES, NUMBERED, strict=True)]
 _UNNUMBERED = frozenset(np.flatnonzero(~NUMBERED).tolist())
 _KIND_COLORS = [b'"%s"' % color.encode() for color in COLORS]
 _SLICE_COLORS = [b'"%s"' % color.encode() for color in _MICROBATCH_COLORS]
@@ -299,8 +299,8 @@ _PLAIN_PATH_NAMES = frozenset([*_UNNUMBERED, *range(len(NAMES), len(_PATH_NAMES)
 """Indices of path names without a microbatch."""
 
 
-class Encoder:
-    """Encoder of slices, messages on links, waits and the critical path of a scene as lines."""
+class LineFormatter:
+    """LineFormatter of slices, messages on links, waits and the critical path of a scene as lines."""
 
     def __init__(self, scene: Scene) -> None:
         timeline, labels = scene.timeline, labels_of(scene.timeline)
@@ -428,10 +428,10 @@ class Encoder:
                 }
                 facts += [segment.among(described), _shared_number(segment_number)]
             if lane.stream.is_group and (segment_number >= 0).all():
-                words = {c: _group_word(lane.stream, parts.names[c - 1]) for c in segment.used}
-                facts.append(segment.among({c: word.facts.encode() for c, word in words.items()}))
+                names = {c: _group_names(lane.stream, parts.names[c - 1]) for c in segment.used}
+                facts.append(segment.among({c: each.facts.encode() for c, each in names.items()}))
                 name, launch, category = (
-                    segment.among({c: b'"%s"' % getattr(word, field).encode() for c, word in words.items()})
+                    segment.among({c: b'"%s"' % getattr(each, field).encode() for c, each in names.items()})
                     for field in ("name", "launch", "category")
                 )
                 return [name], launch, category, facts
@@ -451,8 +451,9 @@ class Encoder:
     def _action(self, rows: slice, ends: Block) -> list[Part]:
         timeline = self.scene.timeline
         stage = timeline.stage[rows].astype(np.int64) + 1  # a stage may be -1
-        code = Choice.of(stage * len(_WORDS) + timeline.kind[rows])
-        texts = {c: b'"PP:%d%s' % (c // len(_WORDS) - 1, NAMES[c % len(_WORDS)].encode()) for c in code.used}
+        code = Choice.of(stage * len(_KIND_NAMES) + timeline.kind[rows])
+        stage_and_kind = {c: divmod(c, len(_KIND_NAMES)) for c in code.used}
+        texts = {c: b'"PP:%d%s' % (stage - 1, NAMES[kind].encode()) for c, (stage, kind) in stage_and_kind.items()}
         return _join_names(code, texts, ends)
 
     def _facts(self, rows: slice) -> list[Part]:
@@ -479,11 +480,11 @@ class Encoder:
         )
         size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
-        keys, code = _distinct((sized * len(_WORDS) + kind) * peer_count + peer + 1)
+        keys, code = _distinct((sized * len(_KIND_NAMES) + kind) * peer_count + peer + 1)
         texts = [
             _collective_facts(
-                int(key) // peer_count % len(_WORDS),
-                size_bytes=int(size[int(key) // peer_count // len(_WORDS)]),
+                int(key) // peer_count % len(_KIND_NAMES),
+                size_bytes=int(size[int(key) // peer_count // len(_KIND_NAMES)]),
                 peer=int(key) % peer_count - 1,
                 ranks=timeline.ranks,
             )

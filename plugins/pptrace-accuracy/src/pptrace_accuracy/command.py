@@ -33,15 +33,13 @@ from pptrace.plugin import (
 from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pptrace_accuracy.records import Case
 
     _Row = dict[str, Any]
     _Group = list[tuple[Case, _Row]]
     _Pair = tuple[float, float]  # measured and simulated ratio of two steps
-    from collections.abc import Callable, Iterator
-    from typing import Any
 
 _COMPARABLE = ("source", "series", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "gbs", "seq")
 """Columns with equal values in comparable configurations, which are alternatives for the same job."""
@@ -270,11 +268,14 @@ def _pair_errors_of(sizes: str, pairs: Sequence[_Pair]) -> PairErrors:
     def count(group: Sequence[_Pair]) -> tuple[int, int]:
         return sum((measured < 1) == (simulated < 1) for measured, simulated in group), len(group)
 
-    close = [pair for pair in pairs if abs(math.log(pair[1])) <= typical]
+    close: list[_Pair] = []
+    distant: list[_Pair] = []
+    for pair in pairs:
+        (close if abs(math.log(pair[1])) <= typical else distant).append(pair)
     return PairErrors(
         sizes=sizes, pairs=len(pairs), typical=100 * typical,
         root_mean_square=100 * math.sqrt(sum(error**2 for error in errors) / len(errors)),
-        close=count(close), distant=count([pair for pair in pairs if pair not in close]),
+        close=count(close), distant=count(distant),
     )  # fmt: skip
 
 

@@ -75,23 +75,23 @@ class Module:
         """Names in upper case that have a value, and functions without needed parameters that end in _config."""
         return [name for name, node in self._nodes.items() if _is_recipe(name, node)]
 
-    def value(self, name: str, steps: Steps) -> Any:
+    def value(self, name: str, evaluation: Evaluation) -> Any:
         """Return the value of a name; an object without known fields if the file does not define it."""
         if name not in self._values:
             self._values[name] = Fields()  # of a name that is defined by itself
-            self._values[name] = self._evaluated(name, steps)
+            self._values[name] = self._evaluated(name, evaluation)
         return self._values[name]
 
-    def _evaluated(self, name: str, steps: Steps) -> Any:
+    def _evaluated(self, name: str, evaluation: Evaluation) -> Any:
         match self._nodes.get(name):
             case ast.FunctionDef() | ast.ClassDef() as node:
                 return Function(self, node)
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-                return _Scope(self, {}, steps).visit(value)
+                return _Scope(self, {}, evaluation).visit(value)
             case ast.ImportFrom(module=str(path), names=names, level=level):
                 original = next((each.name for each in names if name in {each.asname, each.name}), name)
-                module = _imported(self.file, path, level, steps)
-                return module.value(original, steps) if module else Unknown(original)
+                module = _imported(self.file, path, level, evaluation)
+                return module.value(original, evaluation) if module else Unknown(original)
         return Unknown(name)
 
 
@@ -101,7 +101,7 @@ class Unknown(Struct, frozen=True):
     name: str
 
 
-class Steps(Struct):
+class Evaluation(Struct):
     """Bounds on the evaluation of a recipe, and the calls that it left out."""
 
     taken: int = 0
@@ -149,16 +149,16 @@ def evaluate_recipe(module: Module, name: str) -> tuple[Fields, list[str]]:
     Raises:
         ConfigError: the name has no fields.
     """
-    steps = Steps()
+    evaluation = Evaluation()
     try:
-        value = module.value(name, steps)
+        value = module.value(name, evaluation)
         if isinstance(value, Function):
-            value = _Scope(module, {}, steps).call(value, [], {})
+            value = _Scope(module, {}, evaluation).call(value, [], {})
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply", file=module.file) from None
     if not isinstance(value, Fields) or not value:
         raise ConfigError(f"{name} is not a recipe: it has no fields with a known value", file=module.file)
-    return value, list(steps.left_out)
+    return value, list(evaluation.left_out)
 
 
 def evaluate_expression(text: str) -> Any:
@@ -167,11 +167,11 @@ def evaluate_expression(text: str) -> Any:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    value = _Scope(Module(Path(), ast.Module([], [])), {}, Steps()).visit(tree.body)
+    value = _Scope(Module(Path(), ast.Module([], [])), {}, Evaluation()).visit(tree.body)
     return None if isinstance(value, Fields | Unknown) else value
 
 
-def _imported(file: Path, path: str, level: int, steps: Steps) -> Module | None:
+def _imported(file: Path, path: str, level: int, evaluation: Evaluation) -> Module | None:
     """Return the module of an import: of a package in a folder above the file, or in ``src`` there."""
     parts = path.split(".")
     folders = [file.parents[level - 1]] if level else [*file.parents]
@@ -179,9 +179,9 @@ def _imported(file: Path, path: str, level: int, steps: Steps) -> Module | None:
         place = folder.joinpath(*parts)
         for found in (place.with_suffix(".py"), place / "__init__.py"):
             if found.is_file():
-                if found not in steps.modules:
-                    steps.modules[found] = read_module(found)
-                return steps.modules[found]
+                if found not in evaluation.modules:
+                    evaluation.modules[found] = read_module(found)
+                return evaluation.modules[found]
     return None
 
 
@@ -248,8 +248,8 @@ class _Scope(ast.NodeVisitor):
     The value of an unknown expression is an object without known fields.
     """
 
-    def __init__(self, module: Module, names: dict[str, Any], steps: Steps) -> None:
-        self.module, self.names, self.steps = module, names, steps
+    def __init__(self, module: Module, names: dict[str, Any], evaluation: Evaluation) -> None:
+        self.module, self.names, self.evaluation = module, names, evaluation
 
     def run(self, body: Iterable[ast.stmt]) -> None:
         """Run statements.
@@ -266,13 +266,13 @@ class _Scope(ast.NodeVisitor):
         Raises:
             ConfigError: the recipe takes too many steps.
         """
-        self.steps.take(self.module.file)
+        self.evaluation.take(self.module.file)
         return super().visit(node)
 
     def generic_visit(self, node: ast.AST) -> Any:
         """Return the value of an unknown expression; report statements that can change fields."""
         if isinstance(node, ast.For | ast.While | ast.AugAssign):
-            self.steps.left_out[f"{type(node).__name__} ({self._place(node)})"] = None
+            self.evaluation.left_out[f"{type(node).__name__} ({self._place(node)})"] = None
         return Fields()
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -323,7 +323,7 @@ class _Scope(ast.NodeVisitor):
         return node.value
 
     def visit_Name(self, node: ast.Name) -> Any:
-        return self.names[node.id] if node.id in self.names else self.module.value(node.id, self.steps)
+        return self.names[node.id] if node.id in self.names else self.module.value(node.id, self.evaluation)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         return self._attribute(self.visit(node.value), node.attr)
@@ -446,7 +446,7 @@ class _Scope(ast.NodeVisitor):
     def _function(self, name: str, positional: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
         if name in _FUNCTIONS:
             return self._computed(lambda: _FUNCTIONS[name](*positional, **named))
-        callee = self.names[name] if name in self.names else self.module.value(name, self.steps)
+        callee = self.names[name] if name in self.names else self.module.value(name, self.evaluation)
         if isinstance(callee, Function):
             return self.call(callee, positional, named)
         self._leave_out(name, positional, named, node)
@@ -454,7 +454,7 @@ class _Scope(ast.NodeVisitor):
 
     def _leave_out(self, name: str, positional: Iterable[Any], named: Mapping[str, Any], node: ast.Call) -> None:
         if any(isinstance(value, Fields) and value for value in (*positional, *named.values())):
-            self.steps.left_out[f"{name} ({self._place(node)})"] = None
+            self.evaluation.left_out[f"{name} ({self._place(node)})"] = None
 
     def _place(self, node: ast.stmt | ast.expr) -> str:
         return f"{self.module.file.name}:{node.lineno}"
@@ -462,19 +462,19 @@ class _Scope(ast.NodeVisitor):
     def call(self, function: Function, positional: list[Any], named: dict[str, Any]) -> Any:
         """Return what a function returns, or an object of a dataclass with its defaults."""
         node = function.node
-        if self.steps.depth >= _DEEPEST_CALL:
+        if self.evaluation.depth >= _DEEPEST_CALL:
             raise ConfigError(f"{node.name} is nested too deeply", file=function.module.file)
-        scope = _Scope(function.module, {}, self.steps)
+        scope = _Scope(function.module, {}, self.evaluation)
         if isinstance(node, ast.ClassDef):
             return scope._object(node, positional, named)
         scope._bind(node.args, positional, named)
-        self.steps.depth += 1
+        self.evaluation.depth += 1
         try:
             scope.run(node.body)
         except _ReturnedError as returned:
             return returned.value
         finally:
-            self.steps.depth -= 1
+            self.evaluation.depth -= 1
         return None
 
     def _object(self, node: ast.ClassDef, positional: list[Any], named: dict[str, Any]) -> Fields:

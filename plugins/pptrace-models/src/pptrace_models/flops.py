@@ -268,10 +268,9 @@ def products(
         weight_products.append(Product(m=matrix.inputs, n=matrix.outputs, k=rows, **sizes))
     size = moved + weights * element
     accumulated = moved + 2 * weights * gradient_bytes
-    shared = [matrix.tokens * matrix.inputs * element for matrix in matrices if matrix.shared]
-    summed = (len(shared) + 2) * max(
-        shared, default=0
-    )  # a kernel reads the input gradient of each, and writes the sum
+    shared_bytes = [matrix.tokens * matrix.inputs * element for matrix in matrices if matrix.shared]
+    # A kernel reads the input gradient of each, and writes the sum.
+    summed = (len(shared_bytes) + 2) * max(shared_bytes, default=0)
     return Operation(
         name=name,
         unit=unit,
@@ -465,17 +464,18 @@ def _shard_copies(matrices: Sequence[Linear], element: int, gradient_bytes: int)
 
 
 def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
-    element = shard.split_tokens * model.hidden * model.element_bytes
+    stream_bytes = shard.split_tokens * model.hidden * model.element_bytes
     # Per half: a norm (1 read and 1 write; 2 and 1 backward) and a residual sum (the streams and the half's output
     # read, the streams written). Dropout before a sum writes a mask of a byte per element. Its backward reads the
     # mask, and reads and writes the gradient.
-    mask, summed = shard.split_tokens * model.hidden * model.dropout, (1 + 2 * model.residual_streams) * element
-    normed, normed_backward, kernels = 2 * element, 3 * element, 1
+    mask = shard.split_tokens * model.hidden * model.dropout
+    summed = (1 + 2 * model.residual_streams) * stream_bytes
+    normed, normed_backward, kernels = 2 * stream_bytes, 3 * stream_bytes, 1
     if not model.fused_norms:
         normed, normed_backward = (size * shard.split_tokens * model.hidden for size in UNFUSED_NORM)
         kernels = _NORM_KERNELS
     forward = normed + summed + mask
-    backward = normed_backward + summed + mask + 2 * element * model.dropout
+    backward = normed_backward + summed + mask + 2 * stream_bytes * model.dropout
     kernels = halves * (kernels + 1 + model.dropout)
     return _memory("norms and residuals", halves * forward, halves * backward, kernels=kernels)
 

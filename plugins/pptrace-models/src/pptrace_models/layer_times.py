@@ -159,7 +159,7 @@ def _over_context_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
 
 def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     """Return the total times of a layer's collectives."""
-    times, recomputed_modules = layer_collectives(costing, kind), costing.model.again
+    times, recomputed_modules = layer_collectives(costing, kind), costing.model.recomputed_modules
     others = 2 * times.exchange_ns + times.keys_ns
     is_whole = kind.mixer == "attention" and "full_attn" in recomputed_modules
     recomputed = times.keys_ns * (is_whole or "core_attn" in recomputed_modules)
@@ -187,7 +187,7 @@ def _regathers(model: Transformer, kind: Layer) -> bool:
 
     PyTorch's operator-level checkpointing keeps products and reduce-scatters, but no all-gathers.
     """
-    return "alternate_products" in model.again and not kind.experts
+    return "alternate_products" in model.recomputed_modules and not kind.experts
 
 
 def _half_ns(
@@ -527,7 +527,7 @@ def _copied_bytes(costing: Costing) -> tuple[float, float]:
         return summed, 0 if model.fused_projections else model.element_bytes
     casting = Casting(precision=model.precision, recipe=options.fp8_recipe)
     forward, backward = (casting.gathered_bytes(gradient=gradient) for gradient in (False, True))
-    regathered = forward if "alternate_products" in model.again else 0
+    regathered = forward if "alternate_products" in model.recomputed_modules else 0
     return forward + model.element_bytes, backward + model.element_bytes + regathered
 
 
@@ -557,7 +557,7 @@ def layer_cost(costing: Costing, kind: Layer) -> Cost:
     cost = costing.layer_work(kind).beside(group)
     cost = cost.at_least(costing.layer_host_ns(kind), frozen=model.frozen)
     if model.recompute == "full":
-        return cost + _recomputed(costing, kind, cost) if kind.again else cost
+        return cost + _recomputed(costing, kind, cost) if kind.is_recomputed else cost
     recomputed_ns = group.again_ns + costing.without_collectives(_layer_again_ns, kind)
     return cost + Cost(i=recomputed_ns, i_collective=group.again_ns)
 
@@ -624,7 +624,7 @@ def again_ns(costing: Costing, operations: Iterable[Operation], kind: Layer) -> 
     return sum(
         int(costing.work_ns(operation.forward, operation.unit) * again_share(operation, costing.model))
         for operation in operations
-        if again_of(operation.name, kind) & costing.model.again
+        if again_of(operation.name, kind) & costing.model.recomputed_modules
     )
 
 
@@ -641,7 +641,7 @@ def again_share(operation: Operation, model: Transformer) -> float:
     if operation.name == "norms and residuals":
         norm = _NORM_BYTES if model.fused_norms else flops.UNFUSED_NORM[0]
         return norm / (norm + _SUM_BYTES)
-    if "alternate_products" not in model.again or operation.unit != "linear":
+    if "alternate_products" not in model.recomputed_modules or operation.unit != "linear":
         return 1.0
     if operation.name == "mlp":
         return 1 / model.matrices if model.gated else 1 / 2

@@ -71,7 +71,7 @@ def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
     )
     weight_part = 0 if model.frozen else min(_weight_part(model, shard, kind), all_bytes)
     kept_bytes = all_bytes - _freed_bytes(model, shard, kind, all_bytes)
-    if model.recompute == "full" and kind.again:
+    if model.recompute == "full" and kind.is_recomputed:
         kept_bytes = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
     if kind.offloaded:
         return Kept(transient=_BUFFERED * all_bytes)
@@ -258,11 +258,12 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
         "shared_experts": _shared_activation_bytes(model, shard) if experts else 0,
         "alternate_products": 0 if experts else all_bytes - _alternate_bytes(model, shard, kind),
     }
-    contained = {"moe_act", "shared_experts"} if "moe" in model.again else set()
-    contained |= {"mlp_act"} if "mlp" in model.again else set()
-    contained |= {"core_attn", "mla_up_proj"} if "full_attn" in model.again else set()
-    contained |= model.again - {"alternate_products"} if "alternate_products" in model.again else set()
-    return sum(freed[name] for name in model.again - contained)
+    modules = model.recomputed_modules
+    contained = {"moe_act", "shared_experts"} if "moe" in modules else set()
+    contained |= {"mlp_act"} if "mlp" in modules else set()
+    contained |= {"core_attn", "mla_up_proj"} if "full_attn" in modules else set()
+    contained |= modules - {"alternate_products"} if "alternate_products" in modules else set()
+    return sum(freed[name] for name in modules - contained)
 
 
 def _alternate_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:

@@ -245,7 +245,7 @@ def _check_attention_stages(model: Transformer, options: RooflineOptions) -> Non
         if is_set:
             message = "stages of core attention support whole softmax attention in each layer, without this key"
             raise ConfigError(message, key=key)
-    if model.recompute == "full" or model.again & _AROUND_CORE:
+    if model.recompute == "full" or model.recomputed_modules & _AROUND_CORE:
         message = "stages are recomputed as actions: list them in schedule.recompute.stages, and write none here"
         raise ConfigError(message, key="model.recompute")
 
@@ -966,7 +966,7 @@ def _stage_kernels(rows: _Rows, stage: Stage, towers: Sequence[Tower]) -> Iterab
         for row in rows_of_layer.of("attention", attention, count):
             yield replace(row, causal=causal and row.name == CORE)
         yield from rows_of_layer.of("experts" if layer.experts else "mlp", second_half, count)
-        if kind is Kind.I and layer.again:
+        if kind is Kind.I and layer.is_recomputed:
             again = recomputed_operations(rows_of_layer.costing, layer)
             for row in rows_of_layer.recomputed(again, count, layer):
                 yield replace(row, causal=causal and row.name == CORE)
@@ -1000,7 +1000,7 @@ class _Rows(NamedTuple):
             share = again_share(operation, self.costing.model)
             if self.costing.model.recompute == "full":
                 share = 1.0
-            elif not again_of(operation.name, layer) & self.costing.model.again:
+            elif not again_of(operation.name, layer) & self.costing.model.recomputed_modules:
                 continue
             for row in self._work("computed again", operation, operation.forward, count):
                 duration_ns = int(row.duration_ns * share)
@@ -1087,7 +1087,7 @@ def notes_of(
         )
     if options.spread:
         notes.append("Computation takes the expected time of the slowest of the job's GPUs.")
-    if model.again == {"core_attn"} and model.flash_attention:
+    if model.recomputed_modules == {"core_attn"} and model.flash_attention:
         notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
     return (*notes, *_network_notes(devices, request))
 

@@ -266,25 +266,25 @@ def _recomputed_parts(
     """
     model = costing.model
     if model.recompute == "full":
-        if not kind.again:
+        if not kind.is_recomputed:
             return (), ()
         return (), tuple(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward
         )
     first_exchanges = [part for part in forward[: -len(second)] if part.stream is not Stream.COMPUTE]
-    if not (kind.mixer == "attention" and "full_attn" in model.again):
-        has_core = "core_attn" in model.again
+    if not (kind.mixer == "attention" and "full_attn" in model.recomputed_modules):
+        has_core = "core_attn" in model.recomputed_modules
         first_exchanges = [part for part in first_exchanges if has_core and part.name == "key-value-gather"]
     exchanged: tuple[Part, ...] = ()
-    if ("moe" if kind.experts else "mlp") in model.again:
+    if ("moe" if kind.experts else "mlp") in model.recomputed_modules:
         exchanged = tuple(part for part in second if part.stream is not Stream.COMPUTE)
     of_second: list[Operation] = []
     of_first: list[Operation] = []
     for operation in operations:
-        is_second = again_of(operation.name, kind) & model.again & _SECOND_HALF
+        is_second = again_of(operation.name, kind) & model.recomputed_modules & _SECOND_HALF
         (of_second if is_second else of_first).append(operation)
-    name = "core" if model.again == {"core_attn"} else "modules"
+    name = "core" if model.recomputed_modules == {"core_attn"} else "modules"
     first, second_half = (
         Part(f"recompute-{name}", again_ns(costing, half, kind)) for half in (of_first, of_second)
     )

@@ -368,7 +368,7 @@ class Layer(NamedTuple):
     """Window of the attention in tokens; 0 for all tokens."""
     ratio: int = 0
     """Tokens per compressed key that attention reads beside the window; 0 for none."""
-    again: bool = True
+    is_recomputed: bool = True
     """Whether full recomputation applies to the layer."""
     offloaded: bool = False
     """Whether host memory holds what the layer keeps for its backward."""
@@ -749,7 +749,7 @@ class Transformer(Parameters):
         return streams * (streams + 2) if streams > 1 else 0
 
     @property
-    def again(self) -> frozenset[str]:
+    def recomputed_modules(self) -> frozenset[str]:
         """Modules that the backward recomputes with selective recomputation; empty otherwise."""
         return frozenset(self.recompute_modules or ["core_attn"]) if self.recompute == "selective" else frozenset()
 
@@ -787,7 +787,7 @@ class Transformer(Parameters):
             mixer, feed_forward = _PATTERN[self.hybrid_pattern[index]]
         full = self.full_attention_every and number % self.full_attention_every == 0
         is_first = index < self.layers and place < (self.recompute_num_layers or 1)
-        again = self.recompute_method != "block" or is_first
+        is_recomputed = self.recompute_method != "block" or is_first
         window = 0 if full or mixer != "attention" else self.window
         ratios = self.compressed.ratios if self.compressed and index < self.layers else [0]
         ratio = ratios[(number - 1) % len(ratios)] if mixer == "attention" else 0
@@ -797,8 +797,9 @@ class Transformer(Parameters):
             kept = self.capacity if self.pads_experts else min(self.capacity, 1.0)
             received, sent = kept or self.imbalance, kept or 1.0
         return Layer(
-            mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio, again=again, offloaded=offloaded,
-            precision=self._precision_of_layer(index), received=received, sent=sent,
+            mixer=mixer, feed_forward=feed_forward, window=window, ratio=ratio,
+            is_recomputed=is_recomputed, offloaded=offloaded, precision=self._precision_of_layer(index),
+            received=received, sent=sent,
         )  # fmt: skip
 
     def _precision_of_layer(self, index: int) -> Precision | None:

@@ -289,15 +289,15 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
         ]
         if recomputed:
             series.append((_RECOMPUTED_COLOUR, "with recomputed forwards", recomputed.values()))
-        for colour, label, members in series:
+        for color, label, members in series:
             positions = [_dot_position(rival) for rival in members]
-            axes.scatter([x for x, _ in positions], [y for _, y in positions], color=colour, s=22, zorder=3,
+            axes.scatter([x for x, _ in positions], [y for _, y in positions], color=color, s=22, zorder=3,
                          label=label)  # fmt: skip
         for rival in plain:
-            for variants, colour in ((copied, _COPIED_COLOUR), (recomputed, _RECOMPUTED_COLOUR)):
+            for variants, color in ((copied, _COPIED_COLOUR), (recomputed, _RECOMPUTED_COLOUR)):
                 if rival.name in variants:
                     ends = (_dot_position(rival), _dot_position(variants[rival.name]))
-                    axes.plot(*zip(*ends, strict=True), color=colour, lw=0.6)
+                    axes.plot(*zip(*ends, strict=True), color=color, lw=0.6)
         for (x, y), names in _labels(plain).items():
             axes.annotate("\n".join(names), (x, y), (5, 4), textcoords="offset points", fontsize=7)
         axes.set(xlabel="peak memory of a rank [GiB]", ylabel="step time [ms]")

@@ -36,8 +36,8 @@ class Played(Struct, frozen=True):
 
     def fits(self, problem: Problem) -> bool:
         """Return whether every rank keeps its limit."""
-        return all(limit in (NO_LIMIT, max(peak, limit)) for peak, limit in zip(self.peak, problem.limit,
-                                                                               strict=True))  # fmt: skip
+        limits = zip(self.peak, problem.limit, strict=True)
+        return all(limit == NO_LIMIT or peak <= limit for peak, limit in limits)
 
 
 def play(problem: Problem, rows: Rows) -> Played | None:
@@ -145,7 +145,7 @@ def memory_changes(problem: Problem, op: Op, recomputed: Collection[tuple[int, i
 
     Args:
         problem: what is scheduled.
-        op: the op.
+        op: the operation.
         recomputed: stage and microbatch of recomputed forwards.
     """
     size, weight_size = problem.activation[op.stage], problem.weight_activation[op.stage]
