@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _KEY = "data_parallel.speeds"
 _RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 _PLACES = rf"{_RANGE}(?:/{_RANGE})?"
-_WHOLE, _SEED = 1000, 1
+_PERMILLE, _SEED = 1000, 1
 _LEAST, _MOST = 0.5, 2
 """Bounds of random times."""
 
@@ -47,11 +47,11 @@ def speeds_of(resolved: Resolved) -> Int64s | None:
     shape = (parallel.dp, parallel.pp or 1)
     named = _named(resolved, configured or {}, shape)
     if not spread:
-        return times(named, _WHOLE)
+        return times(named, _PERMILLE)
     seed = experiment.data_parallel.seed
     drawn = np.random.default_rng(_SEED if seed is None else seed)
     slowness = drawn.normal(1, spread, (*shape, parallel.tp * parallel.cp)).max(axis=2)
-    return times(named * _WHOLE, 1 / np.clip(slowness, _LEAST, _MOST))
+    return times(named * _PERMILLE, 1 / np.clip(slowness, _LEAST, _MOST))
 
 
 def at_speeds_of_ranks(costs: Workload, speeds: Int64s, placement: Placement) -> Workload:
@@ -63,7 +63,7 @@ def at_speeds_of_ranks(costs: Workload, speeds: Int64s, placement: Placement) ->
         placement: which rank computes a stage of a microbatch.
     """
     held = placement.stage_rank >= 0
-    slowness = np.where(held, _WHOLE / speeds[np.where(held, placement.stage_rank, 0)], 1.0)
+    slowness = np.where(held, _PERMILLE / speeds[np.where(held, placement.stage_rank, 0)], 1.0)
     routes, number = np.unique(slowness, axis=0, return_inverse=True)
     if len(routes) == 1:
         return _slower(costs, routes[0])

@@ -11,7 +11,7 @@ from pptrace.errors import CostError
 from pptrace.network.contract import UNLIMITED
 from pptrace.sim.kernels import events
 from pptrace.sim.kernels import sweep as sweep_kernels
-from pptrace.sim.kernels.events import WHOLE, SharedLinks
+from pptrace.sim.kernels.events import PERMILLE, SharedLinks
 from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW, Jobs
@@ -65,8 +65,8 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     return Jobs(
         of_task=of_task,
         task=task,
-        volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * WHOLE),
-        full_rate=np.where(flow, rate * FINER, WHOLE),
+        volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * PERMILLE),
+        full_rate=np.where(flow, rate * FINER, PERMILLE),
         overhead_ns=np.where(flow, paths.overhead_ns[flow_path] if len(paths) else 0, 0).astype(np.int64),
         path=np.where(flow, path, -1).astype(np.int32),
         kind=kind,

@@ -215,14 +215,14 @@ def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
 
 
 _NONE = np.zeros(0, dtype=np.int32)
-WHOLE = PartColumns(_NONE, _NONE, np.zeros(0, dtype=np.int64), _NONE, _NONE, np.zeros(0, dtype=np.int64))
+_NO_SEGMENTS = PartColumns(_NONE, _NONE, np.zeros(0, dtype=np.int64), _NONE, _NONE, np.zeros(0, dtype=np.int64))
 """No segments."""
 
 
 class Expansion(NamedTuple):
     """Rows of an issue order that are segments."""
 
-    columns: PartColumns = WHOLE
+    columns: PartColumns = _NO_SEGMENTS
     """One value per row."""
     name: Int32s = _NONE
     """Index into :attr:`names` of each row's segment, -1 for none."""

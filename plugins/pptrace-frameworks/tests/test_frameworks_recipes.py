@@ -535,6 +535,10 @@ def test_files_of_gpt_2_have_its_tokens() -> None:
         ("x = (\n", "", "is not Python"),
         ("import os\n", "", "has no recipe: no name in upper case"),
         ("def f():\n    return f()\ndef a_config():\n    return f()\n", "a_config", "f is nested too deeply"),
+        (
+            "class Job:\n    size: int = 1\ndef a_config():\n    job = Job()\n    job.own = job\n    return job\n",
+            "a_config", "a_config is nested too deeply",
+        ),
     ],
 )  # fmt: skip
 def test_a_file_without_the_recipe_is_an_error(tmp_path: Path, text: str, name: str, message: str) -> None:

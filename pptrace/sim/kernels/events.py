@@ -199,7 +199,7 @@ def _unchain_from_rank(ranks: Ranks, rank: int, place: int) -> None:
         ranks.before[after] = before
 
 
-WHOLE = 1000
+PERMILLE = 1000
 """Full speed of a job that is no flow."""
 
 
@@ -209,7 +209,7 @@ class Rules(NamedTuple):
     first_come: int
     """1 if a flow needs all its links exclusively, and waits until it is first in the queue of each."""
     slow_compute: int
-    """Speed of a computation while its rank communicates, of :data:`WHOLE`."""
+    """Speed of a computation while its rank communicates, of :data:`PERMILLE`."""
     slow_communication: int
     """Speed of a communication while one of its ranks computes."""
 
@@ -232,7 +232,7 @@ def run_events(
 ) -> None:  # fmt: skip
     """Run every task; after the run, ``tasks.waiting`` is above zero for tasks in a deadlock."""
     step = Step(graph, jobs, tasks, ends, heap, running.due, log.counts)
-    slows = int(rules.slow_compute != WHOLE or rules.slow_communication != WHOLE)
+    slows = int(rules.slow_compute != PERMILLE or rules.slow_communication != PERMILLE)
     start_all(step)
     now = _next_time(heap, running.due)
     while now >= 0:
@@ -342,7 +342,7 @@ def _speed_of(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
         concurrent, speed = ranks.computing[rank], rules.slow_communication
         if peer >= 0:
             concurrent += ranks.computing[peer]
-    return max(full * speed // WHOLE, 1) if concurrent > 0 else full
+    return max(full * speed // PERMILLE, 1) if concurrent > 0 else full
 
 
 def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> None:

@@ -132,8 +132,8 @@ def _of_program(file: Path, name: str) -> Recipe:
     module = read_module(file)
     if not name:
         raise ConfigError("has no recipe: no name in upper case, and no function that ends in _config", file=file)
-    fields, left_out = evaluate_recipe(module, name)
-    leaves = {key: value for (section, key), value in fields.leaves().items() if section not in _UNRELATED}
+    values, left_out = evaluate_recipe(module, name)
+    leaves = {key: value for (section, key), value in values.items() if section not in _UNRELATED}
     settings = _renamed(
         {key: value.name if isinstance(value, Unknown) else value for key, value in leaves.items()}
     )

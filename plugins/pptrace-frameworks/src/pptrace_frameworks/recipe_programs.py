@@ -143,8 +143,8 @@ def read_module(file: Path) -> Module:
         raise ConfigError(f"is not Python: {getattr(error, 'msg', error)}", file=file, line=line) from None
 
 
-def evaluate_recipe(module: Module, name: str) -> tuple[Fields, list[str]]:
-    """Return the fields of a recipe, and the functions that were left out because their code was not found.
+def evaluate_recipe(module: Module, name: str) -> tuple[dict[tuple[str, str], Any], list[str]]:
+    """Return the known values of a recipe by section and name, and the calls and loops that were left out.
 
     Raises:
         ConfigError: the name has no fields.
@@ -154,11 +154,12 @@ def evaluate_recipe(module: Module, name: str) -> tuple[Fields, list[str]]:
         value = module.value(name, evaluation)
         if isinstance(value, Function):
             value = _Scope(module, {}, evaluation).call(value, [], {})
+        leaves = value.leaves() if isinstance(value, Fields) and value else {}
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply", file=module.file) from None
     if not isinstance(value, Fields) or not value:
         raise ConfigError(f"{name} is not a recipe: it has no fields with a known value", file=module.file)
-    return value, list(evaluation.left_out)
+    return leaves, list(evaluation.left_out)
 
 
 def evaluate_expression(text: str) -> Any:
