@@ -427,7 +427,7 @@ def copy_notes(table: Schedule, workload: Workload) -> tuple[str, ...]:
         copied[Kind.REDUCE_GRAD] = workload.unreduced_bytes, workload.reduce_ns
     untimed = []
     for kind, (sizes, times) in copied.items():
-        stages = table.stage[table.kind == kind]
+        stages = table.stage[table.kind == int(kind)]  # an enum member would widen the column
         if sizes[stages].any() and not times[stages].any():
             untimed.append(kind)
     return (_no_copy_times(*untimed),) if untimed else ()
@@ -469,7 +469,7 @@ def with_sharding(
         raise resolved.error("data_parallel.reshard", message)
     if configured.prefetch is not None and not has_units and configured.units is None:
         raise resolved.error("data_parallel.prefetch", "a pipeline has no units: write pp: 1, or remove the key")
-    if (table.kind == Kind.UNSHARD).any():
+    if (table.kind == int(Kind.UNSHARD)).any():
         if written:
             name = resolved.experiment.schedule.name
             raise resolved.error(written[0], f"{name} already has gathers: remove the key")

@@ -501,7 +501,7 @@ class CostRows(NamedTuple):
             return None
         placed = self.lowering._replace(routes=routes).place(workload)
         task, (duration, lag) = placed.task, np.zeros((2, graph.tasks), dtype=np.int64)
-        duration[: graph.rows], lag[: graph.rows] = task.duration_ns[self.row], task.lag_ns[self.row]
+        duration[: graph.rows], lag[: graph.rows] = task.duration_ns.take(self.row), task.lag_ns.take(self.row)
         check_total(ranks, duration, lag)
         return replace(
             graph, paths=routes.paths, size_bytes=self._of_all_rows("size", task.size_bytes),
@@ -512,7 +512,7 @@ class CostRows(NamedTuple):
     def _of_all_rows(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values of all rows; graphs with equal values share the column."""
         key = "column", name, values.tobytes()
-        return shared(lambda: column(values[self.row], values.dtype.type), key, self.row, rows=self.row.size)
+        return shared(lambda: column(values.take(self.row), values.dtype.type), key, self.row, rows=self.row.size)
 
 
 def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
