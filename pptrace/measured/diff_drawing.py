@@ -175,7 +175,7 @@ def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
     yield svg.text(_STRIP_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")
 
 
-_PARTS_WIDTH, _PARTS_LEFT, _PARTS_RIGHT, _PARTS_ROW, _PARTS_BAR, _COLOURS = 1020, 90, 100, 34, 24, 10
+_PARTS_WIDTH, _PARTS_LEFT, _PARTS_RIGHT, _PARTS_ROW, _PARTS_BAR, _COLORS = 1020, 90, 100, 34, 24, 10
 _NARROWEST = 60
 """The width from which a bar has a label."""
 
@@ -183,7 +183,7 @@ _NARROWEST = 60
 def part_bars(findings: StepDiff) -> tuple[Callable[[], Markup], tuple[tuple[str, str], ...]]:
     """Return the drawing function and the legend; a part has the same color in every report."""
     color = {
-        name: f"p{index % _COLOURS}"
+        name: f"p{index % _COLORS}"
         for index, (name, pair) in enumerate(findings.parts_ns.items())
         if any(figure.value for figure in pair)
     }

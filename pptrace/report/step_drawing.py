@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline, Waits
 
-CAUSE_COLOURS = {
+CAUSE_COLORS = {
     IdleCause.FILL: "#e4e7eb", IdleCause.DRAIN: "#d4d9df", IdleCause.TRANSFER: "#8f7fd0",
     IdleCause.CONTENTION: "#d0485f", IdleCause.HEAD_OF_LINE: "#e08a3c", IdleCause.PEER_COMPUTE: "#f3dd8a",
     IdleCause.REDUCTION: "#b98a9c", IdleCause.SLOWER_REPLICA: "#7d5a2e",
@@ -148,7 +148,7 @@ def chart_of(timeline: Timeline) -> Chart:
     drawn = reasons.path.part == 0
     layers = [
         _Layer(Level.WAIT, reasons.waits.rank, reasons.waits.start_ns, reasons.waits.end_ns,
-               [CAUSE_COLOURS[IdleCause(cause)] for cause in range(len(IdleCause))], reasons.waits.cause,
+               [CAUSE_COLORS[IdleCause(cause)] for cause in range(len(IdleCause))], reasons.waits.cause,
                lambda index: ("", _wait_title(reasons.waits, index))),
         _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], labels.colors,
                labels.color[work], lambda index: labels.of_row(int(work[index]))),
@@ -299,7 +299,7 @@ def _legend(
     kinds = [Kind(kind) for kind in np.unique(timeline.kind[work]).tolist()]
     entries = [(kind.traits.meaning or kind.name.lower(), kind.traits.color[0]) for kind in kinds]
     entries += [("darker: every other chunk", darker(KINDS[Kind.F].color[0]))] if has_chunks else []
-    entries += [(IdleCause(cause).word, CAUSE_COLOURS[IdleCause(cause)]) for cause in np.unique(causes).tolist()]
+    entries += [(IdleCause(cause).word, CAUSE_COLORS[IdleCause(cause)]) for cause in np.unique(causes).tolist()]
     entries += [("collectives and copies", _GROUP)] if has_groups else []
     return (*entries, ("critical path", PATH))
 

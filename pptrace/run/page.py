@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.config.quantities import format_rate, format_size
 from pptrace.report.document import render
-from pptrace.report.step_drawing import CAUSE_COLOURS, chart_of, chart_svg
+from pptrace.report.step_drawing import CAUSE_COLORS, chart_of, chart_svg
 from pptrace.run.advice import advice_rows
 from pptrace.run.overheads import overheads
 from pptrace.run.summary import job_text, link_text, main_figures, schedule_text, setting_text, time_text
@@ -58,7 +58,7 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
     from markupsafe import Markup
 
     chart, spent, memory = chart_of(timeline), list(_time(run)), list(_memory(run))
-    causes = [(cause.word, CAUSE_COLOURS[cause]) for cause in IdleCause]
+    causes = [(cause.word, CAUSE_COLORS[cause]) for cause in IdleCause]
     return render(
         Path(__file__).parent / "page.html",
         title=f"{job_text(run)}: {schedule_text(run)}",
@@ -97,7 +97,7 @@ def _time(run: SimulatedStep) -> Iterator[_Bar]:
     for rank in range(metrics.ranks):
         collective_ns = int(metrics.collective_ns[rank])
         parts = [(_BUSY, int(metrics.busy_ns[rank]) - collective_ns), (_COLLECTIVES, collective_ns)]
-        parts += [((c.word, CAUSE_COLOURS[c]), int(metrics.idle_ns[rank, c])) for c in IdleCause]
+        parts += [((c.word, CAUSE_COLORS[c]), int(metrics.idle_ns[rank, c])) for c in IdleCause]
         shares = [
             _Share(name, 100 * time_ns / step, f"{name}: {time_text(run, time_ns)}, {time_ns / step:.1%}", color)
             for (name, color), time_ns in parts

@@ -244,11 +244,11 @@ def _peaks_without_copies(result: Optimised) -> tuple[int, ...]:
     return tuple(peak + peak_without - peak_with for peak, peak_without, peak_with in peaks)
 
 
-_RESULT_COLOUR = "#0072b2"
-_BOUND_COLOUR = "#8c959f"
-_RIVAL_COLOUR = "#d55e00"
-_COPIED_COLOUR = "#e69f00"
-_RECOMPUTED_COLOUR = "#cc79a7"
+_RESULT_COLOR = "#0072b2"
+_BOUND_COLOR = "#8c959f"
+_RIVAL_COLOR = "#d55e00"
+_COPIED_COLOR = "#e69f00"
+_RECOMPUTED_COLOR = "#cc79a7"
 _GIB = 2**30
 _LABEL_DISTANCE = 0.07
 """Share of each axis within which dots have a common label."""
@@ -267,12 +267,12 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
         axes = figure.subplots()
         limits = [memory / _GIB for memory, _ in points]
         steps_ms = [result.simulated.step_ns / 1e6 for _, result in points]
-        axes.step(limits, steps_ms, where="post", color=_RESULT_COLOUR, lw=1.8, marker="o", ms=4,
+        axes.step(limits, steps_ms, where="post", color=_RESULT_COLOR, lw=1.8, marker="o", ms=4,
                   label="optimized within a limit")  # fmt: skip
         bounded = [(memory / _GIB, result.bound_ns / 1e6) for memory, result in points if result.bound_ns]
         axes.plot(
             *zip(*bounded, strict=True) if bounded else ([], []),
-            color=_BOUND_COLOUR,
+            color=_BOUND_COLOR,
             lw=1.2,
             ls="--",
             label="lower bound",
@@ -284,17 +284,17 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
             for suffix in (COPIED, AGAIN)
         )
         series = [
-            (_RIVAL_COLOUR, "other schedules", plain),
-            (_COPIED_COLOUR, "with copies to the host", copied.values()),
+            (_RIVAL_COLOR, "other schedules", plain),
+            (_COPIED_COLOR, "with copies to the host", copied.values()),
         ]
         if recomputed:
-            series.append((_RECOMPUTED_COLOUR, "with recomputed forwards", recomputed.values()))
+            series.append((_RECOMPUTED_COLOR, "with recomputed forwards", recomputed.values()))
         for color, label, members in series:
             positions = [_dot_position(rival) for rival in members]
             axes.scatter([x for x, _ in positions], [y for _, y in positions], color=color, s=22, zorder=3,
                          label=label)  # fmt: skip
         for rival in plain:
-            for variants, color in ((copied, _COPIED_COLOUR), (recomputed, _RECOMPUTED_COLOUR)):
+            for variants, color in ((copied, _COPIED_COLOR), (recomputed, _RECOMPUTED_COLOR)):
                 if rival.name in variants:
                     ends = (_dot_position(rival), _dot_position(variants[rival.name]))
                     axes.plot(*zip(*ends, strict=True), color=color, lw=0.6)
