@@ -273,11 +273,11 @@ def _places(count: int, width: int) -> Places:
 
 def _links(shared: events.SharedLinks) -> LinkCapacities:
     count = shared.rate_kbps.size
-    load, members, room, wanted, share = (_filled(count, of=np.int64) for _ in range(5))
+    wanted, limited, level, next_level = (_filled(count, of=np.int64) for _ in range(4))
     return LinkCapacities(
-        capacity=shared.rate_kbps * FINER, head=_filled(count, -1), tail=_filled(count, -1),
-        load=load, members=members, room=room, wanted=wanted, share=share,
-        touched=_filled(count), mark=_filled(count, of=np.int8),
+        head=_filled(count, -1), tail=_filled(count, -1), room=shared.rate_kbps * FINER, wanted=wanted,
+        limited=limited, level=level, open=_filled(count), opened=_filled(1), index=_filled(count, -1),
+        next_level=next_level,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from pptrace.sim.kernels.fairness import AT_CAP, FREE, KEPT, Flows, LinkCapacities, Places, refill
+from pptrace.sim.kernels.fairness import AT_CAP, FREE, KEPT, Flows, LinkCapacities, Places, refill, release
 from pptrace.sim.kernels.sweep import COMPUTATION, Ends, Graph, Jobs, Step, Tasks, settle, start_all
 from pptrace.steps.kernels.heap import OUTSIDE, Heap, pop, push, sift_first_down, sift_up
 
@@ -100,11 +100,10 @@ def enter_links(
     first = place = slot * places.width
     if path >= 0:
         for entry in range(shared.ptr[path], shared.ptr[path + 1]):
-            link, weight = shared.link[entry], shared.weight[entry]
+            link = shared.link[entry]
             places.link[place] = link
-            places.weight[place] = weight
+            places.weight[place] = shared.weight[entry]
             places.flow[place] = slot
-            links.members[link] += weight
             last = links.tail[link]
             places.before[place] = last
             places.after[place] = -1
@@ -121,9 +120,7 @@ def leave_links(flows: Flows, places: Places, links: LinkCapacities, slot: int) 
     """Take a flow off its links."""
     first = slot * places.width
     for place in range(first, first + flows.links[slot]):
-        link, weight = places.link[place], places.weight[place]
-        links.members[link] -= weight
-        links.load[link] -= weight * flows.rate[slot]
+        link = places.link[place]
         before, after = places.before[place], places.after[place]
         if before >= 0:
             places.after[before] = after
@@ -248,8 +245,10 @@ def run_events(
                 enter_links(shared, flows, places, links, jobs.path[job], slot)
             else:
                 leave_links(flows, places, links, slot)
-            if not (arrives and rules.first_come):
-                count = mark_limited(flows, places, links, slot, count)
+                if rules.first_come:
+                    count = mark_limited(flows, places, links, slot, count)
+                else:
+                    release(flows, places, links, slot, 0)
             if arrives:
                 count = mark_changed(flows, slot, count)
             if slows:

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 AT_CAP = -1
 """The limit of a flow that no link limits."""
 
-KEPT, FREE, FILLED, FREED = 0, 1, 2, 3
-"""Marks of a flow: it keeps its rate; has no rate; has a new rate; was freed in this round."""
-
-UNTOUCHED, OURS, MIXED = 0, 1, 2
-"""Marks of a link: no flow on it changes; all do; some do."""
+KEPT, FREE, FILLED = 0, 1, 2
+"""Marks of a flow: it keeps its rate; has no rate; has a new rate."""
 
 _HIGHEST = 1 << 62
+_STALE = -1
+"""The next level of an open link before its computation."""
 
 
 class Flows(NamedTuple):
@@ -54,197 +53,168 @@ class Places(NamedTuple):
 
 
 class LinkCapacities(NamedTuple):
-    """Links, their flows, and scratch columns of the filling."""
+    """Links and their flows. A link is open while flows on it, or all that it limits, may get new rates."""
 
-    capacity: Any
     head: Any
     """The first place on it, -1 for none."""
     tail: Any
-    load: Any
-    """Rate of its flows without the free flows."""
-    members: Any
-    """Sum of the weights of its flows."""
     room: Any
-    """Remaining capacity."""
+    """Capacity that no flow takes."""
     wanted: Any
-    """Sum of the weights of its flows without a rate."""
-    share: Any
-    """Remaining capacity per unit of that weight."""
-    touched: Any
-    """Links of free flows; functions pass their number."""
-    mark: Any
-    """:data:`UNTOUCHED` for all other links."""
+    """Sum of the weights of its free flows."""
+    limited: Any
+    """Sum of the weights of the flows that it limits."""
+    level: Any
+    """The lowest rate of these flows."""
+    open: Any
+    """Open links; their number is the only value of ``opened``."""
+    opened: Any
+    index: Any
+    """The index of each link in ``open``, -1 for the other links."""
+    next_level: Any
+    """Per open link, in the same order: the level at which it fills, or at which its flows can rise."""
 
 
 def refill(flows: Flows, places: Places, links: LinkCapacities, count: int) -> int:
-    """Give the first ``count`` free flows their fair rates; return how many flows were freed in all.
+    """Give the first ``count`` flows and all that they affect fair rates; return the number of these flows.
 
-    Other flows keep their rates. If that leaves one without a bottleneck, or above a flow that now has one, it is
-    freed too, and the filling starts again.
+    The level rises from zero, and each open link fills at its share. A link that fills takes capacity only from
+    faster flows, and leaves capacity only to links that limit faster flows. So no flow gets a rate twice, and a
+    link that limits flows opens only if their rate changes. A difference of one unit is rounding.
     """
-    done = touched = 0
-    while done < count:
-        touched = _subtract_rates(flows, places, links, done, count, touched)
-        done = count
-        _fill(flows, places, links, count, touched)
-        count = _add_affected(flows, places, links, count, touched)
-    for i in range(touched):
-        links.mark[links.touched[i]] = UNTOUCHED
+    released, lowest_cap = 0, _HIGHEST
+    while True:
+        while released < count:
+            flow = flows.free[released]
+            flows.mark[flow] = FREE
+            lowest_cap = min(lowest_cap, flows.cap[flow])
+            release(flows, places, links, flow, 1)
+            released += 1
+        level = _lowest_level(links)
+        if lowest_cap <= level and lowest_cap < _HIGHEST:
+            lowest_cap = _fill_to_caps(flows, places, links, count, level)
+        elif level < _HIGHEST:
+            count = _fill_links(flows, places, links, count, level)
+        else:
+            break
     for i in range(count):
-        flow = flows.free[i]
-        flows.mark[flow] = KEPT
-        first = flow * places.width
-        for place in range(first, first + flows.links[flow]):
-            links.load[places.link[place]] += places.weight[place] * flows.fair[flow]
+        flows.mark[flows.free[i]] = KEPT
     return count
 
 
-def _subtract_rates(
-    flows: Flows, places: Places, links: LinkCapacities, first: int, count: int, touched: int
-) -> int:
-    """Subtract the rates of free flows from their links, and mark these links; return how many are marked."""
-    for i in range(first, count):
-        flow = flows.free[i]
-        start = flow * places.width
-        for place in range(start, start + flows.links[flow]):
-            link = places.link[place]
-            links.load[link] -= places.weight[place] * flows.rate[flow]
-            if links.mark[link] == UNTOUCHED:
-                links.mark[link] = OURS
-                links.touched[touched] = link
-                touched += 1
-    return touched
+def release(flows: Flows, places: Places, links: LinkCapacities, flow: int, is_free: int) -> None:
+    """Return the rate of a flow to its links, which open; ``is_free`` is 0 if it needs no other rate."""
+    rate, limit = flows.rate[flow], flows.limit[flow]
+    first = flow * places.width
+    for place in range(first, first + flows.links[flow]):
+        link, weight = places.link[place], places.weight[place]
+        links.room[link] += weight * rate
+        links.wanted[link] += weight * is_free
+        if link == limit:
+            links.limited[link] -= weight
+        if links.index[link] < 0:
+            links.index[link] = links.opened[0]
+            links.open[links.opened[0]] = link
+            links.opened[0] += 1
+        links.next_level[links.index[link]] = _STALE
 
 
-def _fill(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> None:
-    """Fill the remaining capacity: all rates rise at the same pace, each until its cap or a full link."""
-    lowest_cap = _reset(flows, places, links, count, touched)
-    left = count
-    while left > 0:
-        touched, level = _lowest_share(links, touched)
-        if lowest_cap <= level:
-            # A flow at its cap takes no more than its share, so all caps up to the level go at once.
-            lowest_cap = _HIGHEST
-            for i in range(count):
-                flow = flows.free[i]
-                if flows.mark[flow] == FREE:
-                    if flows.cap[flow] <= level:
-                        _take(flows, places, links, flow, flows.cap[flow], AT_CAP)
-                        left -= 1
-                    else:
-                        lowest_cap = min(lowest_cap, flows.cap[flow])
-            continue
-        for i in range(touched):
-            full = links.touched[i]
-            if links.wanted[full] > 0 and links.share[full] <= level:
-                left -= _take_link(flows, places, links, full, level)
+def _next_level(links: LinkCapacities, i: int) -> int:
+    """Return the next level of an open link."""
+    if links.next_level[i] == _STALE:
+        link = links.open[i]
+        room, wanted, limited = links.room[link], links.wanted[link], links.limited[link]
+        level = room // wanted if wanted > 0 else _HIGHEST
+        if limited > 0 and (wanted > 0 or room >= limited):
+            level = min(level, links.level[link] + 1)
+        links.next_level[i] = level
+    return links.next_level[i]
 
 
-def _reset(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
-    """Clear the rates of the first ``count`` free flows; return their lowest cap."""
+def _lowest_level(links: LinkCapacities) -> int:
+    """Close the links without a next level; return the lowest of all others."""
+    opened, lowest = links.opened[0], _HIGHEST
+    i = 0
+    while i < opened:
+        level = _next_level(links, i)
+        if level < _HIGHEST:
+            lowest = min(lowest, level)
+            i += 1
+        else:
+            opened -= 1
+            links.index[links.open[i]] = -1
+            if i < opened:
+                links.open[i] = links.open[opened]
+                links.next_level[i] = links.next_level[opened]
+                links.index[links.open[i]] = i
+    links.opened[0] = opened
+    return max(lowest, 1)  # a flow of rate 0 would never end
+
+
+def _fill_to_caps(flows: Flows, places: Places, links: LinkCapacities, count: int, level: int) -> int:
+    """Give all free flows whose caps are at most the level their caps; return the lowest cap of all others."""
     lowest_cap = _HIGHEST
-    wanted, mark = links.wanted, links.mark
-    for i in range(touched):
-        wanted[links.touched[i]] = 0
     for i in range(count):
         flow = flows.free[i]
-        flows.mark[flow] = FREE
-        lowest_cap = min(lowest_cap, flows.cap[flow])
-        start = flow * places.width
-        for place in range(start, start + flows.links[flow]):
-            wanted[places.link[place]] += places.weight[place]
-    for i in range(touched):
-        link = links.touched[i]
-        mark[link] = MIXED if wanted[link] < links.members[link] else OURS
-        room = links.capacity[link] - links.load[link]
-        links.room[link] = room
-        if wanted[link] > 0:
-            links.share[link] = room // wanted[link]
+        if flows.mark[flow] == FREE:
+            if flows.cap[flow] <= level:
+                _fill(flows, places, links, flow, flows.cap[flow], AT_CAP)
+            else:
+                lowest_cap = min(lowest_cap, flows.cap[flow])
     return lowest_cap
 
 
-def _lowest_share(links: LinkCapacities, open_links: int) -> tuple[int, int]:
-    """Move the links that are still open to the front; return their number and their lowest share."""
-    touched, wanted, share = links.touched, links.wanted, links.share
-    level = _HIGHEST
-    i = 0
-    while i < open_links:
-        link = touched[i]
-        if wanted[link] > 0:
-            level = min(level, share[link])
-            i += 1
-        else:
-            open_links -= 1
-            touched[i] = touched[open_links]
-            touched[open_links] = link
-    return open_links, max(level, 1)  # a flow of rate 0 would never end
+def _fill_links(flows: Flows, places: Places, links: LinkCapacities, count: int, level: int) -> int:
+    """Fill the open links of a level up to the first that frees flows; return the new count of these flows."""
+    for i in range(links.opened[0]):
+        if _next_level(links, i) <= level:
+            link = links.open[i]
+            listed = _free_faster(flows, places, links, link, level, count)
+            if listed > count:
+                return listed
+            place = links.head[link]
+            while place >= 0:
+                flow = places.flow[place]
+                if flows.mark[flow] == FREE:
+                    _fill(flows, places, links, flow, level, link)
+                place = places.after[place]
+            if _next_level(links, i) <= level:
+                links.next_level[i] = _HIGHEST
+    return count
 
 
-def _take_link(flows: Flows, places: Places, links: LinkCapacities, full: int, level: int) -> int:
-    """Give the rate ``level`` to all flows of a full link without a rate; return how many."""
-    taken = 0
-    place = links.head[full]
+def _free_faster(flows: Flows, places: Places, links: LinkCapacities, link: int, level: int, count: int) -> int:
+    """List the flows of a link that change if it fills to a level; return the new count.
+
+    Flows that it limits are its fastest. They change if they are faster than the level, or if capacity is left at
+    the level. The other flows change if they are faster.
+    """
+    limited, common = links.limited[link], links.level[link]
+    is_limit = limited > 0 and (
+        common > level + 1 or links.room[link] - links.wanted[link] * (common + 1) >= limited
+    )
+    place = links.head[link]
     while place >= 0:
         flow = places.flow[place]
-        if flows.mark[flow] == FREE:
-            _take(flows, places, links, flow, level, full)
-            taken += 1
+        if flows.mark[flow] == KEPT and (flows.limit[flow] == link if is_limit else flows.rate[flow] > level + 1):
+            flows.free[count] = flow
+            count += 1
         place = places.after[place]
-    return taken
+    return count
 
 
-def _take(flows: Flows, places: Places, links: LinkCapacities, flow: int, level: int, limit: int) -> None:
+def _fill(flows: Flows, places: Places, links: LinkCapacities, flow: int, level: int, limit: int) -> None:
     """Set a flow's rate, and subtract it from its links."""
     flows.mark[flow] = FILLED
     flows.fair[flow] = level
     flows.limit[flow] = limit
-    start = flow * places.width
-    for place in range(start, start + flows.links[flow]):
+    first = flow * places.width
+    for place in range(first, first + flows.links[flow]):
         link, weight = places.link[place], places.weight[place]
-        left = links.wanted[link] - weight
-        room = links.room[link] - weight * level
-        links.wanted[link] = left
-        links.room[link] = room
-        if left > 0:
-            links.share[link] = room // left
-
-
-def _add_affected(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
-    """Free the flows whose rates are no longer fair; return the new count.
-
-    Such a flow is faster than one that the same link limits, or its link has capacity left or a faster flow. A
-    difference of one unit is rounding.
-    """
-    for i in range(touched):
-        link = links.touched[i]
-        if links.mark[link] == MIXED:
-            count = _add_affected_of_link(flows, places, links, link, count)
-    return count
-
-
-def _add_affected_of_link(flows: Flows, places: Places, links: LinkCapacities, link: int, count: int) -> int:
-    """Free the flows of a link whose rates are no longer fair; return the new count."""
-    rate, limit, mark = flows.rate, flows.limit, flows.mark
-    limited_weight, lowest, highest = 0, _HIGHEST, 0
-    place = links.head[link]
-    while place >= 0:
-        flow = places.flow[place]
-        if limit[flow] == link:
-            limited_weight += places.weight[place]
-        if mark[flow] == FILLED:
-            highest = max(highest, flows.fair[flow])
-            if limit[flow] == link:
-                lowest = min(lowest, flows.fair[flow])
-        place = places.after[place]
-    place = links.head[link]
-    while place >= 0:
-        flow = places.flow[place]
-        if mark[flow] == KEPT:
-            above = rate[flow] > lowest + 1
-            below = limit[flow] == link and (highest > rate[flow] + 1 or links.room[link] >= limited_weight)
-            if above or below:
-                mark[flow] = FREED
-                flows.free[count] = flow
-                count += 1
-        place = places.after[place]
-    return count
+        links.wanted[link] -= weight
+        links.room[link] -= weight * level
+        if link == limit:
+            if links.limited[link] == 0 or level < links.level[link]:
+                links.level[link] = level
+            links.limited[link] += weight
+        links.next_level[links.index[link]] = _STALE  # a link of a free flow is open
