@@ -85,8 +85,8 @@ _BARELY = 0.0005
 """A share that is shown as 0.0 %."""
 
 
-def _shown(lanes: Iterable[_Bar], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    names = {share.name for lane in lanes for share in lane.shares}
+def _shown(bars: Iterable[_Bar], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    names = {share.name for bar in bars for share in bar.shares}
     return [(name, color) for name, color in keys if name in names]
 
 

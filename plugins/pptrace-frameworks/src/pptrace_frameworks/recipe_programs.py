@@ -154,12 +154,12 @@ def evaluate_recipe(module: Module, name: str) -> tuple[dict[tuple[str, str], An
         value = module.value(name, evaluation)
         if isinstance(value, Function):
             value = _Scope(module, {}, evaluation).call(value, [], {})
-        leaves = value.leaves() if isinstance(value, Fields) and value else {}
+        known = value.leaves() if isinstance(value, Fields) else {}
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply", file=module.file) from None
     if not isinstance(value, Fields) or not value:
         raise ConfigError(f"{name} is not a recipe: it has no fields with a known value", file=module.file)
-    return leaves, list(evaluation.left_out)
+    return known, list(evaluation.left_out)
 
 
 def evaluate_expression(text: str) -> Any:
