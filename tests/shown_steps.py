@@ -14,8 +14,8 @@ from pptrace.steps.kinds import Kind
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
+from pptrace.timeline.counters import in_flight, send_rates
 from pptrace.timeline.critical_path import why
-from pptrace.timeline.metrics import in_flight, send_rates
 from pptrace.timeline.timeline import Counter, Routes
 
 if TYPE_CHECKING:

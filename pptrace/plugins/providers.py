@@ -34,7 +34,6 @@ COMMANDS = {
     "plugins": "List plugins, what they offer, and what failed to load.",
     "new-plugin": "Write a schedule or network plugin to start from.",
     "schema": "Print the JSON Schema of configuration files.",
-    "docs": "Show the documentation offline.",
 }
 """The core's commands and their help, whose names no plugin can offer; each is the ``command`` of a module in
 ``pptrace.cli``."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.link_use import Traffic
     from pptrace.timeline.memory import Memory
     from pptrace.timeline.metrics import Metrics
-    from pptrace.timeline.timeline import Counter, Timeline, Waits
+    from pptrace.timeline.timeline import Timeline
 
 
 _KEYS = (("batch", "lengths"), ("batch", "documents"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
@@ -103,34 +103,17 @@ class SimulatedStep(Struct, frozen=True, dict=True):
         Routes hold only links with messages or counters; a large job has 100,000 links without any.
         With action segments, the provenance has the hidden part of each group's communication.
         """
+        from pptrace.timeline.counters import counters_of
         from pptrace.timeline.critical_path import why
 
         hidden = {} if self.timeline.parts is None else {"communication": communication(self.metrics.groups)}
         provenance = {**self.timeline.provenance, **self.provenance, **hidden}
         path = why(self.timeline)
-        counters = self._counters(path.waits)
+        counters = counters_of(self.timeline, self.prepared.workload, self.traffic, path.waits)
         # A counter of the cluster has the name of its link.
         link_names = {counter.name for counter in counters if counter.rank < 0}
         routes = None if self.traffic is None else self.traffic.routes().of_links(link_names)
         return replace(self.timeline, counters=counters, routes=routes, why=path, provenance=provenance)
-
-    def _counters(self, waits: Waits) -> tuple[Counter, ...]:
-        from pptrace.timeline.link_use import link_counters
-        from pptrace.timeline.memory import memory_counters
-        from pptrace.timeline.metrics import communication_counters, in_flight, send_rates
-
-        workload = self.prepared.workload
-        has_memory = workload.activation_bytes.any() or workload.static_bytes.any()
-        groups = [memory_counters(self.timeline, workload) if has_memory else ()]
-        groups += [
-            in_flight(self.timeline),
-            send_rates(self.timeline),
-            communication_counters(self.timeline, waits),
-        ]
-        if self.traffic is not None:
-            groups.append(link_counters(self.timeline, self.traffic))
-        counters = [counter for group in groups for counter in group]
-        return tuple(sorted(counters, key=lambda counter: counter.rank))
 
 
 class Replicas(NamedTuple):

@@ -369,7 +369,7 @@ def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceEr
         return TraceError(advice, file=file)
     if file.suffix in {".yaml", ".yml"}:
         return TraceError("is a configuration: name the traces of a run, or a folder with them", file=file)
-    known = f"{', '.join(offer.name for offer in offers)}; pptrace docs measured describes the formats"
+    known = f"{', '.join(offer.name for offer in offers)}; docs/measured.md describes the formats"
     can_measure = any(offer.measure for offer in offers)
     hint = "" if can_measure else f"; measured traces need {installation('pptrace-profilers')}"
     what, place = ("a file of the folder", source) if len(files) > 1 else ("the file", file)

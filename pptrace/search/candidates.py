@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pptrace.run.inputs import Prepared
     from pptrace.search.bounds import Bound
     from pptrace.search.runner import ExecutorChoice
-    from pptrace.search.space import Group, Layout, Score
+    from pptrace.search.plan_axes import Group, Layout, Score
     from pptrace.search.space_bounds import Member
 
 

@@ -39,7 +39,7 @@ from pptrace.search.launch_arguments import (
 from pptrace.search.plan_search import Search
 from pptrace.search.ranking import join_names
 from pptrace.search.runner import choose
-from pptrace.search.space import (
+from pptrace.search.plan_axes import (
     ALIASES,
     CLUSTER,
     LAYERS,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from pptrace.search.candidates import Candidate
     from pptrace.search.launch_arguments import Arguments, Framework
     from pptrace.search.plan_search import Unproved
-    from pptrace.search.space import PlanProblem, Score
+    from pptrace.search.plan_axes import PlanProblem, Score
     from pptrace.steps.schedule import Schedule
 
 _CONTENDERS = 5

@@ -33,7 +33,7 @@ from pptrace.plugins.guards import interruption
 from pptrace.search.candidates import Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 from pptrace.search.runner import installed, process_memo
-from pptrace.search.space import PlanProblem, Space, setting
+from pptrace.search.plan_axes import PlanProblem, Space, setting
 from pptrace.search.space_bounds import GroupBounds, Member, MemberBound, SpaceBounds
 from pptrace_kernel import always_compiled
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pptrace.search.bias import Bias
     from pptrace.search.bounds import Bound
     from pptrace.search.candidates import CandidateRunner
-    from pptrace.search.space import Group, Layout, Score
+    from pptrace.search.plan_axes import Group, Layout, Score
 
 
 class CandidateGroup(Struct, kw_only=True, eq=False):

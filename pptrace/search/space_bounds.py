@@ -39,7 +39,7 @@ from pptrace.search.bounds import (
     work_bound,
 )
 from pptrace.search.launch_arguments import FRAMEWORKS
-from pptrace.search.space import LAYERS, PLAIN, RECOMPUTE, RECOMPUTE_OPTIONS, setting
+from pptrace.search.plan_axes import LAYERS, PLAIN, RECOMPUTE, RECOMPUTE_OPTIONS, setting
 from pptrace.steps.action_insertion import with_branches, with_units
 from pptrace.steps.workload import Workload
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.requests import CostRequest
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
-    from pptrace.search.space import Group, Layout, PlanProblem, Space
+    from pptrace.search.plan_axes import Group, Layout, PlanProblem, Space
     from pptrace.steps.schedule import Schedule
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.steps.columns import Columns, Int32s, Int64s
-from pptrace.timeline.timeline import Counter, Routes, step_functions
+from pptrace.timeline.timeline import Routes
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Links, Paths
@@ -197,38 +197,6 @@ def delays(timeline: Timeline, traffic: Traffic) -> list[Delay]:
         source, target = int(traffic.source[index]), int(traffic.target[index])
         by_link.append(Delay(source=source, target=target, link=traffic.links.name[link], delay_ns=delay_ns))
     return sorted(by_link, key=lambda delay: (-delay.delay_ns, delay.source, delay.target, delay.link))
-
-
-def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple[Counter, ...]:
-    """Return the rate over time on the ``most`` links with the highest utilisation.
-
-    The first link represents all links with equal figures.
-    """
-    number = {name: link for link, name in enumerate(traffic.links.name)}
-    chosen = sorted(number[use.names[0]] for use in busiest_links(timeline, traffic, 0)[:most])
-    segments = traffic.segments(timeline.start_ns, timeline.end_ns)
-    segment, link, weight = _link_uses(traffic.paths, np.array(chosen, dtype=np.int32), traffic.path[segments.row])
-    rate = segments.rate_kbps[segment] * weight * _KILO
-    link, time_ns = np.tile(link, 2), np.concatenate([segments.start_ns[segment], segments.end_ns[segment]])
-    order = np.lexsort((time_ns, link))
-    total = np.cumsum(np.concatenate([rate, -rate])[order])
-    return tuple(
-        Counter(rank=-1, name=traffic.links.name[chosen[index]], unit="bytes/s", at_ns=at_ns, value=value)
-        for index, at_ns, value in step_functions(link[order], time_ns[order], total)
-    )
-
-
-def _link_uses(paths: Paths, chosen: Int32s, path: Int32s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return each use of a chosen link by a path: indices into ``path`` and ``chosen``, and the path's weight.
-
-    Other links are removed first: the paths of a large job have many, and hundreds of messages use each path.
-    """
-    kept = np.flatnonzero(np.isin(paths.link, chosen))
-    ptr = np.searchsorted(kept, paths.link_ptr)
-    length = np.diff(ptr)[path]
-    entry = kept[np.arange(int(length.sum())) + np.repeat(ptr[:-1][path] - np.cumsum(length) + length, length)]
-    path_index = np.repeat(np.arange(path.size), length)
-    return path_index, np.searchsorted(chosen, paths.link[entry]), paths.weight[entry]
 
 
 def _lost_ns(traffic: Traffic, segments: Segments) -> Int64s:

@@ -13,7 +13,6 @@ from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, S
 from pptrace.timeline.actions import folded, last_segments
 from pptrace.timeline.kernels.rows import find_memory_peaks
 from pptrace.timeline.messages import lanes_of
-from pptrace.timeline.timeline import Counter
 from pptrace.timeline.trim import update_intervals
 from pptrace_kernel import halves, run_parts
 
@@ -213,20 +212,6 @@ def _memory(
     )
 
 
-def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ...]:
-    """Return each rank's memory over time, static bytes included, as counters."""
-    static = measure_memory(timeline, workload).static_bytes
-    counters = []
-    for rank in range(timeline.ranks):
-        change_ns, changes = _changes(timeline, workload, rank)
-        time_ns, first = np.unique(change_ns, return_index=True)
-        value = static[rank] + np.add.reduceat(changes.sum(axis=0), first).cumsum() if time_ns.size else time_ns
-        if not time_ns.size or time_ns[0] > 0:
-            time_ns, value = np.concatenate([[0], time_ns]), np.concatenate([[static[rank]], value])
-        counters.append(Counter(rank=rank, name="memory", unit="bytes", at_ns=time_ns, value=value))
-    return tuple(counters)
-
-
 def needs_clock(timeline: Timeline, workload: Workload) -> bool:
     """Return whether the order of memory changes differs from the order of rows on the compute stream."""
     kind = timeline.kind
@@ -241,7 +226,7 @@ def needs_clock(timeline: Timeline, workload: Workload) -> bool:
     return sharded or in_parts or shared(moves, "moves memory", kind, rows=kind.size)
 
 
-def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
+def changes_of_rank(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
     """Return the changes of a rank's memory by time; at equal times, memory is freed first.
 
     Returns:
@@ -298,7 +283,7 @@ def _peaks(timeline: Timeline, workload: Workload) -> Int64s:
     """Return activations, time, gathered weights and unreduced gradients at each rank's peak; shape (4, ranks)."""
     peaks = np.zeros((4, timeline.ranks), dtype=np.int64)
     for rank in range(timeline.ranks):
-        time_ns, changes = _changes(timeline, workload, rank)
+        time_ns, changes = changes_of_rank(timeline, workload, rank)
         if time_ns.size:
             allocated = changes.cumsum(axis=1)
             top = int(np.argmax(allocated.sum(axis=0)))

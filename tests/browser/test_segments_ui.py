@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from paired_steps import paired_step
 
-from pptrace.timeline.metrics import in_flight
+from pptrace.timeline.counters import in_flight
 from pptrace.traces import kineto, perfetto
 
 pytestmark = pytest.mark.browser

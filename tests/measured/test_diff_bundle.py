@@ -182,7 +182,7 @@ def test_a_measured_file_that_went_is_one_line_and_leaves_nothing_behind(tmp_pat
 
 def test_counters_move_with_their_step() -> None:
     from pptrace.measured.diff_scene import earliest_ns, shifted
-    from pptrace.timeline.metrics import in_flight
+    from pptrace.timeline.counters import in_flight
 
     step = one_step()
     counted = replace(step, counters=tuple(in_flight(step)))

@@ -11,8 +11,9 @@ from pptrace.measured.explanation import explain
 from pptrace.measured.replay import replay
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
+from pptrace.timeline.counters import in_flight
 from pptrace.timeline.messages import computed_order
-from pptrace.timeline.metrics import in_flight, phases
+from pptrace.timeline.metrics import phases
 
 
 def test_a_step_in_segments_does_not_differ_from_itself() -> None:

@@ -17,7 +17,7 @@ from pptrace.plugins.offers import CostModelOffer, NetworkOffer
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import CostRequest, NetworkRequest
 from pptrace.steps.workload import Workload
-from pptrace.timeline.link_use import link_counters
+from pptrace.timeline.counters import link_counters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

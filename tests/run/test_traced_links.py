@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pptrace.api import simulate
-from pptrace.timeline.link_use import busiest_links, link_counters
+from pptrace.timeline.counters import link_counters
+from pptrace.timeline.link_use import busiest_links
 from pptrace.traces import perfetto
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from pptrace.plugins.registry import Registry
 from pptrace.report.numbers import unique_names
 from pptrace.search import candidates, plan_search
 from pptrace.search.plan import _setting_text
-from pptrace.search.space import ALIASES
+from pptrace.search.plan_axes import ALIASES
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
 NAME = re.compile(r"`([a-z0-9_-]+)`")

@@ -23,7 +23,7 @@ from pptrace.search import plan_search
 from pptrace.search.bounds import Outline, bound_of, sharded_step_ns, work_bound
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.space import LAYERS
+from pptrace.search.plan_axes import LAYERS
 from pptrace.search.space_bounds import SpaceBounds, _digest, _GroupCosts, balanced_partition
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind

@@ -13,7 +13,7 @@ from simulated_steps import SimulatedStep, simulated_steps
 
 from pptrace.config.choices import PolicyName
 from pptrace.steps.kinds import COMMUNICATION, Kind
-from pptrace.timeline.memory import memory_counters
+from pptrace.timeline.counters import memory_counters
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:

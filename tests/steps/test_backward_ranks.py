@@ -16,7 +16,8 @@ from pptrace.steps.schedule import Schedule
 from pptrace.steps.text_forms import parse_table, table_text
 from pptrace.steps.validation import validate
 from pptrace.steps.workload import Workload
-from pptrace.timeline.metrics import in_flight, measure
+from pptrace.timeline.counters import in_flight
+from pptrace.timeline.metrics import measure
 from pptrace.timeline.trim import renumber_ranks
 from pptrace.traces import kineto, perfetto
 

@@ -20,7 +20,7 @@ from pptrace.steps.kinds import COMPUTE, GRADIENTS, Kind
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.validation import validate
 from pptrace.steps.workload import Workload
-from pptrace.timeline.memory import memory_counters
+from pptrace.timeline.counters import memory_counters
 from pptrace.timeline.metrics import Metrics, measure
 
 if TYPE_CHECKING:

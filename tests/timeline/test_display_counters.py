@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.metrics import in_flight, send_rates
+from pptrace.timeline.counters import in_flight, send_rates
 from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import pytest
 from pptrace.sim.simulation import simulate
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
-from pptrace.timeline.memory import measure_memory, memory_counters
+from pptrace.timeline.counters import memory_counters
+from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure
 
 ROWS = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from oracle_metrics import BUSY, MetricsOracle
 from simulated_steps import SimulatedStep, simulated_steps
 
+from pptrace.timeline.counters import memory_counters
 from pptrace.timeline.idle import IdleCause
-from pptrace.timeline.memory import memory_counters
 from pptrace.timeline.metrics import measure
 
 

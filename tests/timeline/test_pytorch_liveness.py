@@ -18,7 +18,8 @@ from strategies import valid_schedules
 import pptrace
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
-from pptrace.timeline.memory import measure_memory, memory_counters
+from pptrace.timeline.counters import memory_counters
+from pptrace.timeline.memory import measure_memory
 
 if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule

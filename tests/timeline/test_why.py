@@ -19,9 +19,10 @@ from pptrace.steps.kinds import COMPUTE, Stream
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import group_times
+from pptrace.timeline.counters import communication_counters
 from pptrace.timeline.critical_path import PATH_PARTS, on_path, why
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, waits
-from pptrace.timeline.metrics import communication_counters, hidden_ns, measure
+from pptrace.timeline.metrics import hidden_ns, measure
 from pptrace.timeline.trim import trim
 
 if TYPE_CHECKING:

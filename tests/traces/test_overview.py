@@ -15,8 +15,9 @@ import pptrace
 from pptrace.cli.open import PartRequest, open_part
 from pptrace.errors import PptraceError
 from pptrace.steps.workload import Workload
+from pptrace.timeline.counters import in_flight
 from pptrace.timeline.critical_path import why
-from pptrace.timeline.metrics import in_flight, measure
+from pptrace.timeline.metrics import measure
 from pptrace.timeline.timeline import window
 from pptrace.traces import perfetto
 from pptrace.traces.perfetto.wire import BEGIN, COUNTER

@@ -15,7 +15,7 @@ from pptrace.errors import TraceError
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.metrics import in_flight
+from pptrace.timeline.counters import in_flight
 from pptrace.timeline.timeline import Slice, Timeline
 from pptrace.traces.perfetto import read, recognises, write
 

@@ -18,7 +18,8 @@ from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import SENDS
 from pptrace.steps.pytorch_tables import unsupported_parts
 from pptrace.steps.text_forms import unsupported_by_megatron
-from pptrace.timeline.metrics import in_flight, measure, phases
+from pptrace.timeline.counters import in_flight
+from pptrace.timeline.metrics import measure, phases
 from pptrace.timeline.trim import update_intervals
 from pptrace.traces import perfetto
 

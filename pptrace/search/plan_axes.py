@@ -1,7 +1,7 @@
-"""The request of a plan, its common configuration, and the space of layouts and settings.
+"""Axes of a plan: the sizes and settings that it varies, their default values, and all their combinations.
 
-By default, the space has the values that practitioners vary: sizes that divide the model and the GPUs, tensor and
-context parallelism inside a node, microbatches of up to eight sequences, all recomputation and ZeRO stages of the
+By default, a plan varies what practitioners vary: sizes that divide the model and the GPUs, tensor and context
+parallelism inside a node, microbatches of up to eight sequences, all recomputation and ZeRO stages of the
 cost model, even and balanced splits of layers, and every installed schedule with a formula of its bubble.
 """
 
