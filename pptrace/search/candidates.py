@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.run.inputs import Prepared
     from pptrace.search.bounds import Bound
-    from pptrace.search.runner import ExecutorChoice
     from pptrace.search.plan_axes import Group, Layout, Score
+    from pptrace.search.runner import ExecutorChoice
     from pptrace.search.space_bounds import Member
 
 

@@ -36,9 +36,6 @@ from pptrace.search.launch_arguments import (
     simulate_command,
     values_of,
 )
-from pptrace.search.plan_search import Search
-from pptrace.search.ranking import join_names
-from pptrace.search.runner import choose
 from pptrace.search.plan_axes import (
     ALIASES,
     CLUSTER,
@@ -55,6 +52,9 @@ from pptrace.search.plan_axes import (
     plan_problem,
     setting,
 )
+from pptrace.search.plan_search import Search
+from pptrace.search.ranking import join_names
+from pptrace.search.runner import choose
 from pptrace.search.space_bounds import default_split
 from pptrace.search.sweep import PICTURES, TABLES, check_outputs, end_journals, write_table
 from pptrace.steps.actions import Form
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.search.candidates import Candidate
     from pptrace.search.launch_arguments import Arguments, Framework
-    from pptrace.search.plan_search import Unproved
     from pptrace.search.plan_axes import PlanProblem, Score
+    from pptrace.search.plan_search import Unproved
     from pptrace.steps.schedule import Schedule
 
 _CONTENDERS = 5

@@ -32,8 +32,8 @@ from pptrace.memo import sharing
 from pptrace.plugins.guards import interruption
 from pptrace.search.candidates import Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
-from pptrace.search.runner import installed, process_memo
 from pptrace.search.plan_axes import PlanProblem, Space, setting
+from pptrace.search.runner import installed, process_memo
 from pptrace.search.space_bounds import GroupBounds, Member, MemberBound, SpaceBounds
 from pptrace_kernel import always_compiled
 
