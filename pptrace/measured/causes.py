@@ -351,7 +351,7 @@ def _slowest_of_most(steps: Sequence[Blame]) -> tuple[int | None, int]:
     return (rank, count) if 2 * count > trials and tail <= _CHANCE else (None, 0)
 
 
-class _Part(NamedTuple):
+class _SlowActions(NamedTuple):
     """Actions that may be slow."""
 
     kind: str
@@ -376,23 +376,27 @@ def _duration_candidates(blame: Blame, tolerance: float) -> Iterator[Candidate]:
             )
 
 
-def _slow_parts(blame: Blame, tolerance: float) -> Iterator[_Part]:
+def _slow_parts(blame: Blame, tolerance: float) -> Iterator[_SlowActions]:
     """Yield all ranks, kinds, and of each rank: the rank, or its slow stages and the kinds of its other stages."""
-    yield _Part("drift", "all ranks", blame.common)
+    yield _SlowActions("drift", "all ranks", blame.common)
     for kind, share in blame.kinds.items():
-        yield _Part("kind", f"{Kind(kind).word} on all ranks", share, (None, None, kind))
+        yield _SlowActions("kind", f"{Kind(kind).word} on all ranks", share, (None, None, kind))
     for rank, of_rank in blame.ranks.items():
         stages = [place for number, place in blame.stages if number == rank]
         slow = [stage for stage in stages if _is_slow_stage(blame, rank, stage, tolerance)]
         if slow == stages:
             note = "" if len(stages) > 1 else f" (its one stage, {stages[0]})"
-            yield _Part("rank", f"rank {rank}{note}", of_rank, (rank, None, None))
+            yield _SlowActions("rank", f"rank {rank}{note}", of_rank, (rank, None, None))
             continue
         for stage in slow:
-            yield _Part("stage", f"stage {stage} on rank {rank}", blame.stages[rank, stage], (rank, stage, None))
+            yield _SlowActions(
+                "stage", f"stage {stage} on rank {rank}", blame.stages[rank, stage], (rank, stage, None)
+            )
         for cell, of_cell in blame.cells.items():
             if cell[0] == rank and cell[1] not in slow:
-                yield _Part("stage", f"{Kind(cell[2]).word} of stage {cell[1]} on rank {rank}", of_cell, cell)
+                yield _SlowActions(
+                    "stage", f"{Kind(cell[2]).word} of stage {cell[1]} on rank {rank}", of_cell, cell
+                )
 
 
 def _is_slow_stage(blame: Blame, rank: int, stage: int, tolerance: float) -> bool:

@@ -39,7 +39,7 @@ from pptrace.traces.perfetto.descriptors import (
     write_names,
     write_slice,
 )
-from pptrace.traces.perfetto.wire import Cell, Run
+from pptrace.traces.perfetto.wire import Cell, RecordRun
 from pptrace.traces.perfetto.writer import Slices, columns_of, point_run, tracks_of, write, write_packets
 from pptrace.traces.scene import Scene
 from pptrace.version import __version__
@@ -68,7 +68,7 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
     head = Trace()
     steps, start_ns = _align([side.numbered_timeline for side in sides], findings)
     texts: list[str] = []
-    runs: list[Run] = []
+    runs: list[RecordRun] = []
     write_attributes(head, _attributes(findings))
     write_descriptor(head)
     tracks_of_steps: list[Tracks] = []
@@ -171,7 +171,7 @@ def lateness(findings: StepDiff) -> Lateness:
 
 def _differences(
     findings: StepDiff, late: Lateness, shift_ns: int, tracks: Mapping[int, int], first_name: int
-) -> tuple[list[str], list[Run]]:
+) -> tuple[list[str], list[RecordRun]]:
     """Return the names of the slices of delays, numbered from ``first_name``, and their runs.
 
     The steps start at ``shift_ns``; ``tracks`` has a track for each rank.
@@ -189,7 +189,7 @@ def _differences(
     return [f"{value / 1000:+,.3f} ms" for value in micros.tolist()], runs
 
 
-def _lateness_run(late: Lateness, shift_ns: int, tracks: Mapping[int, int]) -> Run:
+def _lateness_run(late: Lateness, shift_ns: int, tracks: Mapping[int, int]) -> RecordRun:
     """Return the counter of delays in milliseconds: 0 at the start, then one value per end of an action."""
     ranks = np.unique(late.rank)
     return point_run(

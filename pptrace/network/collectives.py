@@ -131,10 +131,10 @@ _LAUNCH_BATCH = 8
 """Messages of an all-to-all that a member launches simultaneously."""
 
 
-class Plan(NamedTuple):
+class CollectivePlan(NamedTuple):
     """Algorithm and time of a collective over all groups of an axis.
 
-    >>> Plan(algorithm="ring", channels=1, fixed_ns=6, byte_ns=Fraction(3, 2)).ns(3)
+    >>> CollectivePlan(algorithm="ring", channels=1, fixed_ns=6, byte_ns=Fraction(3, 2)).ns(3)
     11
     """
 
@@ -152,13 +152,13 @@ class Plan(NamedTuple):
         return self.fixed_ns - (-size_bytes * self.byte_ns.numerator) // self.byte_ns.denominator
 
 
-NOTHING = Plan(algorithm="none", channels=0, fixed_ns=0, byte_ns=Fraction(0))
-"""Plan of a group with one member."""
+NOTHING = CollectivePlan(algorithm="none", channels=0, fixed_ns=0, byte_ns=Fraction(0))
+"""CollectivePlan of a group with one member."""
 
 
 def ring_plans(
     network: Network, groups_by_members: Sequence[tuple[Members, Int32s]], channels: int
-) -> dict[int, Plan]:
+) -> dict[int, CollectivePlan]:
     """Return the plans of rings around which the vector passes once and twice, by number of rounds.
 
     Args:
@@ -177,14 +177,16 @@ def ring_plans(
     for rounds in (1, 2):
         # In each round a part of the vector passes all hops but one; the longest path skips the shortest hops.
         shortest_ns = np.sum([np.roll(hop, -offset, axis=1) for offset in range(rounds)], axis=0).min(axis=1)
-        plans[rounds] = Plan(
+        plans[rounds] = CollectivePlan(
             algorithm="ring", channels=channels, fixed_ns=int((rounds * hop.sum(axis=1) - shortest_ns).max()),
             byte_ns=load.byte_ns * Fraction(rounds * (size - 1), size * channels),
         )  # fmt: skip
     return plans
 
 
-def tree_plan(network: Network, groups_by_members: Sequence[tuple[Members, Int32s]], channels: int) -> Plan:
+def tree_plan(
+    network: Network, groups_by_members: Sequence[tuple[Members, Int32s]], channels: int
+) -> CollectivePlan:
     """Return the plan of trees that reduce and broadcast the vector; arguments as for :func:`ring_plans`."""
     edges_and_pairs = [
         (edges, groups[:, edges])
@@ -201,7 +203,7 @@ def tree_plan(network: Network, groups_by_members: Sequence[tuple[Members, Int32
     for edges, pairs in edges_and_pairs:
         up, down = (_longest_path_ns(edges, cost[first : first + len(pairs)]) for cost in costs)
         longest_ns, first = max(longest_ns, int((up + down).max())), first + len(pairs)
-    return Plan(
+    return CollectivePlan(
         algorithm="tree", channels=channels, fixed_ns=longest_ns,
         byte_ns=load.byte_ns / (2 * channels),
     )  # fmt: skip
@@ -216,7 +218,7 @@ def _longest_path_ns(edges: Sequence[Edge], cost_ns: Int64s) -> Int64s:
     return longest_ns
 
 
-def pairwise_plan(network: Network, groups: Int32s) -> Plan:
+def pairwise_plan(network: Network, groups: Int32s) -> CollectivePlan:
     """Return the plan of an all-to-all in ``groups`` of shape (groups, members)."""
     size = groups.shape[1]
     src = np.repeat(groups, size - 1, axis=1)
@@ -225,7 +227,7 @@ def pairwise_plan(network: Network, groups: Int32s) -> Plan:
     load = _flows_of_pairs(network, src.ravel(), dst.ravel(), np.ones(src.size, dtype=np.int64))
     overhead_ns = load.overhead_ns.reshape(-1, size - 1)
     launch_ns = np.maximum(-(-overhead_ns.sum(axis=1) // _LAUNCH_BATCH), overhead_ns.max(axis=1))
-    return Plan(
+    return CollectivePlan(
         algorithm="pairwise", channels=1, fixed_ns=int(launch_ns.max() + load.latency_ns.max()),
         byte_ns=load.byte_ns / size,
     )  # fmt: skip
@@ -257,11 +259,11 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Rings and plans by collective and groups; layouts on the same network can share them."""
 
     @cached_property
-    def _plans(self) -> dict[tuple[str, str], list[Plan]]:
+    def _plans(self) -> dict[tuple[str, str], list[CollectivePlan]]:
         return {}
 
     @cached_property
-    def _fastest(self) -> dict[tuple[str, str, int], Plan]:
+    def _fastest(self) -> dict[tuple[str, str, int], CollectivePlan]:
         return {}
 
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
@@ -295,7 +297,7 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
         return replace(self, groups=groups)
 
-    def fastest(self, collective: str, axis: str, size_bytes: int) -> Plan:
+    def fastest(self, collective: str, axis: str, size_bytes: int) -> CollectivePlan:
         """Return the fastest plan of a collective; see :meth:`ns`."""
         key = (collective, axis, size_bytes)
         if key not in self._fastest:
@@ -303,7 +305,7 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             self._fastest[key] = min(plans, key=lambda plan: plan.ns(size_bytes))
         return self._fastest[key]
 
-    def _plans_of(self, collective: str, axis: str) -> list[Plan]:
+    def _plans_of(self, collective: str, axis: str) -> list[CollectivePlan]:
         """Return all plans of a collective; the first of equally fast plans is chosen."""
         key = (collective, axis)
         if key not in self._plans:
@@ -319,7 +321,7 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             self._plans[key] = self.known[collective, name]
         return self._plans[key]
 
-    def _build_plans(self, collective: str, name: Hashable, groups: Int32s) -> list[Plan]:
+    def _build_plans(self, collective: str, name: Hashable, groups: Int32s) -> list[CollectivePlan]:
         if collective == _ALL_TO_ALL:
             return [pairwise_plan(self.network, groups)]
         groups_by_members = _group_by_members(groups, self.network)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.providers import Provided, Provider
     from pptrace.plugins.requests import CostRequest, NetworkRequest, ScheduleRequest
     from pptrace.steps.columns import Int32s
-    from pptrace.steps.message_calls import MessageRequest, Plan
+    from pptrace.steps.message_calls import CheckedCalls, MessageRequest
 
 _MOST_CELLS, _CELLS_PER_ACTION = 1_000_000, 64
 """Maximum cells of a row, and per stage and microbatch: more than all actions, messages and copies."""
@@ -158,7 +158,7 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
     if program is None:
         return replace(policy, title=offer.name)
 
-    def guarded(request: MessageRequest) -> Plan:
+    def guarded(request: MessageRequest) -> CheckedCalls:
         calls = call_plugin(provider, program, request)
         try:
             return checked_calls(request, calls, offer.name)

@@ -67,7 +67,7 @@ class CandidateGroup(Struct, kw_only=True, eq=False):
     """The parts that are expanded: without and with overlapped pairs."""
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """The members of a group with or without overlapped pairs, which share a bound."""
 
     group: CandidateGroup
@@ -155,7 +155,7 @@ class Search:
         self.watch = watch or (lambda _: None)
         self.groups, self.best, self.foreign, self.ended = {}, [], None, "complete"
         self.considered = self.simulated = 0
-        self._parts: list[tuple[Score, tuple[int, bool], Part]] = []
+        self._parts: list[tuple[Score, tuple[int, bool], GroupPart]] = []
         self._queue: list[tuple[Score, int, Candidate]] = []
         self._foreign: list[Candidate] = []
         self._places: dict[Any, Candidate] = {}
@@ -298,20 +298,20 @@ class Search:
             if part.bound.fits or self.request.exhaustive:
                 heappush(self._parts, (self._estimate(part), part.key, part))
 
-    def _estimate(self, part: Part) -> Score:
+    def _estimate(self, part: GroupPart) -> Score:
         """Return the score of the expected step of a part, which orders the search."""
         group = part.group
         factor = group.bounds.factor(has_pairs=part.has_pairs)
         return self.request.score(round(self.bias.bound_ns(part.bound.step_ns) * factor), group.group.layout)
 
-    def _parts_of(self, group: CandidateGroup) -> list[Part]:
+    def _parts_of(self, group: CandidateGroup) -> list[GroupPart]:
         """Return the parts of a group that have members and can run."""
-        return [Part(group, has_pairs) for has_pairs in sorted(group.sizes)]
+        return [GroupPart(group, has_pairs) for has_pairs in sorted(group.sizes)]
 
     def _score(self, bound: Bound, layout: Layout) -> Score:
         return self.request.score(self.bias.bound_ns(bound.step_ns), layout)
 
-    def _part_score(self, part: Part) -> Score:
+    def _part_score(self, part: GroupPart) -> Score:
         return self._score(part.bound, part.group.group.layout)
 
     def _has_pairs(self, member: Member) -> bool:
@@ -346,7 +346,7 @@ class Search:
             group.candidates.append(candidate)
         return group.candidates
 
-    def _expand(self, part: Part) -> list[Candidate]:
+    def _expand(self, part: GroupPart) -> list[Candidate]:
         """Bound the candidates of a part by the outlines of their tables, and queue the remaining ones."""
         if part.has_pairs in part.group.expanded or self._is_excluded(self._part_score(part)):
             return []
@@ -492,7 +492,7 @@ class Search:
         prefetch = self._ahead.get(method)
         return None if prefetch is None else prefetch.take(key)
 
-    def _members(self, part: Part) -> tuple[Member, ...]:
+    def _members(self, part: GroupPart) -> tuple[Member, ...]:
         """Return the members of a part that can run."""
         return tuple(
             member for member in part.group.members
@@ -662,7 +662,7 @@ class Search:
         Parts and candidates are expanded, bounded by their tables and simulated in the order of their memory.
         Among equal bounds, the longest steps come first: they recompute.
         """
-        queue: list[tuple[Any, Part | Candidate]] = []
+        queue: list[tuple[Any, GroupPart | Candidate]] = []
         for group in self.groups.values():
             parts = [] if group.candidates else self._parts_of(group)
             queue += [((part.bound.peak_bytes, (), *part.key), part) for part in parts]
@@ -675,7 +675,7 @@ class Search:
             if need is not None and key[0] >= need[0]:
                 break
             self._report()
-            if isinstance(item, Part):
+            if isinstance(item, GroupPart):
                 expanded += 1
                 for candidate in self._expand(item) if expanded <= _NEEDS else ():
                     heappush(queue, (_memory_key(candidate), candidate))

@@ -325,15 +325,15 @@ def _sweep_parts(
     row, other = int(graph.lane_ptr[np.searchsorted(graph.lane_rank, rank)]), (rows + count) // 2
     lower = row + other - rows
     parts = (
-        sweep_kernels.Part(0, 0, row, rows, other, 0, lower),
-        sweep_kernels.Part(1, row, rows, other, count, lower, 0),
+        sweep_kernels.ThreadTasks(0, 0, row, rows, other, 0, lower),
+        sweep_kernels.ThreadTasks(1, row, rows, other, count, lower, 0),
     )
     progress = np.zeros(2 * sweep_kernels.SLOTS, dtype=np.int64)
     counted, ended = empty_columns(count, np.int32, np.int32)
-    exchange = sweep_kernels.Exchange(np.zeros(count, dtype=np.int8), counted, ended, progress)
+    handover = sweep_kernels.ThreadHandover(np.zeros(count, dtype=np.int8), counted, ended, progress)
     heads, done = [(part, _MAX_POLLS_PER_TASK * count) for part in parts], 0
-    if not all(run_parts(sweep_kernels.sweep_part, heads, inputs, (*outputs, exchange), work=count)):
-        done = run(sweep_kernels.sweep_remaining, (*parts, *inputs, none), (*outputs, exchange), work=count)
+    if not all(run_parts(sweep_kernels.sweep_part, heads, inputs, (*outputs, handover), work=count)):
+        done = run(sweep_kernels.sweep_remaining, (*parts, *inputs, none), (*outputs, handover), work=count)
     return done + int(progress[sweep_kernels.DONE :: sweep_kernels.SLOTS].sum())
 
 

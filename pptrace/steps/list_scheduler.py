@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.placement import Placement
 
-_WHOLE = (Kind.F, Kind.B)
+_UNSPLIT = (Kind.F, Kind.B)
 _SPLIT = (Kind.F, Kind.I, Kind.W)
 _LARGEST_TIME = 2**62
 _CHECKED_ACTIONS, _ACTION_BYTES = 10_000_000, 20
@@ -102,7 +102,7 @@ def list_schedule(
     >>> list_schedule(Placement.looped(ranks=2, microbatches=2), {Kind.F: 1, Kind.B: 2}).rows()
     [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
     """
-    kinds = _SPLIT if Kind.I in durations else _WHOLE
+    kinds = _SPLIT if Kind.I in durations else _UNSPLIT
     if set(durations) != set(kinds):
         msg = "durations are of F and B, or of F, I and W"
         raise ValueError(msg)

@@ -270,7 +270,7 @@ class MessageCalls(Struct, frozen=True, kw_only=True, eq=False):
     """Number of turns between two actions: successive calls that a program can launch there."""
 
 
-Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | Plan"]
+Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | CheckedCalls"]
 """Function that places a table's messages. Only the core returns a checked plan."""
 
 
@@ -320,7 +320,7 @@ def _list_messages(schedule: Schedule) -> tuple[_Messages, Int32s]:
     return _Messages(*(values[:count] for values in out)), sent  # type: ignore[arg-type] # each keeps its dtype
 
 
-def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -> IssueOrder:
+def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan: CheckedCalls) -> IssueOrder:
     """Return the issue order with both sides of every message."""
     count, ranks = messages.producer.size, schedule.ranks
     plan = _move_around_pairs(schedule, messages, plan)
@@ -377,7 +377,7 @@ def _begin_of_rank(schedule: Schedule, ends: tuple[Int32s, ...], rank: int) -> t
 def _waits(
     schedule: Schedule,
     messages: _Messages,
-    plan: Plan,
+    plan: CheckedCalls,
     ends: tuple[Int32s, ...],
     communicators: int,
     of_end: Int32s,
@@ -406,7 +406,7 @@ def _waits(
         capacity = int(counted[1])  # rare: more waits between calls than sides of messages
 
 
-def _move_around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
+def _move_around_pairs(schedule: Schedule, messages: _Messages, plan: CheckedCalls) -> CheckedCalls:
     """Move calls inside an overlapped pair after the pair, or before it if a member depends on them."""
     if not schedule.has_pairs:
         return plan
@@ -442,7 +442,7 @@ _RULES = (
 )
 
 
-class Plan(NamedTuple):
+class CheckedCalls(NamedTuple):
     """Checked moments of a program, all columns filled."""
 
     send: Int64s
@@ -453,33 +453,33 @@ class Plan(NamedTuple):
     """Empty for a single communicator."""
 
 
-def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
+def checked_calls(request: MessageRequest, calls: object, name: str) -> CheckedCalls:
     """Check the result of a message program and return its columns.
 
     Args:
         request: the program's input.
-        calls: its result; a :class:`Plan` is already checked.
+        calls: its result; a :class:`CheckedCalls` is already checked.
         name: name of the program's policy in errors.
 
     Raises:
         PluginError: missing moments, an invalid shape or dtype, a send before its producer, a receive after its
             consumer, a wait before its call or after its rank's last action, or a negative communicator.
     """
-    if isinstance(calls, Plan):
+    if isinstance(calls, CheckedCalls):
         return calls
     count = request.producer.size
     missing = [column for column in ("send", "receive") if getattr(calls, column, None) is None]
     if missing:
         raise PluginError(f"message policy {name!r} returned a {type(calls).__name__} without {missing[0]}")
     columns: dict[str, Any] = {"communicator": np.zeros(0, dtype=np.int32)}
-    for column in Plan._fields:
+    for column in CheckedCalls._fields:
         values = getattr(calls, column, None)
         if values is not None:
             columns[column] = _column(values, column, count, name)
         elif column != "communicator":
             columns[column] = np.full(count, NEVER, dtype=np.int64)
     columns["communicator"] = _renumber(columns["communicator"], name)
-    plan = Plan(**columns)
+    plan = CheckedCalls(**columns)
     ends = (request.producer, request.consumer, request.source, request.target)
     faults = run_parts(
         kernels.find_invalid, halves(count, work=count), (request.schedule.row_ptr, *ends, plan), (), work=count

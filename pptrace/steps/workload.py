@@ -68,7 +68,7 @@ OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
     "unreduced_bytes", "released_ns", "reduce_groups_ns", "reduced_bytes", "unshard_subgroup_ns", "subgroup_bytes",
 )  # fmt: skip
-WHOLE = (
+UNSCALED = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
     "plausible_flops", "unit_time_ns", "units", "weights", "host_bytes_per_s",
 )  # fmt: skip
@@ -233,7 +233,7 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
             if values.size not in {0, edges * (1 + (count == "two"))}:
                 msg = f"{name} has {values.size} values for {edges} edges: {count} each"
                 raise ValueError(msg)
-        for name in WHOLE:
+        for name in UNSCALED:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 0:
                 msg = f"{name} is {value!r}: a whole number from 0"

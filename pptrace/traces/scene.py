@@ -62,7 +62,7 @@ _ALL_KINDS = np.arange(len(Kind))
 CARRIES = COMMUNICATION.mask(_ALL_KINDS)
 """Whether each kind is a message between ranks, on either side."""
 
-RECEIVES = RECEIVING.mask(_ALL_KINDS)
+IS_RECEIVING = RECEIVING.mask(_ALL_KINDS)
 """Whether each kind is the receiver's side of a message."""
 
 TOWARDS_NEXT = WITH_NEXT.mask(_ALL_KINDS)
@@ -157,7 +157,7 @@ class Scene(Struct, frozen=True, kw_only=True, dict=True):
         """Return a title such as ``SEND_F 3 0>1`` for each message with hops."""
         names, sent, peer = np.array(NAMES, dtype=np.bytes_), self.hops.sent, self.hops.peer
         kind, rank = self.timeline.kind[sent], self.timeline.rank_of_row()[sent]
-        source, target = np.where(RECEIVES[kind], (peer, rank), (rank, peer))
+        source, target = np.where(IS_RECEIVING[kind], (peer, rank), (rank, peer))
         labels = labels_of(self.timeline, sent)
         action = np.strings.add(names[kind], np.array(labels.microbatch, dtype=np.bytes_)[labels.of_row])
         titles: NDArray[np.bytes_] = np.strings.add(action, _ends(source, target))

@@ -12,7 +12,7 @@ from small_clusters import Ports, cluster
 
 from pptrace.network import collectives
 from pptrace.network.cluster import Layout
-from pptrace.network.collectives import LinkCollectives, Plan, _group_by_members
+from pptrace.network.collectives import CollectivePlan, LinkCollectives, _group_by_members
 from pptrace.network.contract import Flat
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_without_links_the_busiest_end_sends_or_receives_at_the_slowest_pair_s_r
 
 
 def test_pairs_asked_for_a_few_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def times() -> list[Plan]:
+    def times() -> list[CollectivePlan]:
         network = cluster(nodes=3, gpus=4, nics=2, per_leaf=2, spines=3, gpu_kbps=900, spine_kbps=500)
         job = LinkCollectives(network=network, groups=Layout(dp=12).groups)
         return [job.fastest(name, "dp", 10**6) for name in ("all-reduce", "all-gather", "all-to-all")]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
-from pptrace.traces.perfetto.wire import BEGIN, Cell, Layout, cell_size, packet, varint
+from pptrace.traces.perfetto.wire import BEGIN, Cell, RecordLayout, cell_size, packet, varint
 
 TRACK_UUID, COUNTER_VALUE, FLOW_IDS, EXTENSION = 11, 30, 47, 7610
 VALUES = st.integers(0, 2**63 - 1) | st.integers(0, 300) | st.sampled_from([2**bits - 1 for bits in range(1, 64)])
@@ -50,7 +50,7 @@ def test_an_absent_value_leaves_only_the_type_of_its_event(cell: Cell) -> None:
 
 @given(values=st.lists(st.sampled_from([-1, 0, 127]) | VALUES, min_size=1))
 def test_what_was_encoded_is_decoded(values: list[int]) -> None:
-    layout = Layout(tuple(packet(BEGIN, Cell("t", 8, 10), [Cell("x", EXTENSION, 12, optional=True)])))
+    layout = RecordLayout(tuple(packet(BEGIN, Cell("t", 8, 10), [Cell("x", EXTENSION, 12, optional=True)])))
     columns = {"t": np.abs(np.array(values, dtype=np.int64)), "x": np.array(values, dtype=np.int64)}
     records = layout.blank(len(values))
     layout.encode(columns, records)
@@ -66,7 +66,7 @@ def test_a_record_of_another_layout_is_not_decoded() -> None:
         Cell("z", 10, 4),
         Cell("w", EXTENSION + 1, 12),
     ]
-    layout = Layout(tuple(packet(BEGIN, Cell("t", 8, 8), cells)))
+    layout = RecordLayout(tuple(packet(BEGIN, Cell("t", 8, 8), cells)))
     records = layout.blank(3)
     values = dict.fromkeys("twxyz", np.arange(3))
     layout.encode(values, records)
@@ -78,7 +78,7 @@ def test_a_record_of_another_layout_is_not_decoded() -> None:
 
 
 def _records(cell: Cell, values: list[int]) -> list[bytes]:
-    layout = Layout((cell,))
+    layout = RecordLayout((cell,))
     records = layout.blank(len(values))
     layout.encode({"x": np.array(values, dtype=np.int64)}, records)
     return [bytes(record) for record in records]

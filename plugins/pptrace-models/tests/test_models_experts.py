@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, ConstraintError, Kind
-from pptrace_models.accelerator import Exchange, _fewest_in_a_node
+from pptrace_models.accelerator import TokenExchange, _fewest_in_a_node
 from pptrace_models.flops import doubled_reach, step_flops
 from pptrace_models.presets import MODELS
 from pptrace_models.transformer import Transformer, checked
@@ -100,7 +100,7 @@ def test_a_token_goes_once_to_each_place_as_counted_over_all_choices() -> None:
     experts, top_k, places = 8, 3, 4
     chosen = list(combinations(range(experts), top_k))
     mean = sum(len({expert * places // experts for expert in own}) for own in chosen) / len(chosen)
-    exchange = Exchange(size_bytes=3_000_000, top_k=top_k, experts=experts)
+    exchange = TokenExchange(size_bytes=3_000_000, top_k=top_k, experts=experts)
     assert exchange.to_places_bytes(places) == pytest.approx(1_000_000 * mean, abs=1)
     assert exchange.to_places_bytes(experts) == 3_000_000
 

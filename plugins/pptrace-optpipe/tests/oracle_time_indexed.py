@@ -13,23 +13,23 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from pptrace_optpipe.problem import COMPUTED, Op, Part
+from pptrace_optpipe.problem import COMPUTED, Op, OpKind
 
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem
 
 
-_THROWN = Part.B
+_THROWN = OpKind.B
 """Starts with a forward whose activation is thrown away, and takes no stream; no toy has a whole backward."""
 
 
 class _Program:
     def __init__(self, problem: Problem, horizon: int) -> None:
         self.problem, self.horizon = problem, horizon
-        copies = [Op(part, op.stage, op.microbatch) for op in problem.ops() if op.part is Part.F
-                  for part in (Part.O, Part.R)] if problem.copies else []  # fmt: skip
-        again = [Op(part, op.stage, op.microbatch) for op in problem.ops() if op.part is Part.F
-                 for part in (Part.C, _THROWN)] if problem.recomputes else []  # fmt: skip
+        copies = [Op(kind, op.stage, op.microbatch) for op in problem.ops() if op.kind is OpKind.F
+                  for kind in (OpKind.O, OpKind.R)] if problem.copies else []  # fmt: skip
+        again = [Op(kind, op.stage, op.microbatch) for op in problem.ops() if op.kind is OpKind.F
+                 for kind in (OpKind.C, _THROWN)] if problem.recomputes else []  # fmt: skip
         self.ops = {op: at for at, op in enumerate([*problem.ops(), *copies, *again])}
         self.length = len(self.ops) * horizon
         self.terms: list[tuple[int, int, float]] = []
@@ -64,7 +64,7 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool) -> int:
     program = _Program(problem, horizon)
     last = horizon - 1
     for op in program.ops:
-        if op.part in COMPUTED:
+        if op.kind in COMPUTED:
             program.row(program.started(op, last), 1, 1)
             for moment in range(horizon - problem.duration(op) + 1, horizon):
                 program.row([(program.ops[op] * horizon + moment, 1.0)], 0, 0)
@@ -90,18 +90,18 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool) -> int:
 
 
 def _wait(program: _Program, op: Op) -> None:
-    problem, (part, stage, _) = program.problem, op
-    if part is Part.F and stage:
+    problem, (kind, stage, _) = program.problem, op
+    if kind is OpKind.F and stage:
         program.after(op, op._replace(stage=stage - 1))
-    if part is Part.W:
-        program.after(op, op._replace(part=Part.I))
-    if part is not Part.I:
+    if kind is OpKind.W:
+        program.after(op, op._replace(kind=OpKind.I))
+    if kind is not OpKind.I:
         return
     top = stage + 1 == problem.stages
-    program.after(op, op._replace(part=Part.F) if top else op._replace(stage=stage + 1))
+    program.after(op, op._replace(kind=OpKind.F) if top else op._replace(stage=stage + 1))
     last = program.horizon - 1
     if problem.recomputes:
-        forward, later, thrown = (op._replace(part=each) for each in (Part.F, Part.C, _THROWN))
+        forward, later, thrown = (op._replace(kind=each) for each in (OpKind.F, OpKind.C, _THROWN))
         program.after(later, forward)
         program.row(program.started(thrown, last) + program.started(later, last, -1.0), 0, 0)
         for moment in range(program.horizon):
@@ -111,10 +111,10 @@ def _wait(program: _Program, op: Op) -> None:
             terms = program.started(op, moment) + program.ended(later, moment, -1.0)
             program.row(terms + program.started(later, last), -np.inf, 1)
     if problem.recomputes and problem.copies:
-        out, later = op._replace(part=Part.O), op._replace(part=Part.C)
+        out, later = op._replace(kind=OpKind.O), op._replace(kind=OpKind.C)
         program.row(program.started(out, last) + program.started(later, last), 0, 1)
     if problem.copies:
-        forward, out, back = (op._replace(part=each) for each in (Part.F, Part.O, Part.R))
+        forward, out, back = (op._replace(kind=each) for each in (OpKind.F, OpKind.O, OpKind.R))
         program.after(out, forward)
         program.row(program.started(out, last) + program.started(back, last, -1.0), 0, 0)
         for moment in range(program.horizon):
@@ -129,19 +129,19 @@ def _share(program: _Program, rank: int) -> None:
     problem = program.problem
     own = [op for op in program.ops if problem.stage_rank[op.stage] == rank]
     for moment in range(program.horizon):
-        for stream in ((*COMPUTED, Part.C), (Part.O, Part.R)):
-            terms = [term for op in own if op.part in stream for term in program.running(op, moment)]
+        for stream in ((*COMPUTED, OpKind.C), (OpKind.O, OpKind.R)):
+            terms = [term for op in own if op.kind in stream for term in program.running(op, moment)]
             program.row(terms, 0, 1)
         held: list[tuple[int, float]] = []
         for op in own:
-            whole, part = problem.activation[op.stage], problem.weight_activation[op.stage]
+            whole, weight_part = problem.activation[op.stage], problem.weight_activation[op.stage]
             left_out = whole - problem.checkpoint[op.stage] if problem.recomputes else 0
-            if op.part in (Part.F, Part.R):
+            if op.kind in (OpKind.F, OpKind.R):
                 held += program.started(op, moment, whole)
-            elif op.part in (Part.C, _THROWN):
-                held += program.started(op, moment, left_out if op.part is Part.C else -left_out)
+            elif op.kind in (OpKind.C, _THROWN):
+                held += program.started(op, moment, left_out if op.kind is OpKind.C else -left_out)
             else:
-                freed = {Part.I: whole - part, Part.W: part, Part.O: whole}[op.part]
+                freed = {OpKind.I: whole - weight_part, OpKind.W: weight_part, OpKind.O: whole}[op.kind]
                 held += program.ended(op, moment, -freed)
         program.row(held, -np.inf, problem.limit[rank])
 
@@ -152,15 +152,15 @@ def _lengths(program: _Program) -> None:
     for op in problem.ops():
         base, first = program.ops[op] * horizon, program.length + 1 + op.stage
         begin = [(base + moment, float(moment)) for moment in range(horizon)]
-        if op.part is Part.F:
+        if op.kind is OpKind.F:
             program.row([*begin, (first, -1.0)], 0, np.inf)
-        if op.part is Part.W:
+        if op.kind is OpKind.W:
             program.row([*begin, (first, -1.0), (program.length, -1.0)], -np.inf, -problem.duration(op))
 
 
 def _in_order(program: _Program, *, everywhere: bool) -> None:
     """Start ops of one sort and stage in the order of microbatches; or the first stage's forwards alone."""
     for op in program.ops:
-        first = op.part is Part.F and not op.stage
-        if op.part in COMPUTED and op.microbatch and (everywhere or first):
+        first = op.kind is OpKind.F and not op.stage
+        if op.kind in COMPUTED and op.microbatch and (everywhere or first):
             program.after(op, op._replace(microbatch=op.microbatch - 1))

@@ -13,7 +13,7 @@ import pptrace
 from pptrace_optpipe.bounds import bound, latest
 from pptrace_optpipe.model import solve
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import Op, Part, Problem
+from pptrace_optpipe.problem import Op, OpKind, Problem
 from pptrace_optpipe.search import search
 from pptrace_optpipe.start_schedules import start
 
@@ -178,7 +178,7 @@ def test_backwards_in_one_that_are_shorter_than_their_halves_bound_the_step() ->
         "F0 I0 F1 I1 W0 W1 F2 I2 W2 F3 B3 F4 I4 W4",
     ]  # fmt: skip
     played = play(problem, [
-        [Op(Part[word[0]], rank, int(word[1:])) for word in row.split()] for rank, row in enumerate(rows)
+        [Op(OpKind[word[0]], rank, int(word[1:])) for word in row.split()] for rank, row in enumerate(rows)
     ])  # fmt: skip
 
     assert played is not None

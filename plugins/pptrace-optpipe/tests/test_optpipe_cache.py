@@ -13,7 +13,7 @@ from toy_pipelines import effort, table
 from pptrace_optpipe.cache import VERSION, Cache, Entry, wrong_folder
 from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import Op, Part, Problem, Rows, coarsened
+from pptrace_optpipe.problem import Op, OpKind, Problem, Rows, coarsened
 from pptrace_optpipe.search import cached_search
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_a_bound_is_of_no_other_problem_that_is_rounded_alike(tmp_path: Path) ->
 def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp_path: Path) -> None:
     kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=True)
     rows = serial_rows(problem, copied=False)
-    rows[0][1:1] = [Op(part, 0, 0) for part in (Part.O, Part.A, Part.R)]
+    rows[0][1:1] = [Op(kind, 0, 0) for kind in (OpKind.O, OpKind.A, OpKind.R)]
     kept.put(problem, Entry(rows=rows, step=9, bound=7, seconds=1))
 
     assert kept.near(replace(problem, f=(2, 3))) == [rows]
@@ -157,7 +157,7 @@ def test_an_entry_has_the_step_of_its_rows_and_no_bound_above_that(tmp_path: Pat
     assert kept.get(problem) == (Entry(rows=rows, step=step, bound=0, seconds=1), "")
 
 
-@pytest.mark.parametrize("rows", [[], [[], []], [[Op(Part.F, 0, 0)], [Op(Part.F, 1, 0)]]])
+@pytest.mark.parametrize("rows", [[], [[], []], [[Op(OpKind.F, 0, 0)], [Op(OpKind.F, 1, 0)]]])
 def test_an_entry_that_is_not_whole_is_damaged(rows: list[list[Op]], tmp_path: Path) -> None:
     kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=False)
 

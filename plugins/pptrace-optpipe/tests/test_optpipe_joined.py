@@ -13,7 +13,7 @@ from toy_pipelines import effort
 from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.partial_models import improved
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import COMPUTED, Op, Part, Problem, split_rows
+from pptrace_optpipe.problem import COMPUTED, Op, OpKind, Problem, split_rows
 from pptrace_optpipe.search import search
 from pptrace_optpipe.start_schedules import started
 
@@ -27,10 +27,10 @@ def random_toy(seed: int) -> Problem:
         return tuple(random.randint(low, high) for _ in range(ranks))
 
     f, i, w, activation = some(2, 10), some(2, 10), some(2, 10), some(2, 4)
-    parts = zip(i, w, strict=True)
+    kinds = zip(i, w, strict=True)
     return Problem(
         microbatches=random.randint(2, 4), stage_rank=tuple(range(ranks)), f=f, i=i, w=w,
-        b=tuple(max(1, round(sum(pair) * random.uniform(0.6, 1.1))) for pair in parts),
+        b=tuple(max(1, round(sum(pair) * random.uniform(0.6, 1.1))) for pair in kinds),
         activation=activation, weight_activation=tuple(random.randint(0, size) for size in activation),
         limit=tuple(size * random.randint(1, ranks) + random.randint(0, 2) for size in activation),
         forward_transfer=(random.randint(0, 2),) * (ranks - 1),
@@ -41,9 +41,9 @@ def random_toy(seed: int) -> Problem:
 def halves(rows: list[list[Op]]) -> list[Op]:
     """Return the computations of rows in order, with joined backwards as two."""
     return sorted(
-        op._replace(part=part)
+        op._replace(kind=kind)
         for row in rows for op in row
-        for part in ((Part.I, Part.W) if op.part is Part.B else (op.part,))
+        for kind in ((OpKind.I, OpKind.W) if op.kind is OpKind.B else (op.kind,))
     )  # fmt: skip
 
 
@@ -110,16 +110,16 @@ def test_windows_join_and_split_backwards_and_keep_all_computations() -> None:
             assert after.fits(problem)
             assert after.step <= before.step
             assert halves(better) == sorted(problem.ops())
-            counts = [sum(op.part is Part.B for row in item for op in row) for item in (rows, better)]
+            counts = [sum(op.kind is OpKind.B for row in item for op in row) for item in (rows, better)]
             changes.add((counts[1] > counts[0]) - (counts[1] < counts[0]))
     assert changes == {-1, 0, 1}
 
 
 def test_joined_backwards_of_other_stages_are_split_without_loss() -> None:
     problem = replace(random_toy(0), i=(5, 5, 5), w=(5, 5, 5), b=(12, 9, 10))
-    rows = [[Op(Part.F, stage, 0), Op(Part.B, stage, 0)] for stage in range(3)]
+    rows = [[Op(OpKind.F, stage, 0), Op(OpKind.B, stage, 0)] for stage in range(3)]
 
     split = split_rows(problem, rows)
 
     assert problem.joinable == {1}
-    assert [[op.part for op in row] for row in split] == [[*COMPUTED], [Part.F, Part.B], [*COMPUTED]]
+    assert [[op.kind for op in row] for row in split] == [[*COMPUTED], [OpKind.F, OpKind.B], [*COMPUTED]]

@@ -147,31 +147,31 @@ def test_a_limit_that_nothing_fits_in_is_found_to_be_one() -> None:
 
 def held_within(problem: Problem, start: dict[Any, int]) -> None:
     """Check dataflow, streams and memory at every moment, by counting."""
-    from pptrace_optpipe.problem import Part
+    from pptrace_optpipe.problem import OpKind
 
     end = {op: begin + problem.duration(op) for op, begin in start.items()}
-    anew = {(op.stage, op.microbatch) for op in start if op.part is Part.C}
+    anew = {(op.stage, op.microbatch) for op in start if op.kind is OpKind.C}
     for op, begin in start.items():
         needs = {
-            Part.F: [op._replace(stage=op.stage - 1)] if op.stage else [],
-            Part.I: [op._replace(stage=op.stage + 1)] if op.stage + 1 < problem.stages else [],
-            Part.W: [op._replace(part=Part.I)], Part.O: [op._replace(part=Part.F)],
-            Part.R: [op._replace(part=Part.O)], Part.C: [op._replace(part=Part.F)],
-        }[op.part]  # fmt: skip
-        if op.part is Part.I:
-            needs = [*needs, op._replace(part=Part.F)]
-            needs += [item for item in (op._replace(part=Part.R), op._replace(part=Part.C)) if item in start]
+            OpKind.F: [op._replace(stage=op.stage - 1)] if op.stage else [],
+            OpKind.I: [op._replace(stage=op.stage + 1)] if op.stage + 1 < problem.stages else [],
+            OpKind.W: [op._replace(kind=OpKind.I)], OpKind.O: [op._replace(kind=OpKind.F)],
+            OpKind.R: [op._replace(kind=OpKind.O)], OpKind.C: [op._replace(kind=OpKind.F)],
+        }[op.kind]  # fmt: skip
+        if op.kind is OpKind.I:
+            needs = [*needs, op._replace(kind=OpKind.F)]
+            needs += [item for item in (op._replace(kind=OpKind.R), op._replace(kind=OpKind.C)) if item in start]
         assert all(end[need] <= begin for need in needs)
     for moment in range(max(end.values())):
         for stage in range(problem.stages):
             own = [op for op in start if op.stage == stage]
             running = [op for op in own if start[op] <= moment < end[op]]
-            assert sum(op.part not in (Part.O, Part.R) for op in running) <= 1
-            assert sum(op.part in (Part.O, Part.R) for op in running) <= 1
+            assert sum(op.kind not in (OpKind.O, OpKind.R) for op in running) <= 1
+            assert sum(op.kind in (OpKind.O, OpKind.R) for op in running) <= 1
             held = 0
             for op in own:
                 kept = problem.checkpoint[stage] if (stage, op.microbatch) in anew else 2
-                takes = {Part.F: kept, Part.R: 2, Part.C: 2 - kept}.get(op.part, 0)
-                frees = {Part.I: 1, Part.W: 1, Part.O: 2}.get(op.part, 0)
+                takes = {OpKind.F: kept, OpKind.R: 2, OpKind.C: 2 - kept}.get(op.kind, 0)
+                frees = {OpKind.I: 1, OpKind.W: 1, OpKind.O: 2}.get(op.kind, 0)
                 held += takes * (start[op] <= moment) - frees * (end[op] <= moment)
             assert held <= problem.limit[stage]

@@ -13,7 +13,7 @@ from toy_pipelines import effort, table, v_shaped
 
 from pptrace_optpipe.partial_models import Pattern, least_period, pattern_of, shortest_pattern, steady_rows
 from pptrace_optpipe.playback import play, rows_of
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part, Problem
+from pptrace_optpipe.problem import NO_LIMIT, Op, OpKind, Problem
 from pptrace_optpipe.start_schedules import fitted, start
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def most_held(problem: Problem, pattern: Pattern, rank: int) -> int:
     """Return the most that a rank holds in a period, moment by moment."""
     spans = []
     for stage in problem.stages_of[rank]:
-        forward, gradient, weight = (pattern.start[Op(part, stage, 0)] for part in (Part.F, Part.I, Part.W))
+        forward, gradient, weight = (pattern.start[Op(kind, stage, 0)] for kind in (OpKind.F, OpKind.I, OpKind.W))
         done, whole = gradient + problem.i[stage], problem.activation[stage]
         spans += [(forward, done, whole), (done, weight + problem.w[stage], problem.weight_activation[stage])]
     return max(

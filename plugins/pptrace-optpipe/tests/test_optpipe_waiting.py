@@ -17,7 +17,7 @@ from pptrace.plugins.registry import Registry
 from pptrace_optpipe.command import command
 from pptrace_optpipe.memory_repair import evict
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import ON_RANK, Op, Part
+from pptrace_optpipe.problem import ON_RANK, Op, OpKind
 from pptrace_optpipe.setting import setting_of, table_of
 from pptrace_optpipe.start_schedules import in_order
 
@@ -36,26 +36,26 @@ costs: {name: table, forward: 10 ms, input_gradient: 10 ms, weight_gradient: 10 
 def test_an_order_that_stays_keeps_its_limit_or_is_refused(ranks: int, microbatches: int, limit: int) -> None:
     problem, roomy = (table(ranks, microbatches, most / 2, copies=True) for most in (limit, 2 * microbatches))
     rows = [
-        [op for op in row if op.part in ON_RANK] for item in in_order(roomy, []) for row in item.rows
+        [op for op in row if op.kind in ON_RANK] for item in in_order(roomy, []) for row in item.rows
     ][:ranks]  # fmt: skip
 
-    fitting = evict(problem, rows, [Part.O])
+    fitting = evict(problem, rows, [OpKind.O])
 
-    keeps_order = [[op for op in row if op.part in ON_RANK] for row in fitting] == rows
+    keeps_order = [[op for op in row if op.kind in ON_RANK] for row in fitting] == rows
     assert keeps_order or limit == 2
     if keeps_order:
         played = play(problem, fitting)
         assert played is not None
         assert played.fits(problem)
-        assert all(Part.A not in {op.part for op in row[-1:]} for row in fitting)
+        assert all(OpKind.A not in {op.kind for op in row[-1:]} for row in fitting)
 
 
 def one_forward_one_backward(ahead: int, rank: int) -> list[Op]:
     """Return a rank's row of 8 microbatches, so many forwards ahead."""
-    row = [Op(Part.F, rank, microbatch) for microbatch in range(ahead)]
+    row = [Op(OpKind.F, rank, microbatch) for microbatch in range(ahead)]
     for microbatch in range(8):
-        row += [Op(Part.I, rank, microbatch), Op(Part.W, rank, microbatch)]
-        row += [Op(Part.F, rank, microbatch + ahead)] * (microbatch + ahead < 8)
+        row += [Op(OpKind.I, rank, microbatch), Op(OpKind.W, rank, microbatch)]
+        row += [Op(OpKind.F, rank, microbatch + ahead)] * (microbatch + ahead < 8)
     return row
 
 

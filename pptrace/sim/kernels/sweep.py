@@ -68,7 +68,7 @@ def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any) -
     return done
 
 
-class Part(NamedTuple):
+class ThreadTasks(NamedTuple):
     """The tasks of one of two threads: two ranges, and where its tasks begin in columns that list tasks."""
 
     number: int
@@ -82,7 +82,7 @@ class Part(NamedTuple):
     """Where the tasks of the other part begin."""
 
 
-class Exchange(NamedTuple):
+class ThreadHandover(NamedTuple):
     """Tasks with successors in the other part, and the progress of both parts."""
 
     crosses: Any
@@ -104,18 +104,24 @@ taken when it last had no ready task; how many tasks it ran."""
 
 
 def sweep_part(
-    part: Part, max_polls: int, graph: Graph, rendezvous: int, tasks: Tasks, end: Any, exchange: Exchange
+    part: ThreadTasks,
+    max_polls: int,
+    graph: Graph,
+    rendezvous: int,
+    tasks: Tasks,
+    end: Any,
+    handover: ThreadHandover,
 ) -> int:
     """Run the tasks of a part as :func:`sweep`, while another thread runs those of the other part.
 
     Return whether both are done: neither has a ready task, and each took all ``ended`` tasks of the other. A part
     without a ready task returns 0 after it has looked ``max_polls`` times for tasks of the other.
     """
-    progress, own_slots, other_slots = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
+    progress, own_slots, other_slots = handover.progress, part.number * SLOTS, (1 - part.number) * SLOTS
     initialise(tasks, part.first, part.end)
     initialise(tasks, part.first_other, part.end_other)
-    count = _count_range(part.first, part.end, part, graph, rendezvous, tasks, exchange, 0)
-    count = _count_range(part.first_other, part.end_other, part, graph, rendezvous, tasks, exchange, count)
+    count = _count_range(part.first, part.end, part, graph, rendezvous, tasks, handover, 0)
+    count = _count_range(part.first_other, part.end_other, part, graph, rendezvous, tasks, handover, count)
     publish(progress, own_slots + COUNTED, 1 + count)
     polls = 0
     while polls < max_polls:
@@ -129,21 +135,21 @@ def sweep_part(
                 _fill_ends(graph, tasks, part.first_other, part.end_other, end)
                 return 1
             continue
-        top = _resume(part, graph, rendezvous, tasks, exchange, ended, part.offset)
-        _run_part(part, graph, rendezvous, tasks, exchange, top)
+        top = _resume(part, graph, rendezvous, tasks, handover, ended, part.offset)
+        _run_part(part, graph, rendezvous, tasks, handover, top)
         publish(progress, own_slots + IDLE, 1 + ended)
         polls = 0
     return 0
 
 
 def sweep_remaining(
-    first: Part, second: Part, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any,
-    exchange: Exchange,
+    first: ThreadTasks, second: ThreadTasks, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any,
+    handover: ThreadHandover,
 ) -> int:  # fmt: skip
     """Run the tasks that two parts left, as :func:`sweep`."""
-    progress = exchange.progress
-    top = _resume(first, graph, rendezvous, tasks, exchange, progress[SLOTS + ENDED], 0)
-    top = _resume(second, graph, rendezvous, tasks, exchange, progress[ENDED], top)
+    progress = handover.progress
+    top = _resume(first, graph, rendezvous, tasks, handover, progress[SLOTS + ENDED], 0)
+    top = _resume(second, graph, rendezvous, tasks, handover, progress[ENDED], top)
     _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
     _fill_ends(graph, tasks, 0, len(graph.duration), end)
     return done
@@ -268,33 +274,35 @@ def _fill_ends(graph: Graph, tasks: Tasks, first: int, last: int, end: Any) -> N
 
 
 def _resume(
-    part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange, ended: int, top: int
+    part: ThreadTasks, graph: Graph, rendezvous: int, tasks: Tasks, handover: ThreadHandover, ended: int, top: int
 ) -> int:
     """Push the tasks that the ``ended`` tasks of the other part release; return the size of the stack."""
-    progress, own_slots, other_slots = exchange.progress, part.number * SLOTS, (1 - part.number) * SLOTS
+    progress, own_slots, other_slots = handover.progress, part.number * SLOTS, (1 - part.number) * SLOTS
     taken = progress[own_slots + IDLE] - 1
     if taken < 0:
         for i in range(progress[other_slots + COUNTED] - 1):
-            _count(part, graph, rendezvous, tasks, exchange.counted[part.offset_of_other + i])
+            _count(part, graph, rendezvous, tasks, handover.counted[part.offset_of_other + i])
         top = _push_ready(graph, tasks, part.first_other, part.end_other, top)
         top = _push_ready(graph, tasks, part.first, part.end, top)
         taken = 0
     for i in range(taken, ended):
-        top = _release(part, graph, rendezvous, tasks, exchange.ended[part.offset_of_other + i], top)
+        top = _release(part, graph, rendezvous, tasks, handover.ended[part.offset_of_other + i], top)
     return top
 
 
-def _run_part(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, exchange: Exchange, top: int) -> None:
+def _run_part(
+    part: ThreadTasks, graph: Graph, rendezvous: int, tasks: Tasks, handover: ThreadHandover, top: int
+) -> None:
     """Run the ready tasks up to ``top`` on the stack, and all tasks of the part that they release."""
-    progress, own_slots = exchange.progress, part.number * SLOTS
-    top, done = _run_ready(graph, rendezvous, exchange.crosses, tasks, part.offset, top)
+    progress, own_slots = handover.progress, part.number * SLOTS
+    top, done = _run_ready(graph, rendezvous, handover.crosses, tasks, part.offset, top)
     while top > part.offset:
         top -= 1
         task, ended = tasks.ready[top], progress[own_slots + ENDED]
         top = _release(part, graph, rendezvous, tasks, task, top)
-        exchange.ended[part.offset + ended] = task
+        handover.ended[part.offset + ended] = task
         publish(progress, own_slots + ENDED, ended + 1)
-        top, more = _run_ready(graph, rendezvous, exchange.crosses, tasks, part.offset, top)
+        top, more = _run_ready(graph, rendezvous, handover.crosses, tasks, part.offset, top)
         done += 1 + more
     progress[own_slots + DONE] += done
 
@@ -341,7 +349,7 @@ def _run_ready(
     return top, done
 
 
-def _release(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, task: int, top: int) -> int:
+def _release(part: ThreadTasks, graph: Graph, rendezvous: int, tasks: Tasks, task: int, top: int) -> int:
     """Release the successors of a task that a part has; return the size of the stack."""
     begun = tasks.start[task]
     ended = begun + graph.duration[task]
@@ -365,7 +373,7 @@ def _successor(graph: Graph, rendezvous: int, task: int, i: int) -> int:
     return graph.following_peer[task] if rendezvous else -1
 
 
-def _has(part: Part, task: int) -> bool:
+def _has(part: ThreadTasks, task: int) -> bool:
     return part.first <= task < part.end or part.first_other <= task < part.end_other
 
 
@@ -381,23 +389,23 @@ def _fetch_ahead(graph: Graph, tasks: Tasks, task: int) -> None:
 def _count_range(
     first: int,
     end: int,
-    part: Part,
+    part: ThreadTasks,
     graph: Graph,
     rendezvous: int,
     tasks: Tasks,
-    exchange: Exchange,
+    handover: ThreadHandover,
     crossing: int,
 ) -> int:
     """Count tasks of a part as predecessors of its tasks; return how many have others, ``crossing`` included."""
     for task in range(first, end):
         if not _count(part, graph, rendezvous, tasks, task):
-            exchange.crosses[task] = 1
-            exchange.counted[part.offset + crossing] = task
+            handover.crosses[task] = 1
+            handover.counted[part.offset + crossing] = task
             crossing += 1
     return crossing
 
 
-def _count(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, task: int) -> int:
+def _count(part: ThreadTasks, graph: Graph, rendezvous: int, tasks: Tasks, task: int) -> int:
     """Count a task as a predecessor of those successors that a part has; return whether it has all."""
     has_all = _count_once(part, tasks.waiting, graph.following[task])
     if rendezvous:
@@ -408,7 +416,7 @@ def _count(part: Part, graph: Graph, rendezvous: int, tasks: Tasks, task: int) -
     return has_all
 
 
-def _count_once(part: Part, waiting: Any, successor: int) -> int:
+def _count_once(part: ThreadTasks, waiting: Any, successor: int) -> int:
     if successor < 0:
         return 1
     if not _has(part, successor):

@@ -20,7 +20,7 @@ SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
 RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
 """Both ends of a message, by what it feeds."""
 
-RECEIVES = int(Role.RECEIVE)
+RECEIVE_ROLE = int(Role.RECEIVE)
 
 
 def index_actions(first, end, row_ptr, cells, graph, kinds, flat, problem):
@@ -181,7 +181,7 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
         waiting = 0
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = cells.kind[row]
-            if kinds.role[k] == RECEIVES:
+            if kinds.role[k] == RECEIVE_ROLE:
                 pending[waiting] = row
                 waiting += 1
                 continue

@@ -45,9 +45,9 @@ from pptrace.traces.scene import (
     CARRIES,
     CATEGORY,
     COLORS,
+    IS_RECEIVING,
     NAMES,
     NUMBERED,
-    RECEIVES,
     Peers,
     Scene,
     labels_of,
@@ -253,7 +253,7 @@ def _collective_facts(kind: int, *, size_bytes: int, peer: int, ranks: int) -> b
     """
     if not CARRIES[kind]:
         return b""
-    name, key = ("recv", "Src Rank") if RECEIVES[kind] else ("send", "Dst Rank")
+    name, key = ("recv", "Src Rank") if IS_RECEIVING[kind] else ("send", "Dst Rank")
     listed = ", ".join(map(str, range(min(ranks, _LISTED_RANKS))))
     group = f"[{listed}{', ...' if ranks > _LISTED_RANKS else ''}]"
     with_peer = f',"{key}":{peer}' if peer >= 0 else ""

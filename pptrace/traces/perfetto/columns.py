@@ -10,7 +10,7 @@ from pptrace.steps.columns import distinct
 from pptrace.timeline.actions import in_group
 from pptrace.timeline.messages import messages
 from pptrace.traces.perfetto.descriptors import CATEGORY_NUMBERS, FIELD_NUMBERS
-from pptrace.traces.perfetto.wire import BEGIN, END, Cell, Layout, Run, cell_size, packet, varint
+from pptrace.traces.perfetto.wire import BEGIN, END, Cell, RecordLayout, RecordRun, cell_size, packet, varint
 from pptrace.traces.scene import (
     CARRIES,
     CATEGORY,
@@ -243,11 +243,13 @@ class Records(NamedTuple):
     columns: Mapping[str, Column]
     """Columns by name."""
 
-    def run(self, place: int, parts: Sequence[Part], rows: Int32s, segment: int = -1) -> Run:
+    def run(self, place: int, parts: Sequence[Part], rows: Int32s, segment: int = -1) -> RecordRun:
         """Return a run of the given rows."""
-        return Run(place=place, layout=Layout(tuple(parts)), rows=rows, values=self._values, segment=segment)
+        return RecordRun(
+            place=place, layout=RecordLayout(tuple(parts)), rows=rows, values=self._values, segment=segment
+        )
 
-    def runs(self, rows: Int32s, order: int, *, leaving: int = 0, lasting: bool = True) -> Iterator[Run]:
+    def runs(self, rows: Int32s, order: int, *, leaving: int = 0, lasting: bool = True) -> Iterator[RecordRun]:
         """Yield the runs of slices with the given ``order``: ends and begins, or a joint run if without length."""
         if not rows.size:
             return
@@ -287,7 +289,7 @@ class Records(NamedTuple):
         """Return the packet of a slice's end."""
         return packet(END, self._cell("end", _TIMESTAMP), [self._cell("track", _TRACK_UUID)])
 
-    def _values(self, layout: Layout, rows: Int32s) -> dict[str, NDArray[np.integer]]:
+    def _values(self, layout: RecordLayout, rows: Int32s) -> dict[str, NDArray[np.integer]]:
         return {cell.name: self.columns[cell.name].take(rows) for _, cell in layout.cells}
 
     def _cell(self, name: str, number: int) -> Cell:

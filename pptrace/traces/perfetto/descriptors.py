@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.sanitize import printable
 from pptrace.steps.kinds import Stream
 from pptrace.traces.assembly import placement_values
-from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
+from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, RecordLayout
 from pptrace.traces.scene import NAMES, link_title, links_and_segments, rank_name, stream_title
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import InternedData, Trace, TrackDescriptor
 
-    from pptrace.traces.perfetto.wire import Run
+    from pptrace.traces.perfetto.wire import RecordRun
     from pptrace.traces.scene import Scene
 
 FILE_NAME = "proto/pptrace.proto"
@@ -161,7 +161,7 @@ def write_slice(head: Trace, track: int, ends_ns: tuple[int, int], name: str, ca
     end.track_event.type, end.track_event.track_uuid = END, track
 
 
-def step_json(scene: Scene, tracks: Tracks, runs: Sequence[Run]) -> str:
+def step_json(scene: Scene, tracks: Tracks, runs: Sequence[RecordRun]) -> str:
     """Return the properties of a step that slices and counters lack, and the layout of the file's runs."""
     timeline = scene.timeline
     return json.dumps(
@@ -186,12 +186,12 @@ def step_json(scene: Scene, tracks: Tracks, runs: Sequence[Run]) -> str:
     )
 
 
-def layout_of(parts: Sequence[Any]) -> Layout:
+def layout_of(parts: Sequence[Any]) -> RecordLayout:
     """Return the layout from its JSON form in :func:`step_json`."""
-    return Layout(tuple(bytes.fromhex(part) if isinstance(part, str) else Cell(*part) for part in parts))
+    return RecordLayout(tuple(bytes.fromhex(part) if isinstance(part, str) else Cell(*part) for part in parts))
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: RecordRun) -> dict[str, Any]:
     fields = {"records": run.rows.size, "parts": [*map(_part, run.layout.parts)]}
     return fields if run.segment < 0 else {**fields, "segment": run.segment}
 

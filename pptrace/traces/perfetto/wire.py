@@ -237,7 +237,7 @@ _BYTES_PER_CHUNK = 1 << 21
 Part: TypeAlias = bytes | Cell
 
 
-class Layout(Struct, frozen=True, dict=True):
+class RecordLayout(Struct, frozen=True, dict=True):
     """A record of constant bytes and cells; every record has the same size."""
 
     parts: tuple[Part, ...]
@@ -302,16 +302,16 @@ class Layout(Struct, frozen=True, dict=True):
         return columns
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Consecutive records with the same layout."""
 
     place: int
     """Sort key of the run in the file, ascending."""
-    layout: Layout
+    layout: RecordLayout
     """The layout of the records."""
     rows: Int32s
     """The row of each record."""
-    values: Callable[[Layout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
+    values: Callable[[RecordLayout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
     """Returns the values of the layout's cells for the given rows."""
     segment: int = -1
     """Index of the segment name of all records, which is part of the constant bytes; -1 for none."""

@@ -49,8 +49,8 @@ from pptrace.traces.perfetto.descriptors import (
     write_names,
     write_slice,
 )
-from pptrace.traces.perfetto.wire import COUNTER, Cell, Layout, Run, cell_size, packet, varint
-from pptrace.traces.scene import CARRIES, RECEIVES, Scene, numbered, rank_name
+from pptrace.traces.perfetto.wire import COUNTER, Cell, RecordLayout, RecordRun, cell_size, packet, varint
+from pptrace.traces.scene import CARRIES, IS_RECEIVING, Scene, numbered, rank_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,14 +86,14 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     write_packets(path, head, runs)
 
 
-def write_packets(path: Path, head: bytes, runs: Sequence[Run]) -> None:
+def write_packets(path: Path, head: bytes, runs: Sequence[RecordRun]) -> None:
     """Write the descriptors of a trace, then its runs of records."""
     with path.open("wb") as file:
         file.write(head)
         write_behind(file, (piece for run in runs for piece in _pieces(run)), waiting=1)
 
 
-def _encode(scene: Scene, title: str) -> tuple[bytes, list[Run]]:
+def _encode(scene: Scene, title: str) -> tuple[bytes, list[RecordRun]]:
     """Return the packets that describe a trace, and its runs of records."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -136,7 +136,7 @@ def _write_names(head: Trace, scene: Scene, names: Names) -> int:
     return first_cause
 
 
-def _pieces(run: Run) -> Iterator[memoryview]:
+def _pieces(run: RecordRun) -> Iterator[memoryview]:
     """Yield a run's records in pieces; two buffers alternate, so a piece is valid until the second next one."""
     layout, rows = run.layout, run.rows
     size = min(layout.chunk_rows, rows.size)
@@ -162,7 +162,7 @@ def _check_signs(timeline: Timeline) -> None:
             raise OutputError(f"{source} starts before time 0; a Perfetto trace has no negative times")
 
 
-_ORDER = np.where(RECEIVES, 2, np.where(CARRIES, 0, 4)).astype(np.int8)
+_ORDER = np.where(IS_RECEIVING, 2, np.where(CARRIES, 0, 4)).astype(np.int8)
 """Order of each kind among slices with the same start."""
 
 
@@ -175,7 +175,7 @@ class Slices:
         self.columns = row_columns(scene, lane_uuid, names, peer)
         """The columns of rows, by name."""
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[RecordRun]:
         """Return all runs in the order of the file."""
         timeline, parts = self.scene.timeline, self.scene.timeline.parts
         lasting = timeline.end_ns > timeline.start_ns
@@ -228,7 +228,7 @@ _ENTRY, _IID, _NAME = varint(2 << 3 | 2), varint(1 << 3), varint(2 << 3 | 2)
 _IID_BYTES = 5
 
 
-def _link_runs(slices: Slices, tracks: Int32s, first_name: int) -> Iterator[Run]:
+def _link_runs(slices: Slices, tracks: Int32s, first_name: int) -> Iterator[RecordRun]:
     """Return the runs of slices on links, along each route; ``tracks`` has the track of each lane of hops."""
     timeline, hops = slices.scene.timeline, slices.scene.hops
     columns = {name: slices.columns[name].of_rows(hops.row) for name in _MESSAGE_COLUMNS if name in slices.columns}
@@ -259,7 +259,7 @@ def _encode_names(titles: NDArray[np.bytes_], first_name: int) -> bytes:
     return kept.tobytes()
 
 
-def _wait_runs(waits: Waits, tracks: Mapping[int, int], first_cause: int) -> Iterator[Run]:
+def _wait_runs(waits: Waits, tracks: Mapping[int, int], first_cause: int) -> Iterator[RecordRun]:
     """Return the runs of waits on each rank's track; ``first_cause`` is the number of the first cause's name."""
     columns = columns_of({
         "start": waits.start_ns, "end": waits.end_ns, "track": tracks_of(waits.rank, tracks),
@@ -270,7 +270,7 @@ def _wait_runs(waits: Waits, tracks: Mapping[int, int], first_cause: int) -> Ite
     return Records(columns).runs(np.arange(len(waits), dtype=np.int32), _LAST)
 
 
-def _path_runs(path: OnPath, slices: Slices, tracks: tuple[int, int], first_cause: int) -> Iterator[Run]:
+def _path_runs(path: OnPath, slices: Slices, tracks: tuple[int, int], first_cause: int) -> Iterator[RecordRun]:
     """Return the runs of the critical path and of its rank over time."""
     row = path.row - np.int32(slices.scene.first_row)
     columns = {name: slices.columns[name].of_rows(row) for name in _SLICE_COLUMNS if name in slices.columns}
@@ -309,7 +309,7 @@ _WITH_SIGN = 12
 _AFTER_SLICES = 1 << 8
 
 
-def counter_run(counters: Sequence[Counter], tracks: Sequence[int]) -> Run:
+def counter_run(counters: Sequence[Counter], tracks: Sequence[int]) -> RecordRun:
     """Return the run of the points of all counters, by counter."""
     none = np.zeros(0, dtype=np.int64)
     value = np.concatenate([none, *(counter.value for counter in counters)])
@@ -322,7 +322,7 @@ def counter_run(counters: Sequence[Counter], tracks: Sequence[int]) -> Run:
     )  # fmt: skip
 
 
-def point_run(at_ns: Int64s, track: Int64s, value: Int64s, value_cell: Cell) -> Run:
+def point_run(at_ns: Int64s, track: Int64s, value: Int64s, value_cell: Cell) -> RecordRun:
     """Return the run of a value per time and track."""
     columns = {"at": at_ns, "track": track, "value": value}
     time_cell, track_cell = (
@@ -330,12 +330,12 @@ def point_run(at_ns: Int64s, track: Int64s, value: Int64s, value_cell: Cell) -> 
         for name, number in (("at", _TIMESTAMP), ("track", _TRACK_UUID))
     )
 
-    def values(_layout: Layout, rows: Int32s) -> dict[str, Int64s]:
+    def values(_layout: RecordLayout, rows: Int32s) -> dict[str, Int64s]:
         return {name: column[rows] for name, column in columns.items()}
 
-    return Run(
+    return RecordRun(
         place=_AFTER_SLICES,
-        layout=Layout(tuple(packet(COUNTER, time_cell, [track_cell, value_cell]))),
+        layout=RecordLayout(tuple(packet(COUNTER, time_cell, [track_cell, value_cell]))),
         rows=np.arange(at_ns.size, dtype=np.int32),
         values=values,
     )

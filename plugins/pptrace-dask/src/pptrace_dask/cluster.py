@@ -46,7 +46,7 @@ class DaskOptions(BaseModel):
     """Seconds to wait for the scheduler and its first worker."""
 
 
-class Cluster(Executor):
+class DaskExecutor(Executor):
     """Executor on the workers of a dask client. ``shutdown`` also stops a cluster that :func:`connect` started."""
 
     def __init__(self, client: Client, resources: ExitStack) -> None:
@@ -64,7 +64,7 @@ class Cluster(Executor):
         self._resources.close()
 
 
-def connect(request: ExecutorRequest) -> Cluster:
+def connect(request: ExecutorRequest) -> DaskExecutor:
     """Return an executor on the workers of a scheduler, or on ``request.workers`` processes of this machine.
 
     Raises:
@@ -82,7 +82,7 @@ def connect(request: ExecutorRequest) -> Cluster:
         _wait_for_workers(client, options)
         _check_versions(client)
         sys.stderr.write(_describe_cluster(client))
-        return Cluster(client, resources.pop_all())
+        return DaskExecutor(client, resources.pop_all())
 
 
 def _processes(workers: int) -> LocalCluster:

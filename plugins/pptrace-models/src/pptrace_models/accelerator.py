@@ -237,7 +237,7 @@ class Fabric(NamedTuple):
         return -(-size_bytes * _SECOND_NS * share // (parts * bytes_per_s)) if bytes_per_s else 0
 
 
-class Exchange(NamedTuple):
+class TokenExchange(NamedTuple):
     """An exchange of tokens between devices and experts."""
 
     size_bytes: int
@@ -253,7 +253,7 @@ class Exchange(NamedTuple):
         A token's experts are random with equal probabilities. A token therefore goes to a given group with
         probability ``1 - C(e - e/p, k) / C(e, k)``.
 
-        >>> Exchange(size_bytes=800, top_k=8, experts=128).to_places_bytes(8)
+        >>> TokenExchange(size_bytes=800, top_k=8, experts=128).to_places_bytes(8)
         532
         """
         missed = comb(self.experts - self.experts // places, self.top_k) / comb(self.experts, self.top_k)
@@ -341,7 +341,7 @@ class ByFormula(_Groups, frozen=True, kw_only=True):
         """Return the time to gather over ``replicas`` of one module, which ``extent`` devices hold."""
         return group_fabric(self.device, self.network, extent).ring_ns(size_bytes, replicas, 1)
 
-    def exchange_ns(self, exchange: Exchange) -> int:
+    def exchange_ns(self, exchange: TokenExchange) -> int:
         """Return the time of concurrent messages: the maximum of times inside the node and over the network."""
         shard = self.shard
         if shard.ep == 1:
@@ -442,7 +442,7 @@ class OnLinks(_Groups, frozen=True, kw_only=True):
         del replicas, extent
         return self.collective_ns("all-gather", "siblings", size_bytes)
 
-    def exchange_ns(self, exchange: Exchange) -> int:
+    def exchange_ns(self, exchange: TokenExchange) -> int:
         """Return the time of an all-to-all."""
         size = exchange.to_places_bytes(self.shard.ep) if self.deduplicated else exchange.size_bytes
         return self.collective_ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0

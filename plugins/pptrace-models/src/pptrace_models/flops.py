@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import shared
-from pptrace_models.accelerator import Exchange
+from pptrace_models.accelerator import TokenExchange
 from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
 
@@ -396,7 +396,7 @@ def _routing(model: Transformer, shard: Shard, *, deduplicated: bool) -> Operati
     row = model.token_width * model.element_bytes
     copies = (3 * shard.sent + 3 * shard.routed + 2 * shard.split_tokens) * row
     if deduplicated and shard.ep > 1:
-        received = Exchange(size_bytes=shard.routed, top_k=model.top_k, experts=model.num_experts)
+        received = TokenExchange(size_bytes=shard.routed, top_k=model.top_k, experts=model.num_experts)
         copies = 2 * (received.to_places_bytes(shard.ep) + shard.routed) * row
     scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
     return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, by_row=True)

@@ -32,7 +32,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace_models import flops
-from pptrace_models.accelerator import Exchange
+from pptrace_models.accelerator import TokenExchange
 from pptrace_models.casts import Casting
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import FIRST_HALF, Work, linears
@@ -237,9 +237,9 @@ def _experts_ns(model: Transformer, shard: Shard, groups: Groups, dense: HalfTim
     return HalfTimes(gather + shared.gather_ns, reduce + shared.reduce_ns, gather + shared.gradient_gather_ns)
 
 
-def _exchange(model: Transformer, shard: Shard) -> Exchange:
+def _exchange(model: Transformer, shard: Shard) -> TokenExchange:
     size = shard.exchanged * model.token_width * model.element_bytes
-    return Exchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
+    return TokenExchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
 
 
 def embedding_ns(costing: Costing) -> GroupTimes:

@@ -93,8 +93,8 @@ def _segments_of(actions: _Actions) -> dict[Kind, tuple[Segment, ...]]:
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
     waits = _cost_of(forward, backward).host_waits(actions.host_ns, frozen=frozen)
-    forward = [Part("host", waits.f), *forward]
-    backward = [Part("host", waits.i), Part("host-weight", waits.w, for_weights=True), *backward]
+    forward = [ActionPart("host", waits.f), *forward]
+    backward = [ActionPart("host", waits.i), ActionPart("host-weight", waits.w, for_weights=True), *backward]
     in_pairs = max(0, actions.pair_host_ns - _shortest_pair_ns(forward, backward))
     forward[1:], backward[2:] = _with_waits(order, in_pairs, frozen=frozen)
     segments = {
@@ -115,12 +115,12 @@ def is_attention(operation: str) -> bool:
     return operation in _FIRST_HALF
 
 
-def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
+def _chain(parts: Sequence[ActionPart], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
     """Return parts as a chain of segments; weight gradients overlap with the parts after their input gradient.
 
     Without ``delay_wgrad``, exchanges and the action's result wait for the weight gradients before them.
     """
-    chain: list[tuple[Part, tuple[int, ...]]] = []
+    chain: list[tuple[ActionPart, tuple[int, ...]]] = []
     last_indexes: list[int] = []
     weight_indexes: list[int] = []
     last_computation = 0
@@ -144,7 +144,7 @@ def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment,
 
 
 @lru_cache(maxsize=2**16)
-def _segment(part: Part, needs: tuple[int, ...], result: bool) -> Segment:  # noqa: FBT001 - a part of the key
+def _segment(part: ActionPart, needs: tuple[int, ...], result: bool) -> Segment:  # noqa: FBT001 - a part of the key
     """Return a part as a segment; stages of several lengths have many in common."""
     return Segment(
         name=part.name,
@@ -183,30 +183,31 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     gradient_gather, second_gradient_gather = (
         gather._replace(ns=half.gradient_gather_ns) for half in (first, second)
     )
-    keys = Part("key-value-gather", collectives.keys_ns, Stream.CONTEXT_PARALLEL)
-    key_gradients = Part("key-value-scatter", collectives.key_gradients_ns, Stream.CONTEXT_PARALLEL)
+    keys = ActionPart("key-value-gather", collectives.keys_ns, Stream.CONTEXT_PARALLEL)
+    key_gradients = ActionPart("key-value-scatter", collectives.key_gradients_ns, Stream.CONTEXT_PARALLEL)
     dispatch, combine = (
-        Part(name, collectives.exchange_ns, Stream.EXPERT_PARALLEL) for name in ("dispatch", "combine")
+        ActionPart(name, collectives.exchange_ns, Stream.EXPERT_PARALLEL) for name in ("dispatch", "combine")
     )
     maps_and_dispatch = dispatch._replace(ns=dispatch.ns + collectives.maps_ns)
     projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
     core = attention - projections
-    second_parts = (maps_and_dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
+    second_parts = (maps_and_dispatch, second_gather, ActionPart(name, second_half.f), second_reduce, combine)
     forward = (
         gather,
-        Part("projections", projections.f),
+        ActionPart("projections", projections.f),
         keys,
-        Part("attention", core.f),
+        ActionPart("attention", core.f),
         reduce,
         *second_parts,
     )
     again_first, again_second = _recomputed_parts(costing, kind, operations, forward, second_parts)
-    weight = Part(f"{name}-weight", second_half.w, for_weights=True)
+    weight = ActionPart(f"{name}-weight", second_half.w, for_weights=True)
     backward = (
-        combine, second_gradient_gather, Part(f"{name}-input", second_half.i), second_reduce,
+        combine, second_gradient_gather, ActionPart(f"{name}-input", second_half.i), second_reduce,
         *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
-        gradient_gather, keys, Part("attention-input", core.i), key_gradients,
-        Part("projections-input", projections.i), reduce, Part("attention-weight", attention.w, for_weights=True),
+        gradient_gather, keys, ActionPart("attention-input", core.i), key_gradients,
+        ActionPart("projections-input", projections.i), reduce,
+        ActionPart("attention-weight", attention.w, for_weights=True),
     )  # fmt: skip
     second_end = max(_index_after(backward, f"{name}-weight"), _index_after(backward, "dispatch"))
     return Unit(
@@ -215,7 +216,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     )
 
 
-def _shortest_pair_ns(forward: Sequence[Part], backward: Sequence[Part]) -> int:
+def _shortest_pair_ns(forward: Sequence[ActionPart], backward: Sequence[ActionPart]) -> int:
     """Return a lower bound of the duration of an overlapped pair in ns.
 
     It is the longest time of a stream, or of one of the two actions.
@@ -226,7 +227,9 @@ def _shortest_pair_ns(forward: Sequence[Part], backward: Sequence[Part]) -> int:
     return max(*of_streams.values(), sum(part.ns for part in forward), sum(part.ns for part in backward))
 
 
-def _with_waits(units: Sequence[Unit], in_pairs: int, *, frozen: bool) -> tuple[list[Part], list[Part]]:
+def _with_waits(
+    units: Sequence[Unit], in_pairs: int, *, frozen: bool
+) -> tuple[list[ActionPart], list[ActionPart]]:
     """Return the parts of forward and backward, in which pairs wait for the host before each unit.
 
     Args:
@@ -236,10 +239,10 @@ def _with_waits(units: Sequence[Unit], in_pairs: int, *, frozen: bool) -> tuple[
     """
     forward_ns = in_pairs // ((2 if frozen else 3) * max(len(units), 1))
     backward_ns = forward_ns if frozen else 2 * forward_ns
-    before_forward = Part("host", forward_ns, paired=True)
+    before_forward = ActionPart("host", forward_ns, paired=True)
     before_backward = (
-        Part("host", backward_ns - backward_ns // 2, paired=True),
-        Part("host-weight", backward_ns // 2, for_weights=True, paired=True),
+        ActionPart("host", backward_ns - backward_ns // 2, paired=True),
+        ActionPart("host-weight", backward_ns // 2, for_weights=True, paired=True),
     )
     return (
         [part for unit in units for part in (before_forward, *unit.forward)],
@@ -247,7 +250,7 @@ def _with_waits(units: Sequence[Unit], in_pairs: int, *, frozen: bool) -> tuple[
     )
 
 
-def _cost_of(forward: Iterable[Part], backward: Sequence[Part]) -> Cost:
+def _cost_of(forward: Iterable[ActionPart], backward: Sequence[ActionPart]) -> Cost:
     """Return the cost of parts one after the other."""
     w = sum(part.ns for part in backward if part.for_weights)
     return Cost(f=sum(part.ns for part in forward), i=sum(part.ns for part in backward) - w, w=w)
@@ -257,9 +260,9 @@ def _recomputed_parts(
     costing: Costing,
     kind: Layer,
     operations: Sequence[Operation],
-    forward: Sequence[Part],
-    second: Sequence[Part],
-) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    forward: Sequence[ActionPart],
+    second: Sequence[ActionPart],
+) -> tuple[tuple[ActionPart, ...], tuple[ActionPart, ...]]:
     """Return the recomputed parts of a layer's first and second half: modules with their collectives.
 
     With full recomputation, all of the forward is recomputed before the backward of the second half.
@@ -276,7 +279,7 @@ def _recomputed_parts(
     if not (kind.mixer == "attention" and "full_attn" in model.recomputed_modules):
         has_core = "core_attn" in model.recomputed_modules
         first_exchanges = [part for part in first_exchanges if has_core and part.name == "key-value-gather"]
-    exchanged: tuple[Part, ...] = ()
+    exchanged: tuple[ActionPart, ...] = ()
     if ("moe" if kind.experts else "mlp") in model.recomputed_modules:
         exchanged = tuple(part for part in second if part.stream is not Stream.COMPUTE)
     of_second: list[Operation] = []
@@ -286,7 +289,7 @@ def _recomputed_parts(
         (of_second if is_second else of_first).append(operation)
     name = "core" if model.recomputed_modules == {"core_attn"} else "modules"
     first, second_half = (
-        Part(f"recompute-{name}", again_ns(costing, half, kind)) for half in (of_first, of_second)
+        ActionPart(f"recompute-{name}", again_ns(costing, half, kind)) for half in (of_first, of_second)
     )
     return (*first_exchanges, first), (*exchanged, second_half)
 
@@ -295,7 +298,7 @@ def _encoder(costing: Costing, tower: Tower) -> Unit:
     """Return the segments of an encoder layer. A frozen encoder has no backward."""
     unit = _layer(tower.costing(costing), Layer())
 
-    def named(parts: Iterable[Part]) -> tuple[Part, ...]:
+    def named(parts: Iterable[ActionPart]) -> tuple[ActionPart, ...]:
         return tuple(
             part._replace(name=f"{tower.layers_title}-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in parts
@@ -312,18 +315,18 @@ def _projector(costing: Costing, tower: Tower) -> Unit:
     cost = costing.cost([tower.projection(gradient_bytes(costing.options))])
     sums, gathers = tower.projector_collectives(costing), tower.gathers(costing)
     forward_sum, backward_sum = (
-        Part("all-reduce", duration_ns, Stream.TENSOR_PARALLEL)
+        ActionPart("all-reduce", duration_ns, Stream.TENSOR_PARALLEL)
         for duration_ns in (sums.forward_ns, sums.backward_ns)
     )
     forward_gather, backward_gather = (
-        Part("reshard", duration_ns, Stream.TENSOR_PARALLEL)
+        ActionPart("reshard", duration_ns, Stream.TENSOR_PARALLEL)
         for duration_ns in (gathers.forward_ns, gathers.backward_ns)
     )
     title = tower.projector_title
-    weight = Part(f"{title}-weight", cost.w, for_weights=True)
-    backward = (backward_gather, Part(f"{title}-input", cost.i), backward_sum, weight)
+    weight = ActionPart(f"{title}-weight", cost.w, for_weights=True)
+    backward = (backward_gather, ActionPart(f"{title}-input", cost.i), backward_sum, weight)
     return Unit(
-        forward=(Part(title, cost.f), forward_sum, forward_gather),
+        forward=(ActionPart(title, cost.f), forward_sum, forward_gather),
         backward=backward if tower.encoder.passes_back else (),
     )
 
@@ -331,12 +334,15 @@ def _projector(costing: Costing, tower: Tower) -> Unit:
 def _prediction(costing: Costing) -> Unit:
     _, cost, _ = costing.ends_work()
     return Unit(
-        forward=(Part("prediction", cost.f),),
-        backward=(Part("prediction-input", cost.i), Part("prediction-weight", cost.w, for_weights=True)),
+        forward=(ActionPart("prediction", cost.f),),
+        backward=(
+            ActionPart("prediction-input", cost.i),
+            ActionPart("prediction-weight", cost.w, for_weights=True),
+        ),
     )
 
 
-def _index_after(parts: Sequence[Part], name: str) -> int:
+def _index_after(parts: Sequence[ActionPart], name: str) -> int:
     """Return the index after a named part."""
     return 1 + next(index for index, part in enumerate(parts) if part.name == name)
 
@@ -355,8 +361,8 @@ def _embedding(costing: Costing) -> Unit:
     group = layer_times.embedding_ns(costing)
     gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=costing.shard.is_split)
     return Unit(
-        forward=(Part("embedding", cost.f), reduce),
-        backward=(gather, Part("embedding-gradient", cost.i)),
+        forward=(ActionPart("embedding", cost.f), reduce),
+        backward=(gather, ActionPart("embedding-gradient", cost.i)),
     )
 
 
@@ -365,12 +371,12 @@ def _head(costing: Costing) -> Unit:
     group, loss = layer_times.head_ns(costing), layer_times.loss_ns(costing)
     gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=costing.shard.is_split)
     return Unit(
-        forward=(gather, Part("head", cost.f), Part("loss", loss, Stream.TENSOR_PARALLEL)),
-        backward=(Part("head-input", cost.i), reduce, Part("head-weight", cost.w, for_weights=True)),
+        forward=(gather, ActionPart("head", cost.f), ActionPart("loss", loss, Stream.TENSOR_PARALLEL)),
+        backward=(ActionPart("head-input", cost.i), reduce, ActionPart("head-weight", cost.w, for_weights=True)),
     )
 
 
-class Part(NamedTuple):
+class ActionPart(NamedTuple):
     """A part of an action, before it becomes a segment."""
 
     name: str
@@ -384,9 +390,9 @@ class Part(NamedTuple):
 class Unit(NamedTuple):
     """The parts of the forward and of the backward of a layer, the embedding or the LM head."""
 
-    forward: tuple[Part, ...] = ()
+    forward: tuple[ActionPart, ...] = ()
     """Parts of the forward."""
-    backward: tuple[Part, ...] = ()
+    backward: tuple[ActionPart, ...] = ()
     """Parts of the whole backward."""
 
     def with_memory(self, kept: Kept) -> Unit:
@@ -403,24 +409,24 @@ class Unit(NamedTuple):
         return Unit(forward=tuple(forward), backward=tuple(backward))
 
 
-def _change(parts: list[Part], index: int, size_bytes: int) -> None:
+def _change(parts: list[ActionPart], index: int, size_bytes: int) -> None:
     """Let a part allocate bytes, or free them if they are negative."""
     if size_bytes:
         parts[index] = parts[index]._replace(activation_bytes=size_bytes)
 
 
-def _last(parts: Sequence[Part], *, for_weights: bool) -> int:
+def _last(parts: Sequence[ActionPart], *, for_weights: bool) -> int:
     """Return the index of the last part with a duration for weight gradients, or for the others; -1 without."""
     indexes = (index for index, part in enumerate(parts) if part.ns and part.for_weights == for_weights)
     return max(indexes, default=-1)
 
 
-def tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[Part, Part]:
+def tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[ActionPart, ActionPart]:
     """Return the gather and the sum over the tensor-parallel group as parts; times are in ns.
 
     With ``split`` (sequence parallelism) the sum is a reduce-scatter, else an all-reduce.
     """
     return (
-        Part("all-gather", gather_ns, Stream.TENSOR_PARALLEL),
-        Part("reduce-scatter" if split else "all-reduce", reduce_ns, Stream.TENSOR_PARALLEL),
+        ActionPart("all-gather", gather_ns, Stream.TENSOR_PARALLEL),
+        ActionPart("reduce-scatter" if split else "all-reduce", reduce_ns, Stream.TENSOR_PARALLEL),
     )

@@ -54,7 +54,7 @@ from msgspec.structs import replace
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.model import run_solver, solve
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened_by_work, is_exact
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, OpKind, coarsened_by_work, is_exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -414,7 +414,7 @@ def relaxed_bound(problem: Problem, effort: Effort, ranks: Collection[int], hori
     return max(solved.bound, least)
 
 
-_RESIDENCIES = (None, Part.O, Part.C)
+_RESIDENCIES = (None, OpKind.O, OpKind.C)
 """Residency of an activation: it stays, is offloaded (``O``), or is recomputed (``C``)."""
 _MOST_COUNTS = 20_000
 """The most counts in a model that is solved."""
@@ -478,16 +478,16 @@ def can_be_as_short(problem: Problem, effort: Effort, length: int, *, apart: boo
 
 def _model_size(problem: Problem, length: int) -> int:
     """Return the number of counts in a model: kinds of operations times stages times moments."""
-    kinds = 3 + 4 * problem.copies + 3 * problem.recomputes
-    return kinds * problem.stages * max(latest(problem, length), 0)
+    counted_kinds = 3 + 4 * problem.copies + 3 * problem.recomputes
+    return counted_kinds * problem.stages * max(latest(problem, length), 0)
 
 
-class _Kind(NamedTuple):
+class _Counted(NamedTuple):
     """A kind of operations that are counted together."""
 
-    part: Part
+    kind: OpKind
     stage: int
-    residency: Part | None = None
+    residency: OpKind | None = None
     """For ``F`` and ``I``: the residency of their activation, one of ``_RESIDENCIES``."""
 
 
@@ -496,11 +496,11 @@ class _Counts:
 
     def __init__(self, problem: Problem, length: int, *, apart: bool) -> None:
         self.problem, self.length, self.apart = problem, length, apart
-        self.host = Part.O if apart else None
+        self.host = OpKind.O if apart else None
         """The residency of offloaded activations."""
         self.moments = max(latest(problem, length) - min(problem.tail), 0) + 1
         self.cp = cp_model.CpModel()
-        self.begun: dict[_Kind, list[Any]] = {}
+        self.begun: dict[_Counted, list[Any]] = {}
         """By kind, the number of started operations at each moment."""
 
     def parts(self) -> Iterator[None]:
@@ -514,18 +514,22 @@ class _Counts:
             yield
         for rank in range(problem.ranks):
             stages = problem.stages_of[rank]
-            self._no_overlap([kind for kind in self.begun if kind.stage in stages and kind.part in ON_RANK])
+            self._no_overlap(
+                [counted for counted in self.begun if counted.stage in stages and counted.kind in ON_RANK]
+            )
             if problem.limit[rank] != NO_LIMIT:
                 self._memory(rank)
             self._ends(rank)
             yield
-        for ranks, parts in problem.channels:
+        for ranks, kinds in problem.channels:
             stages = tuple(stage for rank in ranks for stage in problem.stages_of[rank])
-            self._no_overlap([kind for kind in self.begun if kind.stage in stages and kind.part in parts])
+            self._no_overlap(
+                [counted for counted in self.begun if counted.stage in stages and counted.kind in kinds]
+            )
             yield
 
-    def _duration(self, kind: _Kind) -> int:
-        return self.problem.duration(Op(kind.part, kind.stage, 0))
+    def _duration(self, counted: _Counted) -> int:
+        return self.problem.duration(Op(counted.kind, counted.stage, 0))
 
     def _stage_counts(self, stage: int) -> None:
         """Add the counts of a stage's operations; each starts after the earliest end of its inputs."""
@@ -534,87 +538,93 @@ class _Counts:
         forward_start = sum(problem.f[:stage]) + sum(problem.forward_transfer[:stage])
         forward_end = forward_start + problem.f[stage]
         gradient_start = forward_end + self._trip(stage)
-        earliest = {_Kind(Part.W, stage): gradient_start + problem.i[stage]}
+        earliest = {_Counted(OpKind.W, stage): gradient_start + problem.i[stage]}
         for residency in _RESIDENCIES:
-            possible = problem.copies and self.apart if residency is Part.O else problem.recomputes
+            possible = problem.copies and self.apart if residency is OpKind.O else problem.recomputes
             if residency is None or (limited and possible):
-                earliest[_Kind(Part.F, stage, residency)] = forward_start
-                earliest[_Kind(Part.I, stage, residency)] = gradient_start
+                earliest[_Counted(OpKind.F, stage, residency)] = forward_start
+                earliest[_Counted(OpKind.I, stage, residency)] = gradient_start
         if limited and problem.copies:
-            earliest[_Kind(Part.O, stage)] = forward_end
-            earliest[_Kind(Part.R, stage)] = forward_end + problem.offload[stage]
-        if _Kind(Part.F, stage, Part.C) in earliest:
-            earliest[_Kind(Part.C, stage)] = forward_end
-        for kind, start in earliest.items():
-            self.begun[kind] = self._started_by_moment(kind, start, self.moments - self._duration(kind))
-        for part in (Part.F, Part.I, Part.W):
-            self.cp.add(self._part_started(part, stage, self.moments) == microbatches)
+            earliest[_Counted(OpKind.O, stage)] = forward_end
+            earliest[_Counted(OpKind.R, stage)] = forward_end + problem.offload[stage]
+        if _Counted(OpKind.F, stage, OpKind.C) in earliest:
+            earliest[_Counted(OpKind.C, stage)] = forward_end
+        for counted, start in earliest.items():
+            self.begun[counted] = self._started_by_moment(counted, start, self.moments - self._duration(counted))
+        for kind in (OpKind.F, OpKind.I, OpKind.W):
+            self.cp.add(self._kind_started(kind, stage, self.moments) == microbatches)
 
     def _trip(self, stage: int) -> int:
         """Return the least time from the end of a forward to the start of its input gradient."""
         return self.problem.round_trip(stage) - self.problem.f[stage] - self.problem.i[stage]
 
-    def _started_by_moment(self, kind: _Kind, earliest: int, end: int) -> list[Any]:
+    def _started_by_moment(self, counted: _Counted, earliest: int, end: int) -> list[Any]:
         """Return the count of started operations at each moment; operations that take time start one at a time."""
         microbatches, counts, previous = self.problem.microbatches, list[Any](), 0
-        most_starts = 1 if self._duration(kind) else microbatches
+        most_starts = 1 if self._duration(counted) else microbatches
         for moment in range(self.moments):
             if earliest <= moment < max(end, 1):
-                count = self.cp.new_int_var(0, microbatches, f"{kind}<={moment}")
-                starts = self.cp.new_int_var(0, most_starts, f"{kind}@{moment}")
+                count = self.cp.new_int_var(0, microbatches, f"{counted}<={moment}")
+                starts = self.cp.new_int_var(0, most_starts, f"{counted}@{moment}")
                 self.cp.add(count == previous + starts)
                 previous = count
             counts.append(previous)
         return counts
 
-    def _started(self, kind: _Kind, moment: int) -> Any:
+    def _started(self, counted: _Counted, moment: int) -> Any:
         """Return how many operations of a kind have started by a moment."""
-        counts = self.begun.get(kind)
+        counts = self.begun.get(counted)
         return counts[min(moment, self.moments - 1)] if counts is not None and moment >= 0 else 0
 
-    def _ended(self, kind: _Kind, moment: int) -> Any:
+    def _ended(self, counted: _Counted, moment: int) -> Any:
         """Return how many operations of a kind have ended by a moment."""
-        return self._started(kind, moment - self._duration(kind)) if kind in self.begun else 0
+        return self._started(counted, moment - self._duration(counted)) if counted in self.begun else 0
 
-    def _part_started(self, part: Part, stage: int, moment: int) -> Any:
-        """Return how many operations of one part have started on a stage."""
-        return sum(self._started(_Kind(part, stage, residency), moment) for residency in _RESIDENCIES)
+    def _kind_started(self, kind: OpKind, stage: int, moment: int) -> Any:
+        """Return how many operations of one kind have started on a stage."""
+        return sum(self._started(_Counted(kind, stage, residency), moment) for residency in _RESIDENCIES)
 
-    def _part_ended(self, part: Part, stage: int, moment: int) -> Any:
-        return sum(self._ended(_Kind(part, stage, residency), moment) for residency in _RESIDENCIES)
+    def _kind_ended(self, kind: OpKind, stage: int, moment: int) -> Any:
+        return sum(self._ended(_Counted(kind, stage, residency), moment) for residency in _RESIDENCIES)
 
     def _dataflow(self, stage: int) -> None:
         """Add the constraints that operations start after their inputs."""
         problem, trip = self.problem, self._trip(stage)
-        offload, reload, recomputation = (_Kind(part, stage) for part in (Part.O, Part.R, Part.C))
+        offload, reload, recomputation = (_Counted(kind, stage) for kind in (OpKind.O, OpKind.R, OpKind.C))
         for moment in range(self.moments):
             if stage:
-                sent = self._part_ended(Part.F, stage - 1, moment - problem.forward_transfer[stage - 1])
-                self._cap(self._part_started(Part.F, stage, moment), sent)
+                sent = self._kind_ended(OpKind.F, stage - 1, moment - problem.forward_transfer[stage - 1])
+                self._cap(self._kind_started(OpKind.F, stage, moment), sent)
             if stage + 1 < problem.stages:
-                sent = self._part_ended(Part.I, stage + 1, moment - problem.backward_transfer[stage])
-                self._cap(self._part_started(Part.I, stage, moment), sent)
-            self._cap(self._part_started(Part.W, stage, moment), self._part_ended(Part.I, stage, moment))
+                sent = self._kind_ended(OpKind.I, stage + 1, moment - problem.backward_transfer[stage])
+                self._cap(self._kind_started(OpKind.I, stage, moment), sent)
+            self._cap(self._kind_started(OpKind.W, stage, moment), self._kind_ended(OpKind.I, stage, moment))
             for residency in _RESIDENCIES:
-                forward, gradient = _Kind(Part.F, stage, residency), _Kind(Part.I, stage, residency)
+                forward, gradient = _Counted(OpKind.F, stage, residency), _Counted(OpKind.I, stage, residency)
                 self._cap(self._started(gradient, moment), self._ended(forward, moment - trip))
-            self._cap(self._started(offload, moment), self._ended(_Kind(Part.F, stage, self.host), moment))
+            self._cap(self._started(offload, moment), self._ended(_Counted(OpKind.F, stage, self.host), moment))
             self._cap(self._started(reload, moment), self._ended(offload, moment))
             resident = self._ended(reload, moment)
             if not self.apart:
-                resident += self._ended(_Kind(Part.F, stage), moment) - self._started(offload, moment)
-            self._cap(self._started(_Kind(Part.I, stage, self.host), moment), resident)
-            self._cap(self._started(recomputation, moment), self._ended(_Kind(Part.F, stage, Part.C), moment))
-            self._cap(self._started(_Kind(Part.I, stage, Part.C), moment), self._ended(recomputation, moment))
+                resident += self._ended(_Counted(OpKind.F, stage), moment) - self._started(offload, moment)
+            self._cap(self._started(_Counted(OpKind.I, stage, self.host), moment), resident)
+            self._cap(
+                self._started(recomputation, moment), self._ended(_Counted(OpKind.F, stage, OpKind.C), moment)
+            )
+            self._cap(
+                self._started(_Counted(OpKind.I, stage, OpKind.C), moment), self._ended(recomputation, moment)
+            )
 
     def _cap(self, count: Any, limit: Any) -> None:
         if not isinstance(count, int) or not isinstance(limit, int):
             self.cp.add(count <= limit)
 
-    def _no_overlap(self, kinds: Sequence[_Kind]) -> None:
+    def _no_overlap(self, counted_kinds: Sequence[_Counted]) -> None:
         """Add the constraint that operations of some kinds run one at a time."""
         for moment in range(self.moments):
-            self._cap(sum(self._started(kind, moment) - self._ended(kind, moment) for kind in kinds), 1)
+            self._cap(
+                sum(self._started(counted, moment) - self._ended(counted, moment) for counted in counted_kinds), 1
+            )
 
     def _memory(self, rank: int) -> None:
         """Add the constraint of a rank's memory limit."""
@@ -623,13 +633,13 @@ class _Counts:
             used: Any = 0
             for stage in problem.stages_of[rank]:
                 size, weight_size = problem.activation[stage], problem.weight_activation[stage]
-                used += size * self._part_started(Part.F, stage, moment)
-                used -= (size - weight_size) * self._part_ended(Part.I, stage, moment)
-                used -= weight_size * self._part_ended(Part.W, stage, moment)
-                reloads = self._started(_Kind(Part.R, stage), moment)
-                used += size * (reloads - self._ended(_Kind(Part.O, stage), moment))
+                used += size * self._kind_started(OpKind.F, stage, moment)
+                used -= (size - weight_size) * self._kind_ended(OpKind.I, stage, moment)
+                used -= weight_size * self._kind_ended(OpKind.W, stage, moment)
+                reloads = self._started(_Counted(OpKind.R, stage), moment)
+                used += size * (reloads - self._ended(_Counted(OpKind.O, stage), moment))
                 if problem.recomputes:
-                    forward, recomputation = (_Kind(Part.F, stage, Part.C), _Kind(Part.C, stage))
+                    forward, recomputation = (_Counted(OpKind.F, stage, OpKind.C), _Counted(OpKind.C, stage))
                     left_out = size - problem.checkpoint[stage]
                     used += left_out * (self._started(recomputation, moment) - self._started(forward, moment))
             self._cap(used, problem.limit[rank])
@@ -644,7 +654,7 @@ class _Counts:
                 continue
             first = problem.stages_of[rank][0]
             for moment in range(self.moments - 1 - last):
-                begun = self._part_started(Part.F, first, moment)
+                begun = self._kind_started(OpKind.F, first, moment)
                 if isinstance(begun, int):
                     continue
                 # If a forward has started by this moment, all weight gradients start within the length from here.
@@ -654,7 +664,7 @@ class _Counts:
 
     def _all_begun(self, stage: int, moment: int, chosen: Any = None) -> None:
         """Require that all weight gradients of a stage have started by a moment, if ``chosen`` holds."""
-        count = self._part_started(Part.W, stage, moment)
+        count = self._kind_started(OpKind.W, stage, moment)
         if isinstance(count, int):
             constraint = self.cp.add_bool_or([]) if chosen is None else self.cp.add(chosen == 0)
         else:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from pptrace.plugin import OutputError, replace_file
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import AWAIT_OF, COMPUTED, Op, Part, coarsened, is_exact
+from pptrace_optpipe.problem import AWAIT_OF, COMPUTED, Op, OpKind, coarsened, is_exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,9 +81,9 @@ def folder() -> Path:
 def wrong_folder() -> str:
     """Return an error text if the folder in ``PPTRACE_OPTPIPE_CACHE`` cannot be created; empty if it can."""
     path = Path(os.environ.get(_NAMED, ""))
-    for part in (*reversed(path.parents), path):
-        if part.exists() and not part.is_dir():
-            return f"{part}: is not a folder, so nothing is cached: set {_NAMED} to one"
+    for folder_path in (*reversed(path.parents), path):
+        if folder_path.exists() and not folder_path.is_dir():
+            return f"{folder_path}: is not a folder, so nothing is cached: set {_NAMED} to one"
     return ""
 
 
@@ -130,7 +130,7 @@ class Cache:
         text = json.dumps({
             "sizes": _sizes(problem), "costs": _costs(problem), "step": entry.step, "bound": entry.bound,
             "seconds": round(entry.seconds, 1),
-            "rows": [[f"{op.stage}{op.part.name}{op.microbatch}" for op in row] for row in entry.rows],
+            "rows": [[f"{op.stage}{op.kind.name}{op.microbatch}" for op in row] for row in entry.rows],
         })  # fmt: skip
         with suppress(OSError, OutputError):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -223,17 +223,17 @@ def _rows(content: _Content, problem: Problem) -> Rows:
     """
     rows = [[_op(text) for text in row] for row in content.rows]
     ops_with_rank = [(op, rank) for rank, row in enumerate(rows) for op in row]
-    halves = {Part.B: (Part.I, Part.W)}
+    halves = {OpKind.B: (OpKind.I, OpKind.W)}
     computed = sorted(
-        (op._replace(part=part), rank)
-        for op, rank in ops_with_rank if op.part in (*COMPUTED, Part.B)
-        for part in halves.get(op.part, (op.part,))
+        (op._replace(kind=kind), rank)
+        for op, rank in ops_with_rank if op.kind in (*COMPUTED, OpKind.B)
+        for kind in halves.get(op.kind, (op.kind,))
     )  # fmt: skip
     expected = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
-    allowed_parts = {*COMPUTED, Part.B} | ({*AWAIT_OF, *AWAIT_OF.values()} if problem.offload else set())
-    allowed_parts |= {Part.C} if problem.recompute else set()
+    allowed_kinds = {*COMPUTED, OpKind.B} | ({*AWAIT_OF, *AWAIT_OF.values()} if problem.offload else set())
+    allowed_kinds |= {OpKind.C} if problem.recompute else set()
     if len(rows) != problem.ranks or computed != expected or not all(
-        op.part in allowed_parts and op.stage in problem.stages_of[rank] and op.microbatch < problem.microbatches
+        op.kind in allowed_kinds and op.stage in problem.stages_of[rank] and op.microbatch < problem.microbatches
         for op, rank in ops_with_rank
     ):  # fmt: skip
         msg = "the rows are not the problem's"
@@ -242,5 +242,5 @@ def _rows(content: _Content, problem: Problem) -> Rows:
 
 
 def _op(text: str) -> Op:
-    part_index = next(index for index, letter in enumerate(text) if letter.isalpha())
-    return Op(Part[text[part_index]], int(text[:part_index]), int(text[part_index + 1 :]))
+    kind_index = next(index for index, letter in enumerate(text) if letter.isalpha())
+    return Op(OpKind[text[kind_index]], int(text[:kind_index]), int(text[kind_index + 1 :]))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from pptrace.plugin import Document, Kind, ScheduleError, Table, format_size, write_picture
 from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import COMPUTED, GRADIENT, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import COMPUTED, GRADIENT, NO_LIMIT, Op, OpKind
 from pptrace_optpipe.setting import rows_of_table, stages_text
 from pptrace_optpipe.start_schedules import AGAIN, COPIED
 
@@ -97,8 +97,8 @@ def values_of(result: Optimised, setting: Setting, memory: int, run: Improvement
         "memory_limit_bytes": memory or None,
         "rank_limit_bytes": list(setting.limits(memory)) if memory else None,
         "peak_bytes": list(result.simulated.peak_bytes),
-        "offloaded": [_microbatches(row, Part.O) for row in rows],
-        "recomputed": [_microbatches(row, Part.C) for row in rows],
+        "offloaded": [_microbatches(row, OpKind.O) for row in rows],
+        "recomputed": [_microbatches(row, OpKind.C) for row in rows],
         "split": [_split_count(row) for row in rows],
         "without_offload_bytes": list(_peaks_without_copies(result)),
         "copy_ratio": [
@@ -143,16 +143,16 @@ def document(result: Optimised, setting: Setting, memory: int, run: Improvement 
     ]
     kept = _peaks_without_copies(result)
     for rank, (row, peak) in enumerate(zip(result.rows, result.simulated.peak_bytes, strict=False)):
-        offloaded, recomputed = (sum(op.part is part for op in row) for part in (Part.O, Part.C))
+        offloaded, recomputed = (sum(op.kind is kind for op in row) for kind in (OpKind.O, OpKind.C))
         recomputed_text = f"{recomputed} computed again, " if recomputed else ""
         missing = "without copies" if not recomputed else "without either" if offloaded else "otherwise"
         remark = f"; {missing} it would hold {format_size(kept[rank])}" if offloaded or recomputed else ""
         if offloaded and result.problem is not None:
             remark += f"; copies take {copy_ratio(result.problem, rank):.0%} of its work"
         if recomputed and result.problem is not None:
-            recompute_work = sum(result.problem.recompute[op.stage] for op in row if op.part is Part.C)
+            recompute_work = sum(result.problem.recompute[op.stage] for op in row if op.kind is OpKind.C)
             remark += f"; computing again takes {recompute_work / result.problem.work(rank):.0%} of it"
-        backwards = sum(op.part in GRADIENT for op in row)
+        backwards = sum(op.kind in GRADIENT for op in row)
         text = f"peak {format_size(peak)}, {offloaded} activations offloaded, {recomputed_text}"
         rows.append((f"rank {rank}", f"{text}{_split_count(row)} of {backwards} backwards split{remark}"))
     return Document(title="optimize", lead=(*([run.line] if run else []), Table(rows=tuple(rows), words=2)))
@@ -178,13 +178,13 @@ def _limit_text(memory: int, limits: Sequence[int]) -> str:
         return "no limit"
     if min(limits, default=memory) == max(limits, default=memory):
         return format_size(min(limits, default=memory))
-    parts, first = [], 0
+    kinds, first = [], 0
     for size, group in groupby(limits):
         last = first + len(list(group)) - 1
         ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
-        parts.append(f"{format_size(size)} on {ranks}")
+        kinds.append(f"{format_size(size)} on {ranks}")
         first = last + 1
-    return ", ".join(parts)
+    return ", ".join(kinds)
 
 
 def _comparison(result: Optimised) -> list[tuple[str, str]]:
@@ -208,7 +208,7 @@ def pareto_document(points: list[tuple[int, Optimised | None]]) -> Document:
         if result is None:
             rows.append((format_size(memory), "nothing fits", "", "", "", ""))
             continue
-        step, offloads = result.simulated.step_ns, sum(op.part is Part.O for row in result.rows for op in row)
+        step, offloads = result.simulated.step_ns, sum(op.kind is OpKind.O for row in result.rows for op in row)
         bound, gap = (_ms(result.bound_ns), f"{result.gap:.2%}") if result.bound_ns else ("-", "-")
         bar = "#" * round(30 * step / longest)
         rows.append((format_size(memory), _ms(step), bound, gap, str(offloads), f"{bar} {result.rival}"))
@@ -220,15 +220,17 @@ def _ms(time: int) -> str:
     return f"{time / 1e6:.3f} ms"
 
 
-def _microbatches(row: list[Op], part: Part) -> list[list[int]]:
-    return [[op.stage, op.microbatch] for op in row if op.part is part]
+def _microbatches(row: list[Op], kind: OpKind) -> list[list[int]]:
+    return [[op.stage, op.microbatch] for op in row if op.kind is kind]
 
 
 def _split_count(row: list[Op]) -> int:
     """Return how many backwards have other computations between ``I`` and ``W``."""
-    computed = [op for op in row if op.part in (*COMPUTED, Part.B)]
-    adjacent = sum(op.part is Part.I and next_op == op._replace(part=Part.W) for op, next_op in pairwise(computed))
-    return sum(op.part is Part.I for op in computed) - adjacent
+    computed = [op for op in row if op.kind in (*COMPUTED, OpKind.B)]
+    adjacent = sum(
+        op.kind is OpKind.I and next_op == op._replace(kind=OpKind.W) for op, next_op in pairwise(computed)
+    )
+    return sum(op.kind is OpKind.I for op in computed) - adjacent
 
 
 def _peaks_without_copies(result: Optimised) -> tuple[int, ...]:
@@ -236,7 +238,7 @@ def _peaks_without_copies(result: Optimised) -> tuple[int, ...]:
     problem = result.problem
     if problem is None or NO_LIMIT in problem.limit:
         return result.simulated.peak_bytes
-    without_copies = play(problem, [[op for op in row if op.part in (*COMPUTED, Part.B)] for row in result.rows])
+    without_copies = play(problem, [[op for op in row if op.kind in (*COMPUTED, OpKind.B)] for row in result.rows])
     with_copies = play(problem, list(result.rows))
     if without_copies is None or with_copies is None:
         return result.simulated.peak_bytes

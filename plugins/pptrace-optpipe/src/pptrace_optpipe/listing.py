@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from pptrace_optpipe.playback import rows_of
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, OpKind
 
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
@@ -56,14 +56,14 @@ def serial_rows(problem: Problem, *, copied: bool) -> Rows:
     for microbatch in range(problem.microbatches):
         offloaded = {stage for stages in problem.stages_of for stage in stages[:-1]} if copied else set()
         for stage, rank in enumerate(problem.stage_rank):
-            rows[rank].append(Op(Part.F, stage, microbatch))
+            rows[rank].append(Op(OpKind.F, stage, microbatch))
             if stage in offloaded:
-                rows[rank] += [Op(Part.O, stage, microbatch), Op(Part.A, stage, microbatch)]
+                rows[rank] += [Op(OpKind.O, stage, microbatch), Op(OpKind.A, stage, microbatch)]
         for stage in reversed(range(problem.stages)):
             row = rows[problem.stage_rank[stage]]
             if stage in offloaded:
-                row.append(Op(Part.R, stage, microbatch))
-            row += [Op(Part.I, stage, microbatch), Op(Part.W, stage, microbatch)]
+                row.append(Op(OpKind.R, stage, microbatch))
+            row += [Op(OpKind.I, stage, microbatch), Op(OpKind.W, stage, microbatch)]
     return rows
 
 
@@ -73,8 +73,8 @@ class Lister:
     def __init__(self, problem: Problem, rule: Rule) -> None:
         self.problem, self.rule = problem, rule
         stages = range(problem.stages)
-        self.next = {(part, stage): 0 for part in COMPUTED for stage in stages}
-        self.ready: dict[Op, int] = {Op(Part.F, 0, mb): mb * rule.pace for mb in range(problem.microbatches)}
+        self.next = {(kind, stage): 0 for kind in COMPUTED for stage in stages}
+        self.ready: dict[Op, int] = {Op(OpKind.F, 0, mb): mb * rule.pace for mb in range(problem.microbatches)}
         self.held = [0] * problem.ranks
         self.flying = [0] * problem.ranks
         self.in_stage = [0] * problem.stages
@@ -99,7 +99,7 @@ class Lister:
                 if self.busy[rank] <= now:
                     self._choose(rank, now)
         count = len(COMPUTED) * self.problem.stages * self.problem.microbatches
-        ran = sum(op.part in COMPUTED for op in self.start)
+        ran = sum(op.kind in COMPUTED for op in self.start)
         return rows_of(self.problem, self.start) if ran == count else None
 
     def wake(self, rank: int, now: int) -> None:
@@ -107,19 +107,19 @@ class Lister:
 
     def finish(self, now: int, op: Op) -> None:
         """Record the end of an operation: freed memory and operations that become ready."""
-        problem, (part, stage, microbatch) = self.problem, op
+        problem, (kind, stage, microbatch) = self.problem, op
         rank = problem.stage_rank[stage]
-        if part is Part.F:
+        if kind is OpKind.F:
             is_last = stage + 1 == problem.stages
-            next_op = Op(Part.I if is_last else Part.F, stage if is_last else stage + 1, microbatch)
+            next_op = Op(OpKind.I if is_last else OpKind.F, stage if is_last else stage + 1, microbatch)
             self._enable(next_op, now + (0 if is_last else problem.forward_transfer[stage]))
-        elif part is Part.I:
+        elif kind is OpKind.I:
             self.held[rank] -= problem.activation[stage] - problem.weight_activation[stage]
             self.flying[rank] -= 1
             self.in_stage[stage] -= 1
-            self._enable(Op(Part.W, stage, microbatch), now)
+            self._enable(Op(OpKind.W, stage, microbatch), now)
             if stage:
-                self._enable(Op(Part.I, stage - 1, microbatch), now + problem.backward_transfer[stage - 1])
+                self._enable(Op(OpKind.I, stage - 1, microbatch), now + problem.backward_transfer[stage - 1])
         else:
             self.held[rank] -= problem.weight_activation[stage]
         heappush(self.events, (now, rank))
@@ -130,9 +130,9 @@ class Lister:
 
     def _choose(self, rank: int, now: int) -> None:
         """Start what the rule prefers, if anything may start."""
-        gradient, soon = self.first(rank, Part.I, now)
-        forward, _ = self.first(rank, Part.F, now)
-        weight, _ = self.first(rank, Part.W, now)
+        gradient, soon = self.first(rank, OpKind.I, now)
+        forward, _ = self.first(rank, OpKind.F, now)
+        weight, _ = self.first(rank, OpKind.W, now)
         if forward is not None and not self.has_room(rank, forward):
             forward = None
         rule = self.rule
@@ -144,25 +144,25 @@ class Lister:
             return  # the end of that input wakes the rank again
         self.begin(rank, op, now)
 
-    def first(self, rank: int, part: Part, now: int) -> tuple[Op | None, int | None]:
-        """Return the best operation of a part that may start now, and the earliest time at which any may start."""
+    def first(self, rank: int, kind: OpKind, now: int) -> tuple[Op | None, int | None]:
+        """Return the best operation of a kind that may start now, and the earliest time at which any may start."""
         best, soon = None, None
         for stage in self.problem.stages_of[rank]:
-            op = Op(part, stage, self.next[part, stage])
+            op = Op(kind, stage, self.next[kind, stage])
             ready_time = self.ready.get(op)
             if ready_time is None:
                 continue
             soon = ready_time if soon is None else min(soon, ready_time)
             if ready_time <= now and (best is None or (op.microbatch, -op.stage) < (best.microbatch, -best.stage)
-                              or (part is Part.F and op.stage > best.stage)):  # fmt: skip
+                              or (kind is OpKind.F and op.stage > best.stage)):  # fmt: skip
                 best = op
         return best, soon
 
     def begin(self, rank: int, op: Op, now: int) -> None:
         """Start an op."""
-        self.next[op.part, op.stage] += 1
+        self.next[op.kind, op.stage] += 1
         del self.ready[op]
-        if op.part is Part.F:
+        if op.kind is OpKind.F:
             self.held[rank] += self.problem.activation[op.stage]
             self.flying[rank] += 1
             self.in_stage[op.stage] += 1
@@ -183,10 +183,10 @@ class Lister:
             return False
         if len(stages) == 1 or self.rule.per_stage:
             return True
-        for microbatch in range(self.next[Part.W, stages[0]], op.microbatch + 1):
-            present = sum(problem.activation[s] for s in stages if self.next[Part.F, s] > microbatch
-                      or Op(Part.F, s, microbatch) == op)  # fmt: skip
-            needed = sum(problem.activation[s] for s in stages if self.next[Part.I, s] > microbatch)
+        for microbatch in range(self.next[OpKind.W, stages[0]], op.microbatch + 1):
+            present = sum(problem.activation[s] for s in stages if self.next[OpKind.F, s] > microbatch
+                      or Op(OpKind.F, s, microbatch) == op)  # fmt: skip
+            needed = sum(problem.activation[s] for s in stages if self.next[OpKind.I, s] > microbatch)
             missing = sum(problem.activation[s] for s in stages) - present
             if used + missing > limit:
                 return False
@@ -230,9 +230,9 @@ class OffloadingLister(Lister):
         """Record the end of an operation, and start the offload of its activation."""
         super().finish(now, op)
         rank, key = self.problem.stage_rank[op.stage], (op.microbatch, -op.stage)
-        if op.part is Part.F:
+        if op.kind is OpKind.F:
             self._add_pending(rank, op, now)
-        elif op.part is Part.I:
+        elif op.kind is OpKind.I:
             self.pending[rank].remove(key)
 
     def _add_pending(self, rank: int, op: Op, now: int) -> None:
@@ -242,9 +242,9 @@ class OffloadingLister(Lister):
         self.pending[rank].sort()
         if self.problem.limit[rank] == NO_LIMIT or self.pending[rank].index(key) < self.kept:
             return
-        if op._replace(part=Part.I) in self.ready:
+        if op._replace(kind=OpKind.I) in self.ready:
             return
-        start = self.start[op._replace(part=Part.O)] = max(now, self.copied[rank][0])
+        start = self.start[op._replace(kind=OpKind.O)] = max(now, self.copied[rank][0])
         self.copied[rank][0] = self.offload_end[key] = start + self.problem.offload[stage]
         self.freed[rank].append((self.offload_end[key], self.problem.activation[stage]))
         heappush(self.events, (self.offload_end[key], rank))
@@ -255,20 +255,20 @@ class OffloadingLister(Lister):
         if due is None or self.offload_end[due] > now:
             return
         stage = -due[1]
-        if self.late and self._gradient_time(Op(Part.I, stage, due[0])) - self.problem.reload[stage] > now:
+        if self.late and self._gradient_time(Op(OpKind.I, stage, due[0])) - self.problem.reload[stage] > now:
             return
         if self._held_size(rank, now) + self.problem.activation[stage] > self.problem.limit[rank]:
             return
         begin = max(now, self.copied[rank][self._inward])
         self.copied[rank][self._inward] = self.reload_end[due] = begin + self.problem.reload[stage]
         self.held[rank] += self.problem.activation[stage]
-        self.start[Op(Part.R, stage, due[0])] = begin
+        self.start[Op(OpKind.R, stage, due[0])] = begin
         heappush(self.events, (self.reload_end[due], rank))
 
     def begin(self, rank: int, op: Op, now: int) -> None:
         """Start an operation and schedule the reload of the previous stage in time."""
         super().begin(rank, op, now)
-        if op.part is Part.I and op.stage and self.late:
+        if op.kind is OpKind.I and op.stage and self.late:
             previous = op._replace(stage=op.stage - 1)
             reload_time = self._gradient_time(previous) - self.problem.reload[previous.stage]
             heappush(self.events, (int(max(reload_time, now)), self.problem.stage_rank[previous.stage]))
@@ -296,10 +296,10 @@ class OffloadingLister(Lister):
         """Return the bytes on a rank at a time, without activations that are on the host."""
         return self.held[rank] - sum(size for moment, size in self.freed[rank] if moment <= now)
 
-    def first(self, rank: int, part: Part, now: int) -> tuple[Op | None, int | None]:
+    def first(self, rank: int, kind: OpKind, now: int) -> tuple[Op | None, int | None]:
         """Return as the base class; an input gradient may start only if its activation is on the rank."""
-        op, soon = super().first(rank, part, now)
-        if op is not None and part is Part.I:
+        op, soon = super().first(rank, kind, now)
+        if op is not None and kind is OpKind.I:
             key = (op.microbatch, -op.stage)
             if key in self.offload_end and self.reload_end.get(key, now + 1) > now:
                 return None, self.reload_end.get(key, soon)

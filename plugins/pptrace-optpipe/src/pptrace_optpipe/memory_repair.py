@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace_optpipe.playback import memory_changes, play
-from pptrace_optpipe.problem import AWAIT_OF, GRADIENT, NO_LIMIT, ON_RANK, Op, Part, computed_again
+from pptrace_optpipe.problem import AWAIT_OF, GRADIENT, NO_LIMIT, ON_RANK, Op, OpKind, computed_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENTS = {
-    Part.O: {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I), Part.B: (Part.R, Part.B)},
-    Part.C: {Part.I: (Part.C, Part.I), Part.B: (Part.C, Part.B)},
+    OpKind.O: {OpKind.F: (OpKind.F, OpKind.O), OpKind.I: (OpKind.R, OpKind.I), OpKind.B: (OpKind.R, OpKind.B)},
+    OpKind.C: {OpKind.I: (OpKind.C, OpKind.I), OpKind.B: (OpKind.C, OpKind.B)},
 }
 """By kind of eviction and computation of the evicted activation, the operations that replace it in the row."""
 _SPACING = 1
 """The least computations between the forward of an offloaded activation and the use of the freed memory."""
 
 
-def evict(problem: Problem, rows: Rows, kinds: Iterable[Part]) -> Rows:
+def evict(problem: Problem, rows: Rows, kinds: Iterable[OpKind]) -> Rows:
     """Return rows with evicted activations and the same order of computations, if this is sufficient.
 
     Args:
@@ -49,21 +49,21 @@ def evict(problem: Problem, rows: Rows, kinds: Iterable[Part]) -> Rows:
     return repaired(problem, fitting)
 
 
-def _evict(problem: Problem, row: list[Op], limit: int, kind: Part) -> list[Op] | None:
+def _evict(problem: Problem, row: list[Op], limit: int, by: OpKind) -> list[Op] | None:
     """Return a rank's row that fits by its order, with activations evicted in order of latest need.
 
     Return None if the row never fits. An offload counts as ended at its start.
     """
-    is_offload = kind is Part.O
+    is_offload = by is OpKind.O
     kept = (0,) * problem.stages if is_offload else problem.checkpoint
-    forward_place = {op[1:]: place for place, op in enumerate(row) if op.part is Part.F}
-    gradient_place = {op[1:]: place for place, op in enumerate(row) if op.part in GRADIENT}
+    forward_place = {op[1:]: place for place, op in enumerate(row) if op.kind is OpKind.F}
+    gradient_place = {op[1:]: place for place, op in enumerate(row) if op.kind in GRADIENT}
     resident, evicted, used = set[tuple[int, int]](), set[tuple[int, int]](), 0
     for place, op in enumerate(row):
         activation, size, freed = op[1:], *memory_changes(problem, op, ())
-        if op.part is Part.F:
+        if op.kind is OpKind.F:
             resident.add(activation)
-        elif op.part in GRADIENT:
+        elif op.kind in GRADIENT:
             resident.discard(activation)
             size = (problem.activation[op.stage] - kept[op.stage]) * (activation in evicted)
         while used + size > limit:
@@ -77,13 +77,13 @@ def _evict(problem: Problem, row: list[Op], limit: int, kind: Part) -> list[Op] 
                 used -= problem.activation[candidate[0]] - kept[candidate[0]]
             elif not is_offload:
                 size = kept[op.stage]
-        if op.part is Part.F and activation in evicted:
+        if op.kind is OpKind.F and activation in evicted:
             size = kept[op.stage]
         used += size - freed
     return [
-        op._replace(part=part)
+        op._replace(kind=kind)
         for op in row
-        for part in (_REPLACEMENTS[kind].get(op.part, (op.part,)) if op[1:] in evicted else (op.part,))
+        for kind in (_REPLACEMENTS[by].get(op.kind, (op.kind,)) if op[1:] in evicted else (op.kind,))
     ]
 
 
@@ -100,10 +100,10 @@ def _exceeds(problem: Problem, row: list[Op], limit: int) -> bool:
 
 def _advance_reloads(problem: Problem, row: list[Op], limit: int) -> None:
     """Move each reload before the previous computation, if memory allows it."""
-    for op in [op for op in row if op.part is Part.R]:
+    for op in [op for op in row if op.kind is OpKind.R]:
         place = row.index(op)
         previous = row[place - 1]
-        if previous.part in ON_RANK:
+        if previous.kind in ON_RANK:
             row[place - 1], row[place] = op, previous
             if _exceeds(problem, row, limit):
                 row[place - 1], row[place] = previous, op
@@ -125,7 +125,7 @@ def repaired(problem: Problem, rows: Rows) -> Rows:
 
 
 def _repair(problem: Problem, row: list[Op], limit: int) -> list[Op]:
-    row = [op for op in row if op.part not in AWAIT_OF.values()]
+    row = [op for op in row if op.kind not in AWAIT_OF.values()]
     for _ in range(_MOST_MOVES):
         awaiting_row, excess_place = _insert_waits(problem, row, limit)
         if excess_place < 0:
@@ -146,8 +146,8 @@ def _insert_waits(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op]
     for place, op in enumerate(row):
         taken, freed = memory_changes(problem, op, recomputed)
         awaited = None
-        offload = op._replace(part=Part.O)
-        if op.part in (Part.R, *GRADIENT) and offload in running:
+        offload = op._replace(kind=OpKind.O)
+        if op.kind in (OpKind.R, *GRADIENT) and offload in running:
             ended_count = running.index(offload) + 1
             used -= sum(memory_changes(problem, ended, recomputed)[1] for ended in running[:ended_count])
             running = running[ended_count:]
@@ -157,10 +157,10 @@ def _insert_waits(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op]
         if taken and used + taken > limit:
             return row, place
         if awaited is not None:
-            awaiting_row.append(awaited._replace(part=Part.A))
+            awaiting_row.append(awaited._replace(kind=OpKind.A))
         awaiting_row.append(op)
         used += taken
-        if op.part is Part.O:
+        if op.kind is OpKind.O:
             running.append(op)
         else:
             used -= freed
@@ -170,12 +170,12 @@ def _insert_waits(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op]
 def _move_later(row: list[Op], place: int) -> bool:
     """Move an operation after the next computation of its row, if independent. Return whether it moved."""
     op = row[place]
-    next_place = next((index for index in range(place + 1, len(row)) if row[index].part in ON_RANK), None)
-    if next_place is None or op.part not in (Part.F, Part.R, Part.C):
+    next_place = next((index for index in range(place + 1, len(row)) if row[index].kind in ON_RANK), None)
+    if next_place is None or op.kind not in (OpKind.F, OpKind.R, OpKind.C):
         return False
     next_op = row[next_place]
     is_same_microbatch = (op.stage, op.microbatch) == (next_op.stage, next_op.microbatch)
-    if is_same_microbatch or (op.part is Part.F and next_op.part is Part.F):
+    if is_same_microbatch or (op.kind is OpKind.F and next_op.kind is OpKind.F):
         return False
     row.insert(next_place, row.pop(place))
     return True

@@ -1,7 +1,7 @@
 """The constraint model of a schedule, and its solver.
 
 Each F, I and W is an interval on its rank. Each offload and reload is an optional interval on a copy stream. On a
-stage, operations of one part run in the order of microbatches, which breaks their symmetry. With copies or
+stage, operations of one kind run in the order of microbatches, which breaks their symmetry. With copies or
 recomputation, this order holds only for the forwards of the first stage, as a microbatch may overtake a microbatch
 with a slow copy.
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from ortools.sat.python import cp_model
 
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -57,21 +57,22 @@ class Model(Struct):
         start = {
             op: int(solver.value(value))
             for op, value in self.start.items()
-            if op.part in COMPUTED or (op.stage, op.microbatch) in (recomputed if op.part is Part.C else offloaded)
+            if op.kind in COMPUTED
+            or (op.stage, op.microbatch) in (recomputed if op.kind is OpKind.C else offloaded)
         }
         return join_starts(start, (key for key, chosen in self.joined.items() if solver.value(chosen)))
 
     def hint(self, start: Mapping[Op, int]) -> None:
         """Add start times of a known schedule as hints for the solver."""
-        joined = {(op.stage, op.microbatch) for op in start if op.part is Part.B}
+        joined = {(op.stage, op.microbatch) for op in start if op.kind is OpKind.B}
         for op, value in start.items():
-            if op.part is Part.B:
-                self.cp.add_hint(self.start[op._replace(part=Part.I)], int(value))
+            if op.kind is OpKind.B:
+                self.cp.add_hint(self.start[op._replace(kind=OpKind.I)], int(value))
             if op in self.start:
                 self.cp.add_hint(self.start[op], int(value))
-        for part, choices in ((Part.O, self.offloaded), (Part.C, self.recomputed)):
+        for kind, choices in ((OpKind.O, self.offloaded), (OpKind.C, self.recomputed)):
             for (stage, microbatch), chosen in choices.items():
-                self.cp.add_hint(chosen, int(Op(part, stage, microbatch) in start))
+                self.cp.add_hint(chosen, int(Op(kind, stage, microbatch) in start))
         for key, chosen in self.joined.items():
             self.cp.add_hint(chosen, int(key in joined))
 
@@ -80,8 +81,8 @@ def join_starts(start: dict[Op, int], joined: Iterable[tuple[int, int]]) -> dict
     """Return start times with ``B`` in place of ``I`` and ``W`` for some stages and microbatches."""
     result = dict(start)
     for key in joined:
-        result[Op(Part.B, *key)] = result.pop(Op(Part.I, *key))
-        del result[Op(Part.W, *key)]
+        result[Op(OpKind.B, *key)] = result.pop(Op(OpKind.I, *key))
+        del result[Op(OpKind.W, *key)]
     return result
 
 
@@ -100,7 +101,7 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     _computations(model, problem, horizon, kept, in_order=in_order)
     _dataflow(model, problem)
     for rank in sorted(kept):
-        computed = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
+        computed = [op for op in model.start if op.kind in COMPUTED and problem.stage_rank[op.stage] == rank]
         recomputations = _recomputations(model, problem, rank, horizon)
         computations = [
             computation
@@ -112,11 +113,11 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
             continue
         _copies(model, problem, rank, horizon)
         hold(model.cp, _holdings(model, problem, rank), problem.limit[rank], horizon)
-    for sharing, parts in problem.channels:
+    for sharing, kinds in problem.channels:
         model.cp.add_no_overlap([
             interval(model.cp, model.start[op], problem.duration(op), chosen)
             for (stage, microbatch), chosen in model.offloaded.items() if problem.stage_rank[stage] in sharing
-            for op in (Op(part, stage, microbatch) for part in parts)
+            for op in (Op(kind, stage, microbatch) for kind in kinds)
         ])  # fmt: skip
     _objective(model, problem, horizon, kept, least, in_order=in_order)
     return model
@@ -125,19 +126,19 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
 def _computations(model: Model, problem: Problem, horizon: int, kept: set[int], *, in_order: bool) -> None:
     """Add the variables of F, I and W. Microbatches are numbered by their start on the first stage."""
     for op in problem.ops():
-        if op.part is Part.W and problem.stage_rank[op.stage] not in kept:
+        if op.kind is OpKind.W and problem.stage_rank[op.stage] not in kept:
             continue
         is_kept = problem.stage_rank[op.stage] in kept
-        if op.part is Part.I and is_kept and op.stage in problem.joinable:
+        if op.kind is OpKind.I and is_kept and op.stage in problem.joinable:
             model.joined[op[1:]] = model.cp.new_bool_var(f"b{op.stage}.{op.microbatch}")
         joined = model.joined.get(op[1:])
         latest = horizon - (problem.duration(op) if joined is None else 0)
-        begin = model.start[op] = model.cp.new_int_var(0, latest, f"{op.part.name}{op.stage}.{op.microbatch}")
+        begin = model.start[op] = model.cp.new_int_var(0, latest, f"{op.kind.name}{op.stage}.{op.microbatch}")
         model.end[op] = backward_end(model.cp, problem, op, begin, joined)
-        previous = Op(op.part, op.stage, op.microbatch - 1)
-        if op.part is Part.W and joined is not None:  # weight gradients may pass joined backwards
-            model.cp.add(begin == model.end[Op(Part.I, *op[1:])]).only_enforce_if(joined)
-        elif op.microbatch and (in_order or (op.part is Part.F and not op.stage)):
+        previous = Op(op.kind, op.stage, op.microbatch - 1)
+        if op.kind is OpKind.W and joined is not None:  # weight gradients may pass joined backwards
+            model.cp.add(begin == model.end[Op(OpKind.I, *op[1:])]).only_enforce_if(joined)
+        elif op.microbatch and (in_order or (op.kind is OpKind.F and not op.stage)):
             model.cp.add(begin >= (model.end[previous] if is_kept else model.start[previous]))
 
 
@@ -151,9 +152,9 @@ def interval(cp: cp_model.CpModel, begin: Any, duration: int, chosen: Any = None
 def backward_end(cp: cp_model.CpModel, problem: Problem, op: Op, begin: Any, joined: Any) -> Any:
     """Return the end of a computation; ``joined`` is the literal of a joined backward, or None."""
     duration = problem.duration(op)
-    if joined is None or op.part not in (Part.I, Part.W):
+    if joined is None or op.kind not in (OpKind.I, OpKind.W):
         return begin + duration
-    joined_duration = problem.duration(op._replace(part=Part.B)) if op.part is Part.I else 0
+    joined_duration = problem.duration(op._replace(kind=OpKind.B)) if op.kind is OpKind.I else 0
     latest = begin.proto.domain[-1] + max(duration, joined_duration)
     end = cp.new_int_var(0, latest, "end")
     cp.add(end == begin + duration + (joined_duration - duration) * joined)
@@ -162,22 +163,22 @@ def backward_end(cp: cp_model.CpModel, problem: Problem, op: Op, begin: Any, joi
 
 def backward_intervals(cp: cp_model.CpModel, problem: Problem, op: Op, begin: Any, joined: Any) -> list[Any]:
     """Return the interval of a computation; of ``I``, one for each value of the literal ``joined``, if given."""
-    if joined is None or op.part not in (Part.I, Part.W):
+    if joined is None or op.kind not in (OpKind.I, OpKind.W):
         return [interval(cp, begin, problem.duration(op))]
     split_interval = interval(cp, begin, problem.duration(op), ~joined)
-    if op.part is Part.W:
+    if op.kind is OpKind.W:
         return [split_interval]
-    return [split_interval, interval(cp, begin, problem.duration(op._replace(part=Part.B)), joined)]
+    return [split_interval, interval(cp, begin, problem.duration(op._replace(kind=OpKind.B)), joined)]
 
 
 def _dataflow(model: Model, problem: Problem) -> None:
     """Add the constraints of data dependencies."""
     for microbatch, stage in product(range(problem.microbatches), range(problem.stages)):
-        for part, op_stage in ((Part.F, stage + 1), (Part.I, stage), (Part.W, stage)):
-            op = Op(part, op_stage, microbatch)
+        for kind, op_stage in ((OpKind.F, stage + 1), (OpKind.I, stage), (OpKind.W, stage)):
+            op = Op(kind, op_stage, microbatch)
             if op in model.start:
-                input_part, input_stage, lag = problem.needs[part, op_stage][-1]
-                end = model.end[Op(input_part, input_stage, microbatch)]
+                input_kind, input_stage, lag = problem.needs[kind, op_stage][-1]
+                end = model.end[Op(input_kind, input_stage, microbatch)]
                 model.cp.add(model.start[op] >= end + lag)
 
 
@@ -188,12 +189,12 @@ def _recomputations(model: Model, problem: Problem, rank: int, horizon: int) -> 
     cp, intervals = model.cp, []
     for stage in problem.stages_of[rank]:
         for microbatch in range(problem.microbatches):
-            op, duration = Op(Part.C, stage, microbatch), problem.recompute[stage]
+            op, duration = Op(OpKind.C, stage, microbatch), problem.recompute[stage]
             chosen = model.recomputed[stage, microbatch] = cp.new_bool_var(f"c{stage}.{microbatch}")
             begin = model.start[op] = cp.new_int_var(0, horizon, f"C{stage}.{microbatch}")
             model.end[op] = begin + duration
-            cp.add(begin >= model.end[op._replace(part=Part.F)]).only_enforce_if(chosen)
-            cp.add(model.start[op._replace(part=Part.I)] >= begin + duration).only_enforce_if(chosen)
+            cp.add(begin >= model.end[op._replace(kind=OpKind.F)]).only_enforce_if(chosen)
+            cp.add(model.start[op._replace(kind=OpKind.I)] >= begin + duration).only_enforce_if(chosen)
             intervals.append(interval(cp, begin, duration, chosen))
     return intervals
 
@@ -207,14 +208,14 @@ def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
         for microbatch in range(problem.microbatches):
             chosen = cp.new_bool_var(f"w{stage}.{microbatch}")
             model.offloaded[stage, microbatch] = chosen
-            for part in (Part.O, Part.R):
-                op = Op(part, stage, microbatch)
-                begin = cp.new_int_var(0, horizon, f"{part.name}{stage}.{microbatch}")
+            for kind in (OpKind.O, OpKind.R):
+                op = Op(kind, stage, microbatch)
+                begin = cp.new_int_var(0, horizon, f"{kind.name}{stage}.{microbatch}")
                 model.start[op], model.end[op] = begin, begin + problem.duration(op)
-            offload, reload = Op(Part.O, stage, microbatch), Op(Part.R, stage, microbatch)
-            cp.add(model.start[offload] >= model.end[Op(Part.F, stage, microbatch)]).only_enforce_if(chosen)
+            offload, reload = Op(OpKind.O, stage, microbatch), Op(OpKind.R, stage, microbatch)
+            cp.add(model.start[offload] >= model.end[Op(OpKind.F, stage, microbatch)]).only_enforce_if(chosen)
             cp.add(model.start[reload] >= model.end[offload]).only_enforce_if(chosen)
-            cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[reload]).only_enforce_if(chosen)
+            cp.add(model.start[Op(OpKind.I, stage, microbatch)] >= model.end[reload]).only_enforce_if(chosen)
 
 
 def hold(cp: cp_model.CpModel, holdings: Iterable[tuple[Any, Any, int, Any]], limit: int, longest: int) -> None:
@@ -243,17 +244,17 @@ def _holdings(model: Model, problem: Problem, rank: int) -> Iterator[tuple[Any, 
     start, end = model.start, model.end
     for stage, microbatch in product(problem.stages_of[rank], range(problem.microbatches)):
         size, key = problem.activation[stage], (stage, microbatch)
-        forward_start, gradient_end = start[Op(Part.F, *key)], end[Op(Part.I, *key)]
+        forward_start, gradient_end = start[Op(OpKind.F, *key)], end[Op(OpKind.I, *key)]
         copied, recomputed = model.offloaded.get(key), model.recomputed.get(key)
         yield forward_start, gradient_end, size, neither(model.cp, copied, recomputed)
         if copied is not None:
-            yield forward_start, end[Op(Part.O, *key)], size, copied
-            yield start[Op(Part.R, *key)], gradient_end, size, copied
+            yield forward_start, end[Op(OpKind.O, *key)], size, copied
+            yield start[Op(OpKind.R, *key)], gradient_end, size, copied
         if recomputed is not None:
-            recompute_start = start[Op(Part.C, *key)]
+            recompute_start = start[Op(OpKind.C, *key)]
             yield forward_start, recompute_start, problem.checkpoint[stage], recomputed
             yield recompute_start, gradient_end, size, recomputed
-        yield gradient_end, end[Op(Part.W, *key)], problem.weight_activation[stage], None
+        yield gradient_end, end[Op(OpKind.W, *key)], problem.weight_activation[stage], None
 
 
 def neither(cp: cp_model.CpModel, first: Any, second: Any) -> Any:
@@ -279,10 +280,10 @@ def _objective(
         if problem.span:
             begin = cp.new_int_var(0, horizon, f"begin{rank}")
             for microbatch in microbatches[:1] if in_order else microbatches:
-                cp.add(begin <= model.start[Op(Part.F, stages[0], microbatch)])
+                cp.add(begin <= model.start[Op(OpKind.F, stages[0], microbatch)])
         for stage in stages:
             for microbatch in microbatches[-1:] if in_order and stage not in problem.joinable else microbatches:
-                end = model.end[Op(Part.W, stage, microbatch)]
+                end = model.end[Op(OpKind.W, stage, microbatch)]
                 cp.add(model.length >= end - begin + problem.tail[rank])
     cp.minimize(model.length)
 

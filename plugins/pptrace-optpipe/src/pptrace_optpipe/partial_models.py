@@ -7,7 +7,7 @@ computation if it is inside. Memory after the window may differ from the model i
 so callers must play the rows of a window.
 
 In a steady state, each microbatch repeats the computations of the previous microbatch one period later. A period
-and one start time per part and stage therefore define an infinite schedule. Computations of a rank do not overlap
+and one start time per kind and stage therefore define an infinite schedule. Computations of a rank do not overlap
 modulo the period. Memory used for several periods counts once per whole period, and once more for the remainder.
 The number of whole periods between two computations is the number of microbatches between them. This is modulo
 scheduling, known from compilers for loops: Rau, Iterative Modulo Scheduling, MICRO 27, 1994. The search for a
@@ -42,7 +42,7 @@ from pptrace_optpipe.problem import (
     NO_LIMIT,
     ON_RANK,
     Op,
-    Part,
+    OpKind,
     coarsened,
     joined_rows,
 )
@@ -102,12 +102,12 @@ class _Window:
         self.ops: list[Op] = []
         self.kept_joined: set[tuple[int, int]] = set()
         """Stage and microbatch of joined backwards, without those that the solver may split."""
-        for op in (op for row in rows for op in row if op.part not in AWAIT_OF.values()):
-            if op.part is Part.B:
+        for op in (op for row in rows for op in row if op.kind not in AWAIT_OF.values()):
+            if op.kind is OpKind.B:
                 self.kept_joined.add(op[1:])
-            self.ops += [op._replace(part=part) for part in (Part.I, Part.W)] if op.part is Part.B else [op]
+            self.ops += [op._replace(kind=kind) for kind in (OpKind.I, OpKind.W)] if op.kind is OpKind.B else [op]
         for op in self.ops:
-            if op.part in ON_RANK:
+            if op.kind in ON_RANK:
                 self._classify(op)
         self.joined: dict[tuple[int, int], Any] = {}
         """By stage and microbatch of backwards inside the window, a literal that is true if they are joined."""
@@ -120,8 +120,8 @@ class _Window:
 
     def _classify(self, op: Op) -> None:
         """Record whether an operation is before, inside or after the window."""
-        is_joined = op.part is Part.W and op[1:] in self.kept_joined
-        begin = self.played.start[op._replace(part=Part.I) if is_joined else op]
+        is_joined = op.kind is OpKind.W and op[1:] in self.kept_joined
+        begin = self.played.start[op._replace(kind=OpKind.I) if is_joined else op]
         rank = self.problem.stage_rank[op.stage]
         if begin < self.low:
             self.first[rank] = max(self.first[rank], self.played.end[op])
@@ -130,21 +130,21 @@ class _Window:
 
     def choice(self, op: Op) -> Any:
         """Return the literal of an optional operation; None if the operation is not optional."""
-        return self.choices.get(op._replace(part=Part.O) if op.part is Part.R else op)
+        return self.choices.get(op._replace(kind=OpKind.O) if op.kind is OpKind.R else op)
 
     def begin(self, op: Op) -> Any:
         """Return the start of an operation: a constant, a variable, or a constant minus its rank's shift."""
         if op in self.variable:
             return self.variable[op]
         start = self.played.start[op]
-        moves = op._replace(part=_ANCHOR.get(op.part, op.part)) in self.post
+        moves = op._replace(kind=_ANCHOR.get(op.kind, op.kind)) in self.post
         return start - self.shift[self.problem.stage_rank[op.stage]] if moves else start
 
     def end(self, op: Op) -> Any:
         """Return the end of an operation: a constant, or an expression of variables."""
-        if op[1:] in self.kept_joined and op.part in (Part.I, Part.W):
-            is_weight = op.part is Part.W
-            return self.begin(op) + (0 if is_weight else self.problem.duration(op._replace(part=Part.B)))
+        if op[1:] in self.kept_joined and op.kind in (OpKind.I, OpKind.W):
+            is_weight = op.kind is OpKind.W
+            return self.begin(op) + (0 if is_weight else self.problem.duration(op._replace(kind=OpKind.B)))
         return self.joined_end.get(op, self.begin(op) + self.problem.duration(op))
 
     def build(self) -> None:
@@ -154,51 +154,55 @@ class _Window:
             self._streams(rank)
             if self.problem.limit[rank] != NO_LIMIT:
                 self._memory(rank)
-        for ranks, parts in self.problem.channels:
+        for ranks, kinds in self.problem.channels:
             self.cp.add_no_overlap([
                 self._interval(op) for op in self.ops
-                if op.part in parts and self.problem.stage_rank[op.stage] in ranks
+                if op.kind in kinds and self.problem.stage_rank[op.stage] in ranks
                 and (op in self.variable or self._is_near(op))
             ])  # fmt: skip
         self._dataflow()
         self._objective()
 
     def _variables(self) -> None:
-        copied = {op for op in self.ops if op.part is Part.O}
-        recomputed = {op for op in self.ops if op.part is Part.C}
+        copied = {op for op in self.ops if op.kind is OpKind.O}
+        recomputed = {op for op in self.ops if op.kind is OpKind.C}
         inside = [op for op in sorted(self.free) if self._is_inside(op)]
-        for recomputation in [op._replace(part=Part.C) for op in inside] if self.problem.recomputes else ():
+        for recomputation in [op._replace(kind=OpKind.C) for op in inside] if self.problem.recomputes else ():
             self._choose(recomputation, is_there=recomputation in recomputed)
             if recomputation not in recomputed:
                 self.ops.append(recomputation)
-                self._variable(recomputation, 0, self.played.start[recomputation._replace(part=Part.I)])
+                self._variable(recomputation, 0, self.played.start[recomputation._replace(kind=OpKind.I)])
         for op in sorted(self.free):
             self._variable(op, self.first[self.problem.stage_rank[op.stage]], self.played.start[op])
             self._copy_variables(op, copied)
         for op in sorted(self.free):
-            if op.part is Part.I and op.stage in self.problem.joinable and op._replace(part=Part.W) in self.free:
+            if (
+                op.kind is OpKind.I
+                and op.stage in self.problem.joinable
+                and op._replace(kind=OpKind.W) in self.free
+            ):
                 self._join_variable(op)
-        for offload in [op for op in self.choices if op.part is Part.O]:
-            self._copy_variable(offload._replace(part=Part.R))
+        for offload in [op for op in self.choices if op.kind is OpKind.O]:
+            self._copy_variable(offload._replace(kind=OpKind.R))
 
     def _join_variable(self, gradient: Op) -> None:
         """Add the choice between a joined backward and its two parts."""
         joined = self.joined[gradient[1:]] = self.cp.new_bool_var("joined")
         self.cp.add_hint(joined, int(gradient[1:] in self.kept_joined))
         self.kept_joined.discard(gradient[1:])
-        weight = gradient._replace(part=Part.W)
+        weight = gradient._replace(kind=OpKind.W)
         for op in (gradient, weight):
             self.joined_end[op] = backward_end(self.cp, self.problem, op, self.variable[op], joined)
         self.cp.add(self.variable[weight] == self.end(gradient)).only_enforce_if(joined)
 
     def _copy_variables(self, op: Op, copied: set[Op]) -> None:
         """Add the variables of the copies that move with a computation."""
-        offload, reload = op._replace(part=Part.O), op._replace(part=Part.R)
+        offload, reload = op._replace(kind=OpKind.O), op._replace(kind=OpKind.R)
         if self.problem.copies and self._is_inside(op):
             self._choose(offload, is_there=offload in copied)
             self.ops += [offload, reload] if offload not in copied else []
-        if op.part in (Part.F, Part.I) and (offload in copied or offload in self.choices):
-            self._copy_variable(offload if op.part is Part.F else reload)
+        if op.kind in (OpKind.F, OpKind.I) and (offload in copied or offload in self.choices):
+            self._copy_variable(offload if op.kind is OpKind.F else reload)
 
     def _copy_variable(self, copy: Op) -> None:
         if copy not in self.variable:
@@ -207,10 +211,10 @@ class _Window:
     def _is_inside(self, op: Op) -> bool:
         """Return whether an operation is a forward of a limited rank with its input gradient inside the window."""
         is_limited = self.problem.limit[self.problem.stage_rank[op.stage]] != NO_LIMIT
-        return op.part is Part.F and op._replace(part=Part.I) in self.free and is_limited
+        return op.kind is OpKind.F and op._replace(kind=OpKind.I) in self.free and is_limited
 
     def _choose(self, op: Op, *, is_there: bool) -> None:
-        self.choices[op] = self.cp.new_bool_var(op.part.name)
+        self.choices[op] = self.cp.new_bool_var(op.kind.name)
         self.cp.add_hint(self.choices[op], int(is_there))
 
     def _variable(self, op: Op, low: int, hint: int) -> None:
@@ -223,7 +227,7 @@ class _Window:
         rank_ops = [op for op in self.ops if problem.stage_rank[op.stage] == rank]
         inside = [op for op in rank_ops if op in self.free]
         optional = [op for op in rank_ops if op not in self.free and self.choice(op) is not None]
-        recomputations = [op for op in optional if op.part is Part.C]
+        recomputations = [op for op in optional if op.kind is OpKind.C]
         intervals = [item for op in inside + recomputations for item in self._intervals(op)]
         after = [op for op in rank_ops if op in self.post]
         if after:
@@ -231,13 +235,13 @@ class _Window:
             for op in inside:
                 if self.choice(op) is None:
                     cp.add(self.end(op) <= self.begin(first_after))
-        for part in (Part.F, Part.I, Part.W):
+        for kind in (OpKind.F, OpKind.I, OpKind.W):
             for stage in problem.stages_of[rank]:
-                if part is Part.W and stage in problem.joinable:
+                if kind is OpKind.W and stage in problem.joinable:
                     continue
-                microbatches = sorted(op.microbatch for op in inside if op.part is part and op.stage == stage)
+                microbatches = sorted(op.microbatch for op in inside if op.kind is kind and op.stage == stage)
                 for microbatch, next_microbatch in pairwise(microbatches):
-                    op, next_op = Op(part, stage, microbatch), Op(part, stage, next_microbatch)
+                    op, next_op = Op(kind, stage, microbatch), Op(kind, stage, next_microbatch)
                     cp.add(self.end(op) <= self.variable[next_op])
         cp.add_no_overlap(intervals)
 
@@ -246,9 +250,9 @@ class _Window:
 
     def _intervals(self, op: Op) -> list[Any]:
         """Return the intervals of an operation; only one of them is present."""
-        if op[1:] in self.kept_joined and op.part in (Part.I, Part.W):
-            is_weight = op.part is Part.W
-            duration = 0 if is_weight else self.problem.duration(op._replace(part=Part.B))
+        if op[1:] in self.kept_joined and op.kind in (OpKind.I, OpKind.W):
+            is_weight = op.kind is OpKind.W
+            duration = 0 if is_weight else self.problem.duration(op._replace(kind=OpKind.B))
             return [interval(self.cp, self.begin(op), duration)]
         if self.choice(op) is not None:
             return [self._interval(op)]
@@ -266,9 +270,9 @@ class _Window:
     def _holdings(self, rank: int) -> Iterator[tuple[Any, Any, int, Any]]:
         """Yield start, end, size and choice of each use of a rank's memory."""
         problem, ops = self.problem, set(self.ops)
-        for weight in sorted(op for op in ops if problem.stage_rank[op.stage] == rank and op.part is Part.W):
+        for weight in sorted(op for op in ops if problem.stage_rank[op.stage] == rank and op.kind is OpKind.W):
             forward, gradient, offload, reload, recomputation = (
-                weight._replace(part=part) for part in (Part.F, Part.I, Part.O, Part.R, Part.C)
+                weight._replace(kind=kind) for kind in (OpKind.F, OpKind.I, OpKind.O, OpKind.R, OpKind.C)
             )
             has_ended = weight not in self.free | self.post and self.played.end[weight] <= self.first[rank]
             if forward in self.post or has_ended:
@@ -312,10 +316,10 @@ class _Window:
     def _needs(self, op: Op) -> list[tuple[Op, int]]:
         """Return the inputs of an operation, with the transfer time of each."""
         needs = [
-            (Op(part, stage, op.microbatch), lag) for part, stage, lag in self.problem.needs[op.part, op.stage]
+            (Op(kind, stage, op.microbatch), lag) for kind, stage, lag in self.problem.needs[op.kind, op.stage]
         ]
-        if op.part is Part.I:
-            copies = (op._replace(part=Part.R), op._replace(part=Part.C))
+        if op.kind is OpKind.I:
+            copies = (op._replace(kind=OpKind.R), op._replace(kind=OpKind.C))
             needs += [(copy, 0) for copy in copies if copy in self.variable or copy in self.played.start]
         return needs
 
@@ -337,14 +341,14 @@ class _Window:
 def _split(played: Played) -> Played:
     """Return times with each joined backward as ``I`` of its whole time, and ``W`` of no time."""
     start, end = dict(played.start), dict(played.end)
-    for op in [op for op in start if op.part is Part.B]:
-        gradient, weight = (op._replace(part=part) for part in (Part.I, Part.W))
+    for op in [op for op in start if op.kind is OpKind.B]:
+        gradient, weight = (op._replace(kind=kind) for kind in (OpKind.I, OpKind.W))
         start[gradient], end[gradient] = start.pop(op), end.pop(op)
         start[weight] = end[weight] = end[gradient]
     return replace(played, start=start, end=end)
 
 
-_ANCHOR = {Part.O: Part.F, Part.R: Part.I}
+_ANCHOR = {OpKind.O: OpKind.F, OpKind.R: OpKind.I}
 """By copy, the computation that it moves with."""
 
 
@@ -482,9 +486,9 @@ class _Period:
         self.places: dict[Op, Any] = {}
         """Start times modulo the period."""
         self.laps = 2 + _TRIPS * problem.round_trip(0) // period
-        ops = [Op(part, stage, 0) for part, stage in product(COMPUTED, range(problem.stages))]
+        ops = [Op(kind, stage, 0) for kind, stage in product(COMPUTED, range(problem.stages))]
         last = self.laps * period - 1
-        self.start = {op: self.cp.new_int_var(0, last, f"{op.part.name}{op.stage}") for op in ops}
+        self.start = {op: self.cp.new_int_var(0, last, f"{op.kind.name}{op.stage}") for op in ops}
         """Start times, relative to the first forward."""
         self._dataflow()
         for rank, limit in enumerate(problem.limit):
@@ -499,12 +503,12 @@ class _Period:
     def _dataflow(self) -> None:
         """Add the constraints of data dependencies."""
         problem, start = self.problem, self.start
-        self.cp.add(start[Op(Part.F, 0, 0)] == 0)
+        self.cp.add(start[Op(OpKind.F, 0, 0)] == 0)
         for stage in range(problem.stages):
-            for part, op_stage in ((Part.W, stage), (Part.F, stage + 1), (Part.I, stage)):
+            for kind, op_stage in ((OpKind.W, stage), (OpKind.F, stage + 1), (OpKind.I, stage)):
                 if op_stage < problem.stages:
-                    input_part, input_stage, lag = problem.needs[part, op_stage][-1]
-                    self.cp.add(start[Op(part, op_stage, 0)] >= self._end(Op(input_part, input_stage, 0)) + lag)
+                    input_kind, input_stage, lag = problem.needs[kind, op_stage][-1]
+                    self.cp.add(start[Op(kind, op_stage, 0)] >= self._end(Op(input_kind, input_stage, 0)) + lag)
 
     def _place(self, moment: Any) -> Any:
         """Return a time modulo the period."""
@@ -519,8 +523,8 @@ class _Period:
         Each computation has an interval in two consecutive periods.
         """
         runs = []
-        for part, stage in product(COMPUTED, self.problem.stages_of[rank]):
-            op = Op(part, stage, 0)
+        for kind, stage in product(COMPUTED, self.problem.stages_of[rank]):
+            op = Op(kind, stage, 0)
             place = self.places[op] = self._place(self.start[op])
             runs += [
                 self.cp.new_fixed_size_interval_var(begin, self.problem.duration(op), "run")
@@ -557,7 +561,7 @@ class _Period:
         """Return start, end and size of each use of a rank's memory by one microbatch."""
         holdings: list[tuple[Any, Any, int]] = []
         for stage in self.problem.stages_of[rank]:
-            forward, gradient, weight = (Op(part, stage, 0) for part in COMPUTED)
+            forward, gradient, weight = (Op(kind, stage, 0) for kind in COMPUTED)
             gradient_end = self._end(gradient)
             holdings.append((self.start[forward], gradient_end, self.problem.activation[stage]))
             holdings.append((gradient_end, self._end(weight), self.problem.weight_activation[stage]))
@@ -570,5 +574,5 @@ class _Period:
         for op in self.start:
             cp.add(length >= self._end(op))
         stages = range(problem.stages)
-        trips = sum(self.start[Op(Part.I, stage, 0)] - self.start[Op(Part.F, stage, 0)] for stage in stages)
+        trips = sum(self.start[Op(OpKind.I, stage, 0)] - self.start[Op(OpKind.F, stage, 0)] for stage in stages)
         cp.minimize(problem.stages * length + trips)

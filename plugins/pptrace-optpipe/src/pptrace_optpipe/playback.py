@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from pptrace_optpipe.problem import AWAIT_OF, GRADIENT, NO_LIMIT, ON_RANK, Op, Part, computed_again
+from pptrace_optpipe.problem import AWAIT_OF, GRADIENT, NO_LIMIT, ON_RANK, Op, OpKind, computed_again
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -101,13 +101,13 @@ class _Player:
         ready = self.ready_time(op)
         if ready is None:
             return False
-        if op.part in AWAIT_OF.values():
+        if op.kind in AWAIT_OF.values():
             self.awaited[rank] = max(self.awaited[rank], ready)
             return True
         begin = max(ready, self.free[rank], self.awaited[rank])
         self.awaited[rank] = 0
-        if op.part in (Part.O, Part.R):
-            stream = self.channel[rank][op.part is Part.R]
+        if op.kind in (OpKind.O, OpKind.R):
+            stream = self.channel[rank][op.kind is OpKind.R]
             begin = max(begin, self.copied[stream])
             self.copied[stream] = begin + self.problem.duration(op)
         else:
@@ -119,21 +119,21 @@ class _Player:
     def ready_time(self, op: Op) -> int | None:
         """Return when all inputs of an operation are available; None if one of them has not run."""
         ready_time, end = 0, self.end
-        for part, stage, transfer in self.problem.needs[op.part, op.stage]:
-            input_end = end.get(Op(part, stage, op.microbatch))
-            if input_end is None and part is Part.I:
-                input_end = end.get(Op(Part.B, stage, op.microbatch))
+        for kind, stage, transfer in self.problem.needs[op.kind, op.stage]:
+            input_end = end.get(Op(kind, stage, op.microbatch))
+            if input_end is None and kind is OpKind.I:
+                input_end = end.get(Op(OpKind.B, stage, op.microbatch))
             if input_end is None:
                 return None
             ready_time = max(ready_time, input_end + transfer)
-        if op.part in GRADIENT:
-            ready_time = max(ready_time, end.get(Op(Part.R, op.stage, op.microbatch), 0))
+        if op.kind in GRADIENT:
+            ready_time = max(ready_time, end.get(Op(OpKind.R, op.stage, op.microbatch), 0))
         return ready_time
 
 
 def _step(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
     """Return the length of the step; for span problems, the longest rank's span."""
-    ends = [max((end[op] for op in row if op.part in ON_RANK), default=0) for row in rows]
+    ends = [max((end[op] for op in row if op.kind in ON_RANK), default=0) for row in rows]
     if problem.span:
         return max(last - min((start[op] for op in row if op in start), default=0)
                    for last, row in zip(ends, rows, strict=True))  # fmt: skip
@@ -149,12 +149,12 @@ def memory_changes(problem: Problem, op: Op, recomputed: Collection[tuple[int, i
         recomputed: stage and microbatch of recomputed forwards.
     """
     size, weight_size = problem.activation[op.stage], problem.weight_activation[op.stage]
-    if recomputed and op.part in (Part.F, Part.C) and (op.stage, op.microbatch) in recomputed:
+    if recomputed and op.kind in (OpKind.F, OpKind.C) and (op.stage, op.microbatch) in recomputed:
         kept = problem.checkpoint[op.stage]
-        return (kept if op.part is Part.F else size - kept), 0
-    if op.part in AWAIT_OF.values():
+        return (kept if op.kind is OpKind.F else size - kept), 0
+    if op.kind in AWAIT_OF.values():
         return 0, 0
-    return ((size, 0), (0, size - weight_size), (0, weight_size), (0, size), (size, 0), (0, size))[op.part]
+    return ((size, 0), (0, size - weight_size), (0, weight_size), (0, size), (size, 0), (0, size))[op.kind]
 
 
 def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, int]) -> int:
@@ -170,7 +170,7 @@ def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, i
     return max(accumulate((change for _, change in events), initial=0))
 
 
-_COPIES = (Part.O, Part.R)
+_COPIES = (OpKind.O, OpKind.R)
 
 
 def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
@@ -185,12 +185,12 @@ def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
 def _with_stream_waits(problem: Problem, rows: Rows, start: Mapping[Op, int]) -> Rows:
     """Insert waits between copies of different ranks that share a stream."""
     awaits: dict[Op, Op] = {}
-    for ranks, parts in problem.channels:
-        copies = [op for op in start if op.part in parts and problem.stage_rank[op.stage] in ranks]
+    for ranks, kinds in problem.channels:
+        copies = [op for op in start if op.kind in kinds and problem.stage_rank[op.stage] in ranks]
         copies.sort(key=lambda op: (start[op], problem.duration(op), op))
         for copy, next_copy in pairwise(copies):
             if copy.stage not in problem.stages_of[problem.stage_rank[next_copy.stage]]:
-                awaits[next_copy] = copy._replace(part=Part.A if copy.part is Part.O else Part.D)
+                awaits[next_copy] = copy._replace(kind=OpKind.A if copy.kind is OpKind.O else OpKind.D)
     return [[item for op in row for item in ((awaits[op], op) if op in awaits else (op,))] for row in rows]
 
 
@@ -200,15 +200,15 @@ class _Rank:
     def __init__(self, problem: Problem, start: Mapping[Op, int], rank: int, ops: list[Op]) -> None:
         self.problem, self.start, self.limit = problem, start, problem.limit[rank]
         self.recomputed = computed_again(ops)
-        self.computed = sorted((op for op in ops if op.part not in _COPIES), key=self._moment)
-        self.copies = sorted((op for op in ops if op.part in _COPIES), key=self._moment)
+        self.computed = sorted((op for op in ops if op.kind not in _COPIES), key=self._moment)
+        self.copies = sorted((op for op in ops if op.kind in _COPIES), key=self._moment)
         self.place = {op: index for index, op in enumerate(self.computed)}
         ends = [self._end(op) for op in self.computed]
         for op in self.copies:
             index = bisect_right(ends, start[op])
-            gradients = (op._replace(part=part) for part in GRADIENT if op.part is Part.R)
+            gradients = (op._replace(kind=kind) for kind in GRADIENT if op.kind is OpKind.R)
             self.place[op] = min((index, *(self.place.get(gradient, index) for gradient in gradients)))
-        self.offloads = [op for op in self.copies if op.part is Part.O]
+        self.offloads = [op for op in self.copies if op.kind is OpKind.O]
         self.offload_index = {op: index for index, op in enumerate(self.offloads)}
         self.ended_offload = [-1] * (len(self.computed) + 1)
         """By place in ``computed``: index of the last offload that has ended when the computation starts."""
@@ -218,8 +218,8 @@ class _Rank:
         return self.start[op] + self.problem.duration(op)
 
     def _moment(self, op: Op) -> tuple[int, int, int, int, int]:
-        down = op.part in (Part.F, Part.O)
-        return self.start[op], self._end(op), op.part, op.microbatch, op.stage if down else -op.stage
+        down = op.kind in (OpKind.F, OpKind.O)
+        return self.start[op], self._end(op), op.kind, op.microbatch, op.stage if down else -op.stage
 
     def row(self) -> list[Op]:
         """Return the row."""
@@ -236,7 +236,7 @@ class _Rank:
 
     def _with_wait(self, op: Op) -> list[Op]:
         awaited = self.await_of.get(op)
-        return [op] if awaited is None else [awaited._replace(part=Part.A), op]
+        return [op] if awaited is None else [awaited._replace(kind=OpKind.A), op]
 
     def _assign_memory(self) -> None:
         """Record which offload each operation that takes memory awaits, if any."""
@@ -246,11 +246,11 @@ class _Rank:
         free, offloaded = self.limit, dict[int, int]()
         """Freed and unused bytes: ``free`` of computations, and by offload index those of offloads."""
         done = 0
-        for op in sorted(self.place, key=lambda op: (self.start[op], self.place[op], op.part not in _COPIES)):
+        for op in sorted(self.place, key=lambda op: (self.start[op], self.place[op], op.kind not in _COPIES)):
             while done < len(freed) and freed[done][0] <= self.start[op]:
                 source = freed[done][1]
                 amount = memory_changes(self.problem, source, self.recomputed)[1]
-                if source.part is Part.O:
+                if source.kind is OpKind.O:
                     offloaded[self.offload_index[source]] = amount
                 else:
                     free += amount
@@ -261,15 +261,15 @@ class _Rank:
             free, last = free - taken, _take(offloaded, need - taken)
             if last > ended:
                 self.await_of[op], ended = self.offloads[last], last
-            if op.part not in _COPIES:
+            if op.kind not in _COPIES:
                 self.ended_offload[self.place[op] + 1] = ended
 
     def _last_ended(self, op: Op) -> int:
         """Return the index of the last offload that ends before an operation by stream order or dependencies."""
-        ended, offload = self.ended_offload[self.place[op]], op._replace(part=Part.O)
-        if op.part in (*GRADIENT, Part.R) and offload in self.offload_index:
+        ended, offload = self.ended_offload[self.place[op]], op._replace(kind=OpKind.O)
+        if op.kind in (*GRADIENT, OpKind.R) and offload in self.offload_index:
             ended = max(ended, self.offload_index[offload])
-        if op.part is Part.R and self.problem.one_stream:
+        if op.kind is OpKind.R and self.problem.one_stream:
             ended = max(ended, bisect_right(self.offloads, self.start[op], key=self.start.__getitem__) - 1)
         return ended
 

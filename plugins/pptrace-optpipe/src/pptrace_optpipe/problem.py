@@ -20,7 +20,7 @@ _FINEST = 200_000
 """The most units of time in the work of a rank, by default."""
 
 
-class Part(IntEnum):
+class OpKind(IntEnum):
     """An operation of a microbatch on a stage."""
 
     F = 0
@@ -47,24 +47,25 @@ _TIMES = (
     "f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "recompute", "tail", "b",
 )  # fmt: skip
 """Fields of a problem with times."""
-COMPUTED = (Part.F, Part.I, Part.W)
-"""The parts that every microbatch has on every stage."""
-GRADIENT = (Part.I, Part.B)
-"""The parts that compute an input gradient, and so free the activation."""
-ON_RANK = (*COMPUTED, Part.B, Part.C)
-"""The parts that run on the compute stream of a rank, one at a time."""
+COMPUTED = (OpKind.F, OpKind.I, OpKind.W)
+"""The kinds that every microbatch has on every stage."""
+GRADIENT = (OpKind.I, OpKind.B)
+"""The kinds that compute an input gradient, and so free the activation."""
+ON_RANK = (*COMPUTED, OpKind.B, OpKind.C)
+"""The kinds that run on the compute stream of a rank, one at a time."""
 _STAGE_NEEDS = {
-    Part.I: Part.F, Part.W: Part.I, Part.O: Part.F, Part.R: Part.O, Part.C: Part.F, Part.A: Part.O, Part.D: Part.R,
+    OpKind.I: OpKind.F, OpKind.W: OpKind.I, OpKind.O: OpKind.F, OpKind.R: OpKind.O,
+    OpKind.C: OpKind.F, OpKind.A: OpKind.O, OpKind.D: OpKind.R,
 }  # fmt: skip
-"""By part, its input on the same stage and of the same microbatch."""
-AWAIT_OF = {Part.O: Part.A, Part.R: Part.D}
-"""By copy, the part that awaits its end."""
+"""By kind, its input on the same stage and of the same microbatch."""
+AWAIT_OF = {OpKind.O: OpKind.A, OpKind.R: OpKind.D}
+"""By copy, the kind that awaits its end."""
 
 
 class Op(NamedTuple):
-    """One part of one microbatch on one stage."""
+    """One operation of one microbatch on one stage."""
 
-    part: Part
+    kind: OpKind
     stage: int
     microbatch: int
 
@@ -150,12 +151,12 @@ class Problem(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.recompute) and any(limit != NO_LIMIT for limit in self.limit)
 
     @cached_property
-    def channels(self) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]:
+    def channels(self) -> tuple[tuple[tuple[int, ...], tuple[OpKind, ...]], ...]:
         """Ranks and parts of the copies of each stream; copies of a stream run one at a time."""
         sharing = {rank for group in self.shared for rank in group}
         groups = [*self.shared, *((rank,) for rank in range(self.ranks) if rank not in sharing)]
-        directions = ((Part.O, Part.R),) if self.one_stream else ((Part.O,), (Part.R,))
-        return tuple((tuple(group), parts) for group in groups for parts in directions)
+        directions = ((OpKind.O, OpKind.R),) if self.one_stream else ((OpKind.O,), (OpKind.R,))
+        return tuple((tuple(group), kinds) for group in groups for kinds in directions)
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
@@ -166,26 +167,26 @@ class Problem(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(tuple(stages) for stages in stages_by_rank)
 
     @cached_property
-    def needs(self) -> dict[tuple[Part, int], tuple[tuple[Part, int, int], ...]]:
-        """By part and stage of an operation: part, stage and transfer time of each of its inputs."""
-        needs: dict[tuple[Part, int], tuple[tuple[Part, int, int], ...]] = {}
+    def needs(self) -> dict[tuple[OpKind, int], tuple[tuple[OpKind, int, int], ...]]:
+        """By kind and stage of an operation: kind, stage and transfer time of each of its inputs."""
+        needs: dict[tuple[OpKind, int], tuple[tuple[OpKind, int, int], ...]] = {}
         for stage in range(self.stages):
-            for part, input_part in _STAGE_NEEDS.items():
-                needs[part, stage] = ((input_part, stage, 0),)
-            needs[Part.F, stage] = ((Part.F, stage - 1, self.forward_transfer[stage - 1]),) if stage else ()
+            for kind, input_kind in _STAGE_NEEDS.items():
+                needs[kind, stage] = ((input_kind, stage, 0),)
+            needs[OpKind.F, stage] = ((OpKind.F, stage - 1, self.forward_transfer[stage - 1]),) if stage else ()
             if stage + 1 < self.stages:
-                needs[Part.I, stage] += ((Part.I, stage + 1, self.backward_transfer[stage]),)
-            needs[Part.B, stage] = needs[Part.I, stage]
+                needs[OpKind.I, stage] += ((OpKind.I, stage + 1, self.backward_transfer[stage]),)
+            needs[OpKind.B, stage] = needs[OpKind.I, stage]
         return needs
 
     def duration(self, op: Op) -> int:
         """Return the duration of an operation, in units of the problem."""
-        part, stage = op.part, op.stage
-        if part is Part.B:
+        kind, stage = op.kind, op.stage
+        if kind is OpKind.B:
             return self.b[stage] if self.b else self.i[stage] + self.w[stage]
-        if part is Part.C:
+        if kind is OpKind.C:
             return self.recompute[stage]
-        return (self.f, self.i, self.w, self.offload, self.reload)[part][stage]
+        return (self.f, self.i, self.w, self.offload, self.reload)[kind][stage]
 
     @cached_property
     def joinable(self) -> frozenset[int]:
@@ -239,8 +240,8 @@ class Problem(Struct, frozen=True, kw_only=True, dict=True):
     def ops(self) -> list[Op]:
         """Return all computations, without copies and recomputation."""
         return [
-            Op(part, stage, microbatch)
-            for part in COMPUTED
+            Op(kind, stage, microbatch)
+            for kind in COMPUTED
             for stage in range(self.stages)
             for microbatch in range(self.microbatches)
         ]
@@ -250,9 +251,9 @@ def joined_rows(problem: Problem, rows: Rows) -> Rows:
     """Return rows of :attr:`Problem.joined` as rows of the problem, with joined backwards."""
     return [
         [
-            op._replace(part=Part.B) if op.part is Part.I and op.stage in problem.joinable else op
+            op._replace(kind=OpKind.B) if op.kind is OpKind.I and op.stage in problem.joinable else op
             for op in row
-            if op.part is not Part.W or op.stage not in problem.joinable
+            if op.kind is not OpKind.W or op.stage not in problem.joinable
         ]
         for row in rows
     ]
@@ -265,8 +266,8 @@ def split_rows(problem: Problem, rows: Rows) -> Rows:
             part_op
             for op in row
             for part_op in (
-                (op._replace(part=Part.I), op._replace(part=Part.W))
-                if op.part is Part.B and op.stage not in problem.joinable
+                (op._replace(kind=OpKind.I), op._replace(kind=OpKind.W))
+                if op.kind is OpKind.B and op.stage not in problem.joinable
                 else (op,)
             )
         ]
@@ -276,7 +277,7 @@ def split_rows(problem: Problem, rows: Rows) -> Rows:
 
 def computed_again(ops: Iterable[Op]) -> set[tuple[int, int]]:
     """Return stage and microbatch of every recomputed forward."""
-    return {(op.stage, op.microbatch) for op in ops if op.part is Part.C}
+    return {(op.stage, op.microbatch) for op in ops if op.kind is OpKind.C}
 
 
 def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:

@@ -19,7 +19,7 @@ from pptrace_optpipe.memory_repair import repaired
 from pptrace_optpipe.model import Effort, WorkClock, limited, solve
 from pptrace_optpipe.partial_models import MOST_OPS, improved, steady_rows
 from pptrace_optpipe.playback import play, rows_of
-from pptrace_optpipe.problem import Part, coarsened, split_rows
+from pptrace_optpipe.problem import OpKind, coarsened, split_rows
 from pptrace_optpipe.setting import joined, rows_of_table, table_of
 from pptrace_optpipe.start_schedules import (
     StartSchedule,
@@ -91,7 +91,7 @@ class _Search:
         """Return the remaining seconds, or units of work."""
         return 0.0 if self.effort.stopped() else self.effort.seconds - (self.effort.clock() - self.began)
 
-    def part(self, seconds: float) -> Effort:
+    def kind(self, seconds: float) -> Effort:
         """Return an effort with at most ``seconds`` of the remaining time."""
         return replace(self.effort, seconds=min(seconds, self.remaining()))
 
@@ -160,7 +160,7 @@ class _Search:
         if self.is_over() or self.ops <= _WHOLE:
             return
         least = self.remaining() - self.effort.seconds * _STEADY
-        effort = replace(self.part(self.effort.seconds * _STEADY), stopped=lambda: self.remaining() <= least)
+        effort = replace(self.kind(self.effort.seconds * _STEADY), stopped=lambda: self.remaining() <= least)
         for rows in steady_rows(self.problem, effort):
             played = play(self.problem, rows)
             if played is not None:
@@ -173,8 +173,8 @@ class _Search:
         """Raise the bound by counts of operations, for a share of the time."""
         if self.best is None or self.is_over():
             return
-        part = self.part(self.effort.seconds * _COUNTS)
-        self.raise_bound(counted_bound(self.problem, part, length=self.best.played.step, least=self.bound))
+        kind = self.kind(self.effort.seconds * _COUNTS)
+        self.raise_bound(counted_bound(self.problem, kind, length=self.best.played.step, least=self.bound))
 
     def relax(self) -> None:
         """Raise the bound by relaxations to small groups of ranks, for a share of the time."""
@@ -184,8 +184,8 @@ class _Search:
         for ranks in relaxed_ranks(self.coarse):
             if self.is_over() or self.remaining() < self.effort.seconds / 2:
                 return
-            part, least = self.part(self.effort.seconds / 8), self.bound // self.unit
-            self.raise_bound(relaxed_bound(self.coarse, part, ranks, horizon, least) * self.unit)
+            kind, least = self.kind(self.effort.seconds / 8), self.bound // self.unit
+            self.raise_bound(relaxed_bound(self.coarse, kind, ranks, horizon, least) * self.unit)
 
     def solve_whole(self) -> None:
         """Solve the model of the whole problem, with the best schedule as a hint.
@@ -199,8 +199,8 @@ class _Search:
             played = play(problem, split_rows(problem, self.best.rows))
             if played is None:
                 return
-            part, least = self.part(self.remaining()), self.bound // unit
-            solved = solve(problem, part, horizon=played.step, hint=played.start, least=least)
+            kind, least = self.kind(self.remaining()), self.bound // unit
+            solved = solve(problem, kind, horizon=played.step, hint=played.start, least=least)
             self.raise_bound(solved.bound * unit)
             if solved.start:
                 self.take(rows_of(problem, solved.start))
@@ -246,7 +246,7 @@ class _Search:
             return
         widest = min(1 + fruitless / 4, _WIDEST)
         width = max(int(played.step * MOST_OPS / max(self.ops, 1) * self.random.uniform(widest / 2, widest)), 1)
-        effort = replace(self.part(20), seed=self.random.randrange(2**31))
+        effort = replace(self.kind(20), seed=self.random.randrange(2**31))
         work = min(2**fruitless, _LONGEST)
         shift = self.random.randrange(width)
         lows = list(range(-shift, played.step, max(width // 2, 1)))
@@ -257,7 +257,7 @@ class _Search:
             rows = split_rows(self.coarse, (self.best or best).rows)
             played = play(self.coarse, rows)
             if played is not None:
-                span_effort = replace(effort, seconds=self.part(20).seconds)
+                span_effort = replace(effort, seconds=self.kind(20).seconds)
                 self.take(improved(self.coarse, rows, played, (low, low + width), span_effort, work))
 
 
@@ -522,7 +522,7 @@ def _search_placement(
 ) -> Optimised | None:  # fmt: skip
     """Search in the placement of a judge, and return the best table so far; rivals may exceed memory."""
     if not judge.problem.recomputes:
-        warm = [[[op for op in row if op.part is not Part.C] for row in rows] for rows in warm]
+        warm = [[[op for op in row if op.kind is not OpKind.C] for row in rows] for rows in warm]
     judge.play_starts(effort, _rows_in_placement(judge.input, rivals))
     result = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
     if result is None:

@@ -30,7 +30,7 @@ from pptrace.plugin import (
     write_table,
 )
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, Op, Part, Problem
+from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, Op, OpKind, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -474,25 +474,25 @@ def serial_table(placement: Placement) -> Schedule:
     rows: Rows = [[] for _ in range(placement.ranks)]
     for microbatch in range(placement.microbatches):
         up = range(placement.stages)
-        for part, stages in ((Part.F, up), (Part.I, up[::-1]), (Part.W, up[::-1])):
+        for kind, stages in ((OpKind.F, up), (OpKind.I, up[::-1]), (OpKind.W, up[::-1])):
             for stage in stages:
-                rows[placement.rank_of(stage, 0)].append(Op(part, stage, microbatch))
+                rows[placement.rank_of(stage, 0)].append(Op(kind, stage, microbatch))
     return table_of(rows, placement)
 
 
 _KINDS = {
-    Part.F: Kind.F,
-    Part.I: Kind.I,
-    Part.W: Kind.W,
-    Part.B: Kind.B,
-    Part.O: Kind.OFFLOAD,
-    Part.R: Kind.RELOAD,
-    Part.C: Kind.RECOMPUTE,
-    Part.A: Kind.OFFLOAD,
-    Part.D: Kind.RELOAD,
+    OpKind.F: Kind.F,
+    OpKind.I: Kind.I,
+    OpKind.W: Kind.W,
+    OpKind.B: Kind.B,
+    OpKind.O: Kind.OFFLOAD,
+    OpKind.R: Kind.RELOAD,
+    OpKind.C: Kind.RECOMPUTE,
+    OpKind.A: Kind.OFFLOAD,
+    OpKind.D: Kind.RELOAD,
 }
 """Kinds of actions; ``A`` and ``D`` have the kinds of the copies that they await."""
-_PARTS = {kind: part for part, kind in _KINDS.items() if part not in AWAIT_OF.values()}
+_OP_KINDS = {kind: op_kind for op_kind, kind in _KINDS.items() if op_kind not in AWAIT_OF.values()}
 _TRIES = 8
 """The most groups of ranks for which joined backwards are tested."""
 
@@ -505,8 +505,8 @@ def table_of(rows: Rows, placement: Placement) -> Schedule:
 def _actions(row: list[Op]) -> list[Action]:
     actions, awaited = list[Action](), tuple[Action, ...]()
     for op in row:
-        action = Action(kind=_KINDS[op.part], stage=op.stage, microbatch=op.microbatch)
-        if op.part in AWAIT_OF.values():
+        action = Action(kind=_KINDS[op.kind], stage=op.stage, microbatch=op.microbatch)
+        if op.kind in AWAIT_OF.values():
             awaited = (*awaited, action)
         else:
             actions.append(replace(action, after=awaited))
@@ -530,13 +530,13 @@ def rows_of_table(table: Schedule) -> Rows:
         row: list[Op] = []
         for action in table[rank]:
             row += [
-                Op(AWAIT_OF[_PARTS[copy.kind]], copy.stage, copy.microbatch)
+                Op(AWAIT_OF[_OP_KINDS[copy.kind]], copy.stage, copy.microbatch)
                 for copy in action.after
                 if copy.kind in (Kind.OFFLOAD, Kind.RELOAD)
             ]
-            part = _PARTS.get(action.kind)
-            if part is not None:
-                row.append(Op(part, action.stage, action.microbatch))
+            op_kind = _OP_KINDS.get(action.kind)
+            if op_kind is not None:
+                row.append(Op(op_kind, action.stage, action.microbatch))
         rows.append(row)
     return rows
 
@@ -572,8 +572,8 @@ def joined(problem: Problem, rows: Rows) -> Rows:
 def _join(row: list[Op]) -> list[Op]:
     joined_row: list[Op] = []
     for op in row:
-        if op.part is Part.W and joined_row and joined_row[-1] == op._replace(part=Part.I):
-            joined_row[-1] = op._replace(part=Part.B)
+        if op.kind is OpKind.W and joined_row and joined_row[-1] == op._replace(kind=OpKind.I):
+            joined_row[-1] = op._replace(kind=OpKind.B)
         else:
             joined_row.append(op)
     return joined_row

@@ -27,7 +27,7 @@ from pptrace_optpipe.listing import Lister, OffloadingLister, Rule, serial_rows
 from pptrace_optpipe.memory_repair import evict
 from pptrace_optpipe.model import WorkClock
 from pptrace_optpipe.playback import Played, play
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Part, joined_rows
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, OpKind, joined_rows
 from pptrace_optpipe.setting import pairs, rows_of_table, setting_in, simulated
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class StartSchedule(NamedTuple):
     @property
     def rank_key(self) -> tuple[int, int, int]:
         """Step, number of copied or recomputed activations, and total peak memory; lower is better."""
-        evicted_count = sum(op.part in (Part.O, Part.C) for row in self.rows for op in row)
+        evicted_count = sum(op.kind in (OpKind.O, OpKind.C) for row in self.rows for op in row)
         return self.played.step, evicted_count, sum(self.played.peak)
 
 
@@ -151,7 +151,7 @@ def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedu
     if played.fits(problem):
         yield StartSchedule(rows, played)
         return
-    for kind in [Part.O] * problem.copies + [Part.C] * problem.recomputes:
+    for kind in [OpKind.O] * problem.copies + [OpKind.C] * problem.recomputes:
         fitting = evict(problem, rows, [kind])
         replayed = play(problem, fitting)
         if replayed is not None and replayed.fits(problem):
@@ -457,7 +457,7 @@ def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]
         listed = Lister(problem, rule).rows()
         if listed is not None:
             orders.append(_computations(listed))
-    kinds = [Part.O] * problem.copies + [Part.C] * problem.recomputes
+    kinds = [OpKind.O] * problem.copies + [OpKind.C] * problem.recomputes
     seen: list[Rows] = []
     for rows in orders:
         fitting = evict(problem, rows, kinds)
@@ -471,4 +471,4 @@ def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]
 
 def _computations(rows: Rows) -> Rows:
     """Return rows without copies and recomputation."""
-    return [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in rows]
+    return [[op for op in row if op.kind in ON_RANK and op.kind is not OpKind.C] for row in rows]

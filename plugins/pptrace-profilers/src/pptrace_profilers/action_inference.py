@@ -28,7 +28,7 @@ from pptrace.plugin import Action, Kind, TraceError
 from pptrace_profilers.gpu_spans import add_gpu_spans, window_around
 from pptrace_profilers.pass_runs import autograd_runs, launch_runs, work_starts_ns
 from pptrace_profilers.recording import NO_STAGE, Annotations, Executions
-from pptrace_profilers.stage_inference import Part, assign_by_chains, assign_by_route
+from pptrace_profilers.stage_inference import RankRuns, assign_by_chains, assign_by_route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -285,10 +285,10 @@ def _infer_from_messages(ranks: Sequence[_RankRuns], source: str) -> _Inference 
     return verdict, paired, places_by_rank, stages
 
 
-def _part(rank: _RankRuns, indices: Sequence[int], step: int) -> Part:
+def _part(rank: _RankRuns, indices: Sequence[int], step: int) -> RankRuns:
     windows, ends = rank.recording.windows, rank.recording.ends
     _, start_ns, end_ns = windows[step] if windows else _ALWAYS
-    return Part(
+    return RankRuns(
         runs=[rank.runs[index] for index in indices],
         ends=ends.of_rows((start_ns <= ends.host_ns) & (ends.host_ns <= end_ns)),
     )

@@ -42,7 +42,7 @@ _Place = tuple[int, int]
 """Stage and microbatch."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class RankRuns(Struct, frozen=True, kw_only=True):
     """Runs and messages of a rank in a step."""
 
     runs: Sequence[Run]
@@ -64,7 +64,7 @@ class StepPlaces(Struct, frozen=True, kw_only=True):
     """Reason why no route fits; empty if one fits, or if the search is incomplete."""
 
 
-def assign_by_chains(parts: Sequence[Part]) -> StepPlaces:
+def assign_by_chains(parts: Sequence[RankRuns]) -> StepPlaces:
     """Assign stages and microbatches to the forwards of a step, one part per rank."""
     next_of, back_of = _link_runs(parts)
     forwards = _passes(parts, forward=True)
@@ -105,7 +105,7 @@ def _route(chain: Sequence[_Node]) -> tuple[int, ...]:
 
 
 def _count_returned_gradients(
-    parts: Sequence[Part], back_of: Mapping[_Node, _Node], chains: Sequence[Sequence[_Node]]
+    parts: Sequence[RankRuns], back_of: Mapping[_Node, _Node], chains: Sequence[Sequence[_Node]]
 ) -> tuple[int, int]:
     """Return the gradients that follow the links of their chains, and all links."""
     all_links = _add_local_links(back_of, _passes(parts, forward=False))
@@ -116,7 +116,7 @@ def _count_returned_gradients(
     return sum(all_links.get(b) == a for a, b in links), max(len(links), 1)
 
 
-def _link_runs(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _Node]]:
+def _link_runs(parts: Sequence[RankRuns]) -> tuple[dict[_Node, _Node], dict[_Node, _Node]]:
     """Link runs by their messages; messages between two ranks arrive in the order of their sends.
 
     Returns:
@@ -178,7 +178,7 @@ def _producer(runs: Sequence[Run], post_ns: int, excluded: set[int], *, forward:
     )
 
 
-def _passes(parts: Sequence[Part], *, forward: bool) -> list[list[tuple[_Node, Run]]]:
+def _passes(parts: Sequence[RankRuns], *, forward: bool) -> list[list[tuple[_Node, Run]]]:
     second = [_second_passes(part.runs) for part in parts]
     return [
         [
@@ -216,7 +216,7 @@ def _chains(
         yield tuple(chain)
 
 
-def _count_usual_forwards(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
+def _count_usual_forwards(parts: Sequence[RankRuns], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
     """Return the forwards with the usual operations of their stage, and all forwards."""
     forms: dict[int, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for rank, part in enumerate(parts):
@@ -227,7 +227,9 @@ def _count_usual_forwards(parts: Sequence[Part], places: Mapping[_Node, tuple[in
     return sum(max(form.values()) for form in forms.values()), max(sum(form.total() for form in forms.values()), 1)
 
 
-def _count_ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int) -> tuple[int, int]:
+def _count_ordered(
+    parts: Sequence[RankRuns], places: Mapping[_Node, tuple[int, int]], stages: int
+) -> tuple[int, int]:
     """Return the forwards that start in the order of microbatches on their stage, and all forwards."""
     started: list[list[int]] = [[] for _ in range(stages)]
     for rank, part in enumerate(parts):
@@ -265,7 +267,7 @@ class _Messages(Struct, frozen=True, kw_only=True):
 
 
 def _find_producers(
-    parts: Sequence[Part],
+    parts: Sequence[RankRuns],
     actions: Sequence[Sequence[_Action]],
     route: Sequence[int],
     *,
@@ -310,7 +312,7 @@ def _find_producers(
 
 
 def _producers(
-    part: Part, actions: Sequence[_Action], sends: MessageEnds,
+    part: RankRuns, actions: Sequence[_Action], sends: MessageEnds,
     consumers: Sequence[frozenset[int]], without_send: set[int], *, gradient_first: bool,
 ) -> list[int]:  # fmt: skip
     """Return the producer of each sent message by launch; -1 for none.
@@ -363,7 +365,7 @@ _NOTHING_FITS = (
 _SEARCHED = "of the searches for stages were completed"
 
 
-def assign_by_route(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> StepPlaces:
+def assign_by_route(parts: Sequence[RankRuns], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> StepPlaces:
     """Assign stages and microbatches to the actions of a step.
 
     Args:
@@ -421,7 +423,7 @@ def _count_turning_backwards(
     return certain, max(count, 1)
 
 
-def _actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[_Action]:
+def _actions(part: RankRuns, starts_ns: Sequence[int], *, paired: bool) -> list[_Action]:
     second = _second_passes(part.runs) if paired else set()
     forwards = {run.forward_number: number for number, run in enumerate(part.runs) if run.forward}
     return [
@@ -433,7 +435,7 @@ def _actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[_Act
     ]  # fmt: skip
 
 
-def _searches(parts: Sequence[Part], actions: Sequence[Sequence[_Action]]) -> Iterator[_Search]:
+def _searches(parts: Sequence[RankRuns], actions: Sequence[Sequence[_Action]]) -> Iterator[_Search]:
     """Yield one search per route and per assignment of messages to producers."""
     tries = _TRIES * sum(map(len, actions))
     for route, microbatches in _routes(parts, actions):
@@ -443,7 +445,9 @@ def _searches(parts: Sequence[Part], actions: Sequence[Sequence[_Action]]) -> It
             yield _Search(actions, messages, route, microbatches, tries=tries)
 
 
-def _routes(parts: Sequence[Part], actions: Sequence[Sequence[_Action]]) -> Iterator[tuple[tuple[int, ...], int]]:
+def _routes(
+    parts: Sequence[RankRuns], actions: Sequence[Sequence[_Action]]
+) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield possible routes with their microbatches, from the numbers of forwards and messages.
 
     With P ranks, M microbatches and v stages per rank, a rank has vM forwards. An interleaved route has 2M(Pv - 1)
