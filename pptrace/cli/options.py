@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
+from msgspec import Struct
 
 from pptrace.cli.output import echo_notes
 from pptrace.config.flags import FLAGS
@@ -32,7 +33,7 @@ _PREFIX = "flag_"
 """Prefix of the parameters of flags."""
 
 
-class Source(NamedTuple):
+class Source(Struct, frozen=True):
     """The configuration that a command runs: a file, settings and flags."""
 
     words: tuple[str, ...]

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from functools import wraps
 from inspect import signature
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar
+
+from msgspec import Struct
 
 from pptrace.config.choices import PolicyName, Sharing
 from pptrace.errors import PptraceError
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from pptrace.config.choices import Choice
 
 
-class Flag(NamedTuple):
+class Flag(Struct, frozen=True):
     """A flag and its configuration key; imports nothing heavy, so that help and completion are fast."""
 
     key: str

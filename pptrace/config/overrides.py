@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from pptrace.config.choices import Choice
 from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
@@ -23,7 +25,7 @@ _KEPT = {"schedule": ("offload", "recompute")}
 _DERIVED_FROM_EACH_OTHER = (("global", "microbatches"), ("microbatches", "global"))
 
 
-class Assignment(NamedTuple):
+class Assignment(Struct, frozen=True):
     """An override of one key."""
 
     path: KeyPath

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
@@ -13,7 +13,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """Path of a value in a configuration: keys of mappings and indices of lists."""
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True):
     """The place of a value in a file or on the command line.
 
     >>> str(Place(source="step.yaml", line=3, column=7))

@@ -289,7 +289,7 @@ def _check_order(order: tuple[str, ...]) -> None:
             raise ConfigError(message, key="parallel.order")
 
 
-class Leg(NamedTuple):
+class Leg(Struct, frozen=True):
     """A part of the paths of some pairs of endpoints; pairs can share it."""
 
     pairs: Int64s

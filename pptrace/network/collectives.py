@@ -49,7 +49,7 @@ Edge = tuple[int, int]
 """(child, parent)."""
 
 
-class Members(NamedTuple):
+class Members(Struct, frozen=True):
     """Nodes and NICs of the members of a group, which are numbered from 0.
 
     >>> Members(nodes=(((0, 1), (2,)), ((3,),))).channels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 from msgspec import Struct, field
@@ -269,7 +269,7 @@ class Flat(Struct, frozen=True, kw_only=True):
         )
 
 
-class FlatNodes(NamedTuple):
+class FlatNodes(Struct, frozen=True):
     """Two :class:`Flat` networks, one within a node and one between nodes."""
 
     node: Flat

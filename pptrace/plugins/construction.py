@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
@@ -66,7 +67,7 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
     return table
 
 
-class GuardedNetwork(NamedTuple):
+class GuardedNetwork(Struct, frozen=True):
     """A plugin's network with checked links and paths; its exceptions become errors of the plugin."""
 
     provider: Provider

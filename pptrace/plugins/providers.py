@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -60,7 +60,7 @@ class CommandOffer(AnyOffer, frozen=True, kw_only=True):
 Offer_co = TypeVar("Offer_co", covariant=True)
 
 
-class Provider(NamedTuple):
+class Provider(Struct, frozen=True):
     """A plugin with the name of its entry point, and the distribution that installed it.
 
     >>> print(Provider(name="mine", distribution="pptrace-mine", version="1.0"))
@@ -80,7 +80,7 @@ class Provider(NamedTuple):
         return f"plugin '{self.name}' ({f'{self.distribution} {self.version}'.strip()})"
 
 
-class Failure(NamedTuple):
+class Failure(Struct, frozen=True):
     """A plugin that failed to load, and the reason."""
 
     provider: Provider

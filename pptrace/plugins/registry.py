@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import islice
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from msgspec import Struct
 from pluggy import PluginManager
@@ -376,7 +376,7 @@ def core_provider() -> Provider:
     return Provider(name="builtin", distribution=PROJECT, version=__version__)
 
 
-class EntryPoint(NamedTuple):
+class EntryPoint(Struct, frozen=True):
     """Where a plugin is: a module, or an attribute of it."""
 
     module: str
@@ -391,7 +391,7 @@ class EntryPoint(NamedTuple):
         return plugin
 
 
-class _Distribution(NamedTuple):
+class _Distribution(Struct, frozen=True):
     """A distribution that is installed in a folder."""
 
     folder: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-class Line(NamedTuple):
+class Line(Struct, frozen=True):
     """A sentence with a style."""
 
     text: str
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
         return self.text
 
 
-class Table(NamedTuple):
+class Table(Struct, frozen=True):
     """Rows of cells."""
 
     rows: tuple[tuple[str | Cell, ...], ...]
@@ -83,7 +83,7 @@ class Picture(NamedTuple):
     """The table that replaces it in text."""
 
 
-class Column(NamedTuple):
+class Column(Struct, frozen=True):
     """A column of a table whose rows are figures by key."""
 
     heading: str

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_size
@@ -57,7 +59,7 @@ _SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
 """Keys that change the number of actions, except the size of microbatches."""
 
 
-class _Effort(NamedTuple):
+class _Effort(Struct, frozen=True):
     """Limits of a search for advice."""
 
     built_costs: int

@@ -7,8 +7,9 @@ Training (2026), which shows that rankings change between the three.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from pptrace.memo import shared
@@ -181,7 +182,7 @@ Cell: TypeAlias = "int | float | str | None"
 Row: TypeAlias = "dict[str, Cell]"
 
 
-class Levels(NamedTuple):
+class Levels(Struct, frozen=True):
     """One schedule's bubble at each level; the simulated one is ``run.metrics.bubble``."""
 
     run: SimulatedStep

@@ -18,6 +18,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.config.choices import CopyStream, PolicyName, Reshard
 from pptrace.config.flags import FLAGS
@@ -471,7 +472,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-class Tried(NamedTuple):
+class Tried(Struct, frozen=True):
     """A simulated candidate."""
 
     change: Change

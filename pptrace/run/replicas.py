@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import Reshard, Sharing
@@ -31,7 +32,7 @@ _FEWEST_TOGETHER = 8
 """Replicas from which it is faster to run them together."""
 
 
-class ReplicaDifferences(NamedTuple):
+class ReplicaDifferences(Struct, frozen=True):
     """The replicas of a step that differ, each simulated alone, or all together if they gather units."""
 
     kind_of: Int64s

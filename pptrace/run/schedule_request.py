@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.network.contract import transfer_ns
@@ -154,7 +155,7 @@ def _buffers(workload: Workload, following: Int32s) -> Int64s:
     return buffers
 
 
-class OtherTables(NamedTuple):
+class OtherTables(Struct, frozen=True):
     """A configuration while its schedule is built; see :class:`~pptrace.plugins.requests.TableSimulator`."""
 
     inputs: Inputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from msgspec import Struct
@@ -116,7 +116,7 @@ class SimulatedStep(Struct, frozen=True, dict=True):
         return replace(self.timeline, counters=counters, routes=routes, why=path, provenance=provenance)
 
 
-class Replicas(NamedTuple):
+class Replicas(Struct, frozen=True):
     """The replicas of a job that differ."""
 
     resolved: Resolved

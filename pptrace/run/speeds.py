@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -159,7 +159,7 @@ def times(values: NDArray[Any], factor: NDArray[np.float64] | float) -> Int64s:
     return scaled
 
 
-class Issued(NamedTuple):
+class Issued(Struct, frozen=True):
     """A table, and the policy that inserts its messages."""
 
     schedule: Schedule

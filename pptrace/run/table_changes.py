@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
@@ -153,7 +154,7 @@ def _check(resolved: Resolved, key: str, configured: list[int], count: int, what
             raise resolved.error(f"{key}[{index}]", f"{known} and no {number}")
 
 
-class _CopyPlan(NamedTuple):
+class _CopyPlan(Struct, frozen=True):
     """Times of a table without copies, and durations of copies, by stage and microbatch."""
 
     schedule: Schedule

@@ -8,9 +8,10 @@ from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
@@ -183,7 +184,7 @@ def _slices_of(timeline: Timeline) -> int:
     return 1 if cut else max(slices, 1)
 
 
-class SimulatedSource(NamedTuple):
+class SimulatedSource(Struct, frozen=True):
     """Costs and policy of a simulated trace."""
 
     workload: Workload

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.errors import ScheduleError
@@ -40,7 +41,7 @@ _EPILOGUE = KindSet({*STAGE_ENDS, Kind.WAIT_REDUCE_GRAD})
 _AFTER_PASSES = KindSet({Kind.OPTIMIZER, *WAITS})
 
 
-class CrossRankEdges(NamedTuple):
+class CrossRankEdges(Struct, frozen=True):
     """Dependencies on other ranks and replicas."""
 
     edges: list[Pairs]

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-class RankRoutes(NamedTuple):
+class RankRoutes(Struct, frozen=True):
     """Pairs of ranks that exchange messages, and their paths; after these, the paths over single links."""
 
     source: Int32s

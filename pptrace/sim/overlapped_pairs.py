@@ -7,6 +7,7 @@ from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
@@ -219,7 +220,7 @@ _NO_SEGMENTS = PartColumns(_NONE, _NONE, np.zeros(0, dtype=np.int64), _NONE, _NO
 """No segments."""
 
 
-class Expansion(NamedTuple):
+class Expansion(Struct, frozen=True):
     """Rows of an issue order that are segments."""
 
     columns: PartColumns = _NO_SEGMENTS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from pptrace.config.choices import PolicyName, StreamPer
@@ -285,7 +286,7 @@ def _streams(ranks: int) -> tuple[Int8s, Int32s]:
     return stream, np.concatenate([none, none, peers, peers, peers, no_peer])
 
 
-class Linked(NamedTuple):
+class Linked(Struct, frozen=True):
     """Dependencies between tasks."""
 
     sender_row: Int32s

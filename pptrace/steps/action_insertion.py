@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import Reshard
@@ -259,7 +260,7 @@ def check_modules(placement: Placement, modules: Sequence[int]) -> None:
         raise ScheduleError(f"{message}, and {wanted}: choose a schedule such as 1f1b")
 
 
-class _Block(NamedTuple):
+class _Block(Struct, frozen=True):
     """An action or an overlapped pair, for gathers of weights."""
 
     first: int

@@ -10,6 +10,7 @@ from enum import IntEnum, unique
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,7 +154,7 @@ class Kind(IntEnum):
         return self.traits.meaning.removeprefix(f"{self.name} ")
 
 
-class Traits(NamedTuple):
+class Traits(Struct, frozen=True):
     """One kind's row."""
 
     role: Role

@@ -221,7 +221,7 @@ class _Messages(NamedTuple):
     way: Int8s
 
 
-class MessageRequest(NamedTuple):
+class MessageRequest(Struct, frozen=True):
     """Input of a message policy: the actions of a table, and the messages between them in columns."""
 
     schedule: Schedule

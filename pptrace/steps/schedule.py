@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-from msgspec import field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.memo import shared
@@ -237,7 +237,7 @@ def _parse_at(cell: str, rank: int, position: int) -> Action:
 ABSENT = -1
 
 
-class Positions(NamedTuple):
+class Positions(Struct, frozen=True):
     """Positions of actions in a schedule's columns."""
 
     by_result: Int32s

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.steps.columns import empty_columns
 from pptrace.steps.kinds import COMPUTE, Kind
@@ -23,7 +24,7 @@ PATH_PARTS = ("", "wire", "wait")
 """Kinds of path parts: the slice (``""``), the latency after it, or time without a slice."""
 
 
-class CriticalPath(NamedTuple):
+class CriticalPath(Struct, frozen=True):
     """The slices on the critical path and its time by kind; the times sum to the step."""
 
     rows: Int32s

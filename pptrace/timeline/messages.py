@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.memo import shared
 from pptrace.steps.columns import unset
@@ -52,7 +53,7 @@ def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
     return first_lane
 
 
-class Messages(NamedTuple):
+class Messages(Struct, frozen=True):
     """One row per message, in the order of first slices; each column holds rows of the timeline."""
 
     send: Int32s

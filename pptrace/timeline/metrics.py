@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.config.quantities import format_duration
 from pptrace.steps.columns import distinct
@@ -193,7 +194,7 @@ def received_spans(timeline: Timeline) -> tuple[Int32s, Int64s, Int64s]:
 _NEVER = int(np.iinfo(np.int64).max)
 
 
-class Phase(NamedTuple):
+class Phase(Struct, frozen=True):
     """A part of one rank's step."""
 
     rank: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.errors import ConfigError, nearest
@@ -23,7 +24,7 @@ _LONGEST = 1 << 24
 _KEYS = ("ranks", "microbatches")
 
 
-class Selection(NamedTuple):
+class Selection(Struct, frozen=True):
     """Ranks and microbatches of a trimmed export."""
 
     ranks: tuple[int, ...] | None = None
@@ -88,7 +89,7 @@ _INTERVALS_KEY = "update_intervals_ns"
 _PROPORTIONAL = ("uncontended_ns", "collective_ns", "size_bytes")
 
 
-class TimelinePart(NamedTuple):
+class TimelinePart(Struct, frozen=True):
     """A part of a timeline."""
 
     timeline: Timeline

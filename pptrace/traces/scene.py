@@ -6,7 +6,7 @@ Names, categories and colors of kinds come from the table of kinds.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from msgspec import Struct
@@ -105,7 +105,7 @@ _OF_EXPERTS = ("experts", "dispatch", "combine")
 """First words of the names of segments whose time depends on the loads of experts."""
 
 
-class Labels(NamedTuple):
+class Labels(Struct, frozen=True):
     """Distinct texts that follow the kind in names of slices, by span, microbatch and segment."""
 
     microbatch: list[str]

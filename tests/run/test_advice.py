@@ -195,7 +195,7 @@ def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyP
 def test_a_step_above_the_limit_of_actions_is_estimated_itself() -> None:
     """Otherwise a worse candidate with the configured schedule precedes better ones with other schedules."""
     run = simulate(schedule="1f1b", pp=4, microbatches=8)
-    estimates = advising._Search(run, advising._QUICK._replace(actions=1), deep=False)._estimates()
+    estimates = advising._Search(run, replace(advising._QUICK, actions=1), deep=False)._estimates()
 
     assert [dict(change.settings) for change, _ in estimates] == [{}]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.steps.columns import distinct
 from pptrace.timeline.actions import in_group
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from pptrace.traces.scene import Scene
 
 
-class Column(NamedTuple):
+class Column(Struct, frozen=True):
     """Values of rows, -1 for a row without a value."""
 
     take: Callable[[Int32s], NDArray[np.integer[Any]]]
@@ -66,7 +68,7 @@ PATH_FLOW = 2**31 - 1
 """The flow through the slices of the critical path."""
 
 
-class FlowIds(NamedTuple):
+class FlowIds(Struct, frozen=True):
     """The flow ids of each row."""
 
     row_ptr: Int32s
@@ -96,7 +98,8 @@ class FlowIds(NamedTuple):
         order = np.argsort(ends, kind="stable")
         added = np.zeros(self.row_ptr.size, dtype=np.int32)
         np.add.at(added, rows + 1, 1)
-        return self._replace(
+        return replace(
+            self,
             row_ptr=self.row_ptr + np.cumsum(added, dtype=np.int32),
             ids=np.insert(self.ids, ends[order], np.int32(flow)),
         )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -302,7 +302,7 @@ class RecordLayout(Struct, frozen=True, dict=True):
         return columns
 
 
-class RecordRun(NamedTuple):
+class RecordRun(Struct, frozen=True):
     """Consecutive records with the same layout."""
 
     place: int

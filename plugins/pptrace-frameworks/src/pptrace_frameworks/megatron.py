@@ -26,9 +26,10 @@ warm-up and drain, all calls are blocking unless receives are prefetched there t
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.plugin import ConstraintError, MessageCalls, Policy
@@ -108,7 +109,7 @@ def _refused(option: str, why: str) -> ConstraintError:
     return ConstraintError(why, key=f"p2p.options.{option}")
 
 
-class _Loop(NamedTuple):
+class _Loop(Struct, frozen=True):
     """A table as one of Megatron's two loops."""
 
     rows: Rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -52,7 +52,7 @@ class Rows(Struct, frozen=True, kw_only=True):
         return np.array_equal(self.ahead, np.maximum(steady_index, 0, out=steady_index))
 
 
-class Ends(NamedTuple):
+class Ends(Struct, frozen=True):
     """Both ends of each message; one value per message."""
 
     gradient: NDArray[np.bool_]

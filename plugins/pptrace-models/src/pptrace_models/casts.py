@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from msgspec import Struct
+
 from pptrace_models.transformer import NARROW, OPERAND_BYTES
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ _SOURCE_BYTES = 2
 """Inputs and gradients are cast from BF16."""
 
 
-class _Recipe(NamedTuple):
+class _Recipe(Struct, frozen=True):
     reads: int
     """How often a cast reads its tensor."""
     normed_reads: int

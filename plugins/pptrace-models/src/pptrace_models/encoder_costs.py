@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.plugin import ConfigError, ConstraintError, EncoderGrid, divisors_near
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _LAYER = Layer()
 
 
-class Tower(NamedTuple):
+class Tower(Struct, frozen=True):
     """The share of an encoder on one device."""
 
     name: str

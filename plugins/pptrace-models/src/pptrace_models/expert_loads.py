@@ -15,9 +15,10 @@ import zipfile
 from collections import OrderedDict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.plugin import ConfigError, nearest
 from pptrace_models.transformer import LOAD_DISTRIBUTIONS
@@ -45,7 +46,7 @@ _SAMPLES = 64
 """Random routings of a workload, from which each layer and microbatch has one."""
 
 
-class Loads(NamedTuple):
+class Loads(Struct, frozen=True):
     """Loads of the fullest devices of a step's microbatches."""
 
     received: Floats
@@ -156,7 +157,7 @@ def _note(kept: Floats, received: Floats, kind_of: Int64s, planned: str) -> str:
     )
 
 
-class _Tokens(NamedTuple):
+class _Tokens(Struct, frozen=True):
     """Loads of experts."""
 
     experts: Floats

@@ -17,8 +17,9 @@ from functools import lru_cache, partial
 from math import ceil, erfc, sqrt
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
+from msgspec import Struct
 from pydantic import ConfigDict
 
 from pptrace.plugin import ConfigError, shared
@@ -271,7 +272,7 @@ def _memory_rate(device: Shaped) -> float:
     return device.memory_bandwidth * device.memory_efficiency
 
 
-class Devices(NamedTuple):
+class Devices(Struct, frozen=True):
     """The devices of ranks and stages."""
 
     of_ranks: tuple[Accelerator, ...]

@@ -90,7 +90,7 @@ class GroupTimes(NamedTuple):
     """Tensor-parallel collectives of a layer's halves."""
 
 
-class LayerCollectives(NamedTuple):
+class LayerCollectives(Struct, frozen=True):
     """Time of each collective of a layer, in ns: of attention, of the MLP or experts, and of keys and values."""
 
     first: HalfTimes
@@ -666,7 +666,7 @@ _SLOWDOWN = 0.19
 slows a product from 8.605 ms to 9.251 ms (overlap micro-benchmark of the STP paper, on A800)."""
 
 
-class _Overlap(NamedTuple):
+class _Overlap(Struct, frozen=True):
     """Overlap of a half's products with its collectives."""
 
     devices: int

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pptrace_models.layer import Product, Work, linears
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer
 
 
-class Matrix(NamedTuple):
+class Matrix(Struct, frozen=True):
     """A matrix with momentum on one device."""
 
     width: int
@@ -36,7 +38,7 @@ class Matrix(NamedTuple):
     """Whether it belongs to an expert."""
 
 
-class Matrices(NamedTuple):
+class Matrices(Struct, frozen=True):
     """Matrices of a stage on one device."""
 
     counts: Counter[Matrix]

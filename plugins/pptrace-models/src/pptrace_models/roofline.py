@@ -184,7 +184,7 @@ def _stages_of_layers(model: Transformer, options: RooflineOptions, request: Cos
     )
 
 
-class _WithinReplicas(NamedTuple):
+class _WithinReplicas(Struct, frozen=True):
     """Costs of a step that depend on no collective between replicas."""
 
     workload: Workload
@@ -871,7 +871,7 @@ class _Job(Struct, frozen=True, kw_only=True):
         return [*items, *copied]
 
 
-class _Module(NamedTuple):
+class _Module(Struct, frozen=True):
     """The part of a stage whose state the same replicas have."""
 
     costing: Costing

@@ -14,6 +14,8 @@ from collections import Counter
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from pptrace.plugin import Kind, Segment, Stream, shared
 from pptrace_models import layer_times
 from pptrace_models.layer import FIRST_HALF
@@ -67,7 +69,7 @@ def stage_segments(
     return shared(partial(_segments_of, actions), ("segments", actions), rows=_UNIT_ROWS * len(order))
 
 
-class _Actions(NamedTuple):
+class _Actions(Struct, frozen=True):
     """The properties of a stage that its segments depend on."""
 
     units: tuple[Unit, ...]
@@ -387,7 +389,7 @@ class ActionPart(NamedTuple):
     activation_bytes: int = 0
 
 
-class Unit(NamedTuple):
+class Unit(Struct, frozen=True):
     """The parts of the forward and of the backward of a layer, the embedding or the LM head."""
 
     forward: tuple[ActionPart, ...] = ()

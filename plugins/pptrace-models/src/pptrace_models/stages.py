@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
+from msgspec import Struct
+
 from pptrace.plugin import ConfigError, ConstraintError
 from pptrace_models.transformer import encoder_key
 
@@ -28,7 +30,7 @@ _ENDS = 2
 """Ends of a pipeline that may hold no layer: the embedding's and the LM head's."""
 
 
-class EncoderPart(NamedTuple):
+class EncoderPart(Struct, frozen=True):
     """Layers of an encoder on one stage."""
 
     encoder: int

@@ -29,6 +29,8 @@ from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules import interleaved_1f1b, one_f_one_b
 from pptrace_schedules.chimera import nearest_multiples
@@ -52,7 +54,7 @@ class Planned(NamedTuple):
     microbatch: int
 
 
-class Encoder(NamedTuple):
+class Encoder(Struct, frozen=True):
     """Stages of the encoder, and the ranks of its copies."""
 
     stages: int
@@ -60,7 +62,7 @@ class Encoder(NamedTuple):
     """Shape (groups, stages): the rank of each stage."""
 
 
-class Times(NamedTuple):
+class Times(Struct, frozen=True):
     """Times of each stage's actions, the encoder's stages first, and of a message."""
 
     forward: Sequence[int]

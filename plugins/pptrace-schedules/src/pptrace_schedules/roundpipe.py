@@ -29,7 +29,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 
@@ -42,7 +44,7 @@ _TOLERANCE = 1.1
 """Longest time of a pass, relative to the longest stage."""
 
 
-class Times(NamedTuple):
+class Times(Struct, frozen=True):
     """Times of each stage's actions, and of a message."""
 
     forward: Sequence[int]
@@ -51,7 +53,7 @@ class Times(NamedTuple):
     transfer: int
 
 
-class Partition(NamedTuple):
+class Partition(Struct, frozen=True):
     """Stages of each pass."""
 
     forward: list[range]

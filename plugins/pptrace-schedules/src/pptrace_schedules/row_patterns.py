@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.plugin import Kind, Placement, Schedule
 
@@ -76,7 +77,7 @@ def one_forward_one_backward(
     )
 
 
-class Step(NamedTuple):
+class Step(Struct, frozen=True):
     """Blocks that a rank repeats."""
 
     times: NDArray[np.integer]
@@ -103,7 +104,7 @@ class Rows(NamedTuple):
         return np.repeat(np.arange(self.row_ptr.size - 1, dtype=np.int32), np.diff(self.row_ptr))
 
 
-class _Pattern(NamedTuple):
+class _Pattern(Struct, frozen=True):
     """The actions of all steps' blocks, one after another."""
 
     kind: NDArray[np.int8]
