@@ -82,7 +82,7 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
         tracks.write()
         tracks_of_steps.append(tracks)
         names = Names.of(scene)
-        names = names._replace(name=names.name + np.int32(len(texts)))
+        names = replace(names, name=names.name + np.int32(len(texts)))
         texts += names.names
         slices = Slices(scene, np.array(tracks.lanes, dtype=np.int32), names)
         slices.columns["cause"] = Column.of(np.where(step.cause < 0, -1, step.cause + first_row))

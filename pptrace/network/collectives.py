@@ -366,7 +366,7 @@ _BYTE_NS = 1_000_000
 """Nanoseconds of a byte at one kB/s."""
 
 
-class Load(NamedTuple):
+class Load(Struct, frozen=True):
     """Flows of equal size that start simultaneously and proceed at the rate of the slowest."""
 
     overhead_ns: Int64s
@@ -389,7 +389,7 @@ def flows_at_once(network: Network, src: Int32s, dst: Int32s) -> Load:
     pair, flow, flow_count = np.unique(src.astype(np.int64) * 2**31 + dst, return_inverse=True, return_counts=True)
     pair_src, pair_dst = (ends.astype(np.int32) for ends in np.divmod(pair, 2**31))
     load = _flows_of_pairs(network, pair_src, pair_dst, flow_count)
-    return load._replace(overhead_ns=load.overhead_ns[flow], latency_ns=load.latency_ns[flow])
+    return replace(load, overhead_ns=load.overhead_ns[flow], latency_ns=load.latency_ns[flow])
 
 
 def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int64s) -> Load:

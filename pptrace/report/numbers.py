@@ -124,7 +124,7 @@ SIGMAS = 3
 """Standard deviations within which a change is noise."""
 
 
-class Figure(NamedTuple):
+class Figure(Struct, frozen=True):
     """A number and its deviation.
 
     >>> Figure(5, deviation=3.0) - Figure(1, deviation=4.0)
@@ -197,7 +197,7 @@ def _add_deviations(value: Any, groups: Sequence[Sequence[Any]], factors: Sequen
         return _add_deviations(get(value, key), replicates, factors)
 
     if isinstance(value, Figure):
-        return value._replace(deviation=_deviation(value, groups, factors))
+        return replace(value, deviation=_deviation(value, groups, factors))
     if isinstance(value, Sides):
         sides = [[None if pair is None else pair[side] for pair in group] for side, group in enumerate(groups)]
         return Sides(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -43,7 +43,7 @@ Offer = TypeVar("Offer")
 Result = TypeVar("Result")
 
 
-class Prepared(NamedTuple):
+class Prepared(Struct, frozen=True):
     """The inputs of one simulation."""
 
     resolved: Resolved

@@ -91,7 +91,7 @@ def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | N
         f"{experiment.parallel.vp}"
     )
     workload = replace(prepared.workload, notes=(note, *prepared.workload.notes))
-    return prepared._replace(workload=workload, notes=(note, *prepared.notes))
+    return replace(prepared, workload=workload, notes=(note, *prepared.notes))
 
 
 def _prepare(resolved: Resolved, registry: Registry) -> Prepared:

@@ -57,9 +57,9 @@ class ReplicaDifferences(Struct, frozen=True):
         """Return the inputs of replicas of one kind, whose collectives wait for all replicas."""
         prepared = _replica(prepared, differing, int(self.first[kind]))
         if self.meeting_ns.size:
-            return prepared._replace(workload=replace(prepared.workload, meeting_ns=self.meeting_ns))
+            return replace(prepared, workload=replace(prepared.workload, meeting_ns=self.meeting_ns))
         released_ns = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
-        return prepared._replace(workload=replace(prepared.workload, released_ns=released_ns))
+        return replace(prepared, workload=replace(prepared.workload, released_ns=released_ns))
 
 
 def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> Prepared:
@@ -73,7 +73,7 @@ def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = N
         parts["differing"] = replace(differing, costs=costs(differing.costs))
     elif costs is not None:
         parts["workload"] = costs(prepared.workload)
-    return with_slowest_replica(prepared._replace(**parts))
+    return with_slowest_replica(replace(prepared, **parts))
 
 
 def with_slowest_replica(prepared: Prepared) -> Prepared:
@@ -93,13 +93,13 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
         return prepared
     replica = prepared.resolved.experiment.batch.replica
     if differing.kinds == 1:
-        return prepared._replace(workload=differing.costs_of(0, prepared.schedule.placement))
+        return replace(prepared, workload=differing.costs_of(0, prepared.schedule.placement))
     differences = simulate_replicas(prepared, differing)
     shown = differences.slowest if replica is None else int(differences.kind_of[replica])
     number = int(differences.first[shown]) if replica is None else replica
     prepared = differences.inputs_of(prepared, differing, shown)
     notes = (*prepared.workload.notes, _note(differences, shown, number))
-    return prepared._replace(workload=replace(prepared.workload, notes=notes))
+    return replace(prepared, workload=replace(prepared.workload, notes=notes))
 
 
 def inputs_of_replicas(prepared: Prepared) -> list[Prepared]:
@@ -126,7 +126,7 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
     peaks = np.zeros((len(first), prepared.schedule.ranks), dtype=np.int64)
     by_table: dict[int, list[int]] = {}
     inputs = [
-        each._replace(workload=replace(
+        replace(each, workload=replace(
             each.workload, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0]
         ))
         for each in inputs_of_replicas(prepared)
@@ -215,7 +215,7 @@ def _simulate_units(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDiffe
         _table_of_all(table, kinds), costs, prepared.network, prepared.policy, contention=contention,
         overlap_reduction=prepared.resolved.experiment.data_parallel.overlaps,
     )  # fmt: skip
-    timeline = lowered._replace(graph=with_meetings(lowered.graph)).run().timeline
+    timeline = replace(lowered, graph=with_meetings(lowered.graph)).run().timeline
     rank, duration_ns = timeline.rank_of_row(), timeline.end_ns - timeline.start_ns
     ready = np.zeros((kinds, table.stages), dtype=np.int64)
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
@@ -272,8 +272,8 @@ def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepa
         request = dataclasses.replace(prepared.request, microbatches=issued.schedule.microbatches)
         is_configured = any(prepared.policy is each.policy for each in differing.tables.values())
         policy = issued.policy if is_configured else prepared.policy
-        prepared = prepared._replace(schedule=issued.schedule, request=request, policy=policy)
-    return prepared._replace(workload=differing.costs_of(replica, prepared.schedule.placement))
+        prepared = replace(prepared, schedule=issued.schedule, request=request, policy=policy)
+    return replace(prepared, workload=differing.costs_of(replica, prepared.schedule.placement))
 
 
 def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:

@@ -99,7 +99,7 @@ def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
     factors = np.clip(drawn.normal(1, spread, (_CLASSES, workload.stages)), 0.5, 2)
     classes = tuple(slowed(workload, factor, 1) for factor in factors)
     numbers = drawn.integers(1, _CLASSES + 1, microbatches).astype(np.int32)
-    return prepared._replace(workload=replace(workload, classes=classes, microbatch_class=numbers))
+    return replace(prepared, workload=replace(workload, classes=classes, microbatch_class=numbers))
 
 
 class _Faster(Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from pptrace.config.choices import Sharing
 from pptrace.errors import CostError
@@ -286,7 +287,7 @@ def _filled(size: int, value: int = 0, of: type[np.integer] = np.int32) -> np.nd
     return np.full(size or 1, value, dtype=of) if value else np.zeros(size or 1, dtype=of)
 
 
-class Ran(NamedTuple):
+class Ran(Struct, frozen=True):
     """Times and causes of tasks, and how many ran."""
 
     start_ns: Int64s

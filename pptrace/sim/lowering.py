@@ -113,7 +113,7 @@ _AWAITED_RESULTS = int(TABLE.result[TABLE.awaited == 1].max()) + 1
 _IN_CALLS = KindSet(COMPUTE | COMMUNICATION)  # kinds whose edges are those of calls, with a program
 
 
-class _Rows(NamedTuple):
+class _Rows(Struct, frozen=True):
     """Issued rows in the order of lanes, and their columns."""
 
     place: Int32s
@@ -127,7 +127,7 @@ class _Rows(NamedTuple):
     def without_times(self) -> _Rows:
         """Return the rows with no time, for which linking omits no edge that depends on times."""
         no_time = np.zeros_like(self.task.duration_ns)
-        return self._replace(task=self.task._replace(duration_ns=no_time, lag_ns=no_time))
+        return replace(self, task=self.task._replace(duration_ns=no_time, lag_ns=no_time))
 
 
 def lower(
@@ -266,7 +266,7 @@ def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
     )  # fmt: skip
 
 
-class _Lowering(NamedTuple):
+class _Lowering(Struct, frozen=True):
     """Inputs of the lowering kernels for one step."""
 
     schedule: Schedule
@@ -462,9 +462,9 @@ class CostRows(NamedTuple):
         kept = replace(issued.selected(first), calls=None)
         peer = rows.lanes.peer[first]
         group = rows.lanes.group[first] if rows.lanes.group.size else rows.lanes.group
-        alone = lowering._replace(
-            issued=kept,
-            lanes=lowering.lanes._replace(first=np.searchsorted(places, lowering.lanes.first).astype(np.int32)),
+        alone = replace(
+            lowering, issued=kept,
+            lanes=replace(lowering.lanes, first=np.searchsorted(places, lowering.lanes.first).astype(np.int32)),
             rows=rows._replace(
                 row_ptr=kept.row_ptr, cells=kept.cells, edge=kept.edge,
                 lanes=rows.lanes._replace(peer=peer, group=group),
@@ -500,7 +500,7 @@ class CostRows(NamedTuple):
         )
         if routes.columns.ways != self.lowering.routes.columns.ways:
             return None
-        placed = self.lowering._replace(routes=routes).place(workload)
+        placed = replace(self.lowering, routes=routes).place(workload)
         task, (duration, lag) = placed.task, np.zeros((2, graph.tasks), dtype=np.int64)
         duration[: graph.rows], lag[: graph.rows] = task.duration_ns.take(self.row), task.lag_ns.take(self.row)
         check_total(ranks, duration, lag)

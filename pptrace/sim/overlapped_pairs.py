@@ -46,7 +46,7 @@ ROW, STREAM = -1, -2
 """Issued after the rank's previous computation, or constrained by its stream and its dependencies alone."""
 
 
-class SegmentOrder(NamedTuple):
+class SegmentOrder(Struct, frozen=True):
     """The segments of one or more actions in the order of issue."""
 
     order: tuple[OrderedSegment, ...]
@@ -75,7 +75,7 @@ def _overlapped_order(segments: Sequence[Segment]) -> SegmentOrder:
     """Return the order of a single action whose computation and communication overlap; all are its result."""
     rows = _pair_order((segments,))
     last = {segments[segment.number].stream: index for index, segment in enumerate(rows.order)}
-    return rows._replace(results=(tuple(sorted(last.values())),))
+    return replace(rows, results=(tuple(sorted(last.values())),))
 
 
 def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> SegmentOrder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName, Receive
@@ -96,7 +97,7 @@ def simulate(
     return lowered.run(times).timeline
 
 
-class LoweredStep(NamedTuple):
+class LoweredStep(Struct, frozen=True):
     """A task graph that runs with one set of times after another."""
 
     schedule: Schedule
@@ -134,7 +135,7 @@ class LoweredStep(NamedTuple):
         receiver_rows = count_set(graph.sender_row)
         if ran.done < graph.tasks - receiver_rows:
             raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
-        ran = ran._replace(waiting=ran.waiting[:0].copy())  # its memory becomes a column of the timeline
+        ran = replace(ran, waiting=ran.waiting[:0].copy())  # its memory becomes a column of the timeline
         timeline, in_order = _timeline(graph, ran, has_receiver_rows=receiver_rows > 0)
         if self.workload.released_ns.any() or self.workload.meeting_ns.size:
             complete_ns = _complete_ns(timeline, overlap=self.overlap_reduction)

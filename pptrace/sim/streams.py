@@ -176,7 +176,7 @@ _RANK_STREAMS = (
 """Streams that occur once per rank, in the order of their lanes after the lanes of peers."""
 
 
-class Lanes(NamedTuple):
+class Lanes(Struct, frozen=True):
     """The lanes of an issue order."""
 
     mode: int

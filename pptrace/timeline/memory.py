@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.memo import shared
 from pptrace.steps.actions import microbatches_of
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-class Memory(NamedTuple):
+class Memory(Struct, frozen=True):
     """Memory of every rank; all arrays have shape (ranks,)."""
 
     weights_bytes: Int64s
@@ -127,7 +129,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     )  # fmt: skip
     peak_at_ns, is_reached = np.zeros(timeline.ranks, dtype=np.int64), row >= 0
     peak_at_ns[is_reached] = timeline.start_ns[row[is_reached]]
-    return memory._replace(peak_at_ns=peak_at_ns)
+    return replace(memory, peak_at_ns=peak_at_ns)
 
 
 class _Peaks(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from msgspec import Struct, field
@@ -160,7 +160,7 @@ class Waits(Struct, frozen=True, kw_only=True, eq=False):
 _Columns = TypeVar("_Columns", Waits, OnPath)
 
 
-class Why(NamedTuple):
+class Why(Struct, frozen=True):
     """Waits and critical path of a full step; trimmed timelines keep them."""
 
     waits: Waits
@@ -171,8 +171,8 @@ class Why(NamedTuple):
     def of_ranks(self, ranks: Collection[int], rank_of_row: Int32s) -> Self:
         """Return the waits and path parts of the given ranks; row numbers do not change."""
         chosen = sorted(ranks)
-        return self._replace(
-            waits=take(self.waits, np.isin(self.waits.rank, chosen)),
+        return replace(
+            self, waits=take(self.waits, np.isin(self.waits.rank, chosen)),
             path=take(self.path, np.isin(rank_of_row[self.path.row], chosen)),
         )  # fmt: skip
 
@@ -180,16 +180,16 @@ class Why(NamedTuple):
         """Renumber rows; path parts whose row has the number -1 are removed."""
         path = take(self.path, number[self.path.row] >= 0)
         waits = replace(self.waits, row=number[self.waits.row])
-        return self._replace(waits=waits, path=replace(path, row=number[path.row]))
+        return replace(self, waits=waits, path=replace(path, row=number[path.row]))
 
     def within(self, start_ns: int, end_ns: int) -> Self:
         """Return the waits inside a time span, and the path."""
         inside = (self.waits.start_ns >= start_ns) & (self.waits.end_ns <= end_ns)
-        return self._replace(waits=take(self.waits, inside))
+        return replace(self, waits=take(self.waits, inside))
 
     def shifted(self, by_ns: int) -> Self:
         """Return waits and path later by a duration."""
-        return self._replace(waits=shift(self.waits, by_ns), path=shift(self.path, by_ns))
+        return replace(self, waits=shift(self.waits, by_ns), path=shift(self.path, by_ns))
 
 
 def take(columns: _Columns, chosen: NDArray[np.bool_]) -> _Columns:

@@ -161,7 +161,7 @@ def test_traces_say_how_much_of_each_groups_communication_was_hidden(
     table = tmp_path / "table.csv"
     table.write_text("\n".join(",".join(row) for row in ROWS))
     plain = simulate_configuration(schedule=str(table))
-    run = replace(plain, timeline=timeline, prepared=plain.prepared._replace(workload=WORKLOAD))
+    run = replace(plain, timeline=timeline, prepared=replace(plain.prepared, workload=WORKLOAD))
 
     (path,) = run.save(tmp_path / name)
     again = (perfetto if name.endswith(".pftrace") else kineto).read([path])

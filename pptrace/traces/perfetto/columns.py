@@ -155,7 +155,7 @@ def _peers(timeline: Timeline, ends: Messages) -> Int32s:
     return np.where(open_ended, message_peer, peer)
 
 
-class Names(NamedTuple):
+class Names(Struct, frozen=True):
     """Slice names such as ``F 3``, and texts from which the Perfetto UI derives colors."""
 
     names: list[str]

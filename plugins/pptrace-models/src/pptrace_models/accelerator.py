@@ -15,6 +15,7 @@ from math import ceil, comb, erf, exp, gcd, pi, sqrt
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field
 
 from pptrace.plugin import ConfigError, Duration, Flops, Power, Rate, Size
@@ -210,7 +211,7 @@ _SECOND_NS = 10**9
 _KILO = 1000
 
 
-class Fabric(NamedTuple):
+class Fabric(Struct, frozen=True):
     """Rate and latency of the links of a group."""
 
     rate: Fraction
@@ -409,7 +410,7 @@ class ByFormula(_Groups, frozen=True, kw_only=True):
         groups = self.ranks * (self.shard.replicas // whole)
         fewest = _fewest_in_a_node(per_node, replicas, groups)
         inner = group_fabric(self.device, {}, min(per_node, replicas))
-        return inner if fewest == replicas else outer._replace(rate=min(fewest * outer.rate, inner.rate))
+        return inner if fewest == replicas else replace(outer, rate=min(fewest * outer.rate, inner.rate))
 
 
 def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:

@@ -103,7 +103,7 @@ class Tower(Struct, frozen=True):
             second = flops.products("projector", self.projections[1:], self.model.element_bytes, grad)
             input_gradient = second.input_gradient
         weight_gradient = Work() if self.encoder.frozen_projector else operation.weight_gradient
-        return operation._replace(input_gradient=input_gradient, weight_gradient=weight_gradient)
+        return replace(operation, input_gradient=input_gradient, weight_gradient=weight_gradient)
 
     def projector_collectives(self, costing: Costing) -> GroupTimes:
         """Return the durations of the projector's tensor-parallel all-reduces, forward and backward.

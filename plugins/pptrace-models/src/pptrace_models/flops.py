@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from pptrace.plugin import shared
 from pptrace_models.accelerator import TokenExchange
 from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
@@ -103,7 +105,7 @@ def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[O
         precision=model.product_precisions.get("mtp"),
     )  # fmt: skip
     return (
-        embedding(model, shard, gradient_bytes)._replace(name="prediction embedding"),
+        replace(embedding(model, shard, gradient_bytes), name="prediction embedding"),
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
         products("prediction", [matrix], model.element_bytes, gradient_bytes),
     )
@@ -235,12 +237,12 @@ def _indexer_flops(model: Transformer, tokens: int, sequence: int) -> int:
 
 def _detached(name: str, operation: Operation) -> Operation:
     """Return an operation; the indexer's has no input gradient, as its inputs are detached from the model."""
-    return operation._replace(input_gradient=Work()) if name == "indexer" else operation
+    return replace(operation, input_gradient=Work()) if name == "indexer" else operation
 
 
 def _without_weight_gradient(operation: Operation) -> Operation:
     """Return an operation with frozen weights: its backward has an input gradient and no weight gradient."""
-    return operation._replace(weight_gradient=Work())
+    return replace(operation, weight_gradient=Work())
 
 
 def products(
@@ -291,8 +293,8 @@ def _casts(matrix: Linear) -> tuple[Cast | None, Cast | None]:
     if matrix.shared:
         return None, of_gradient
     if matrix.split_tokens and matrix.normed:
-        of_input = of_input._replace(
-            elements=matrix.split_tokens * matrix.inputs, gathered=matrix.tokens * matrix.inputs
+        of_input = replace(
+            of_input, elements=matrix.split_tokens * matrix.inputs, gathered=matrix.tokens * matrix.inputs
         )
     elif matrix.split_tokens:
         of_gradient = Cast(elements=matrix.split_tokens * matrix.outputs, gathered=matrix.tokens * matrix.outputs)
@@ -582,7 +584,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     scored = _indexer_flops(model, tokens, shard.sequence)
     # The loss compares the scores of the chosen keys with attention's: two gradients, and attention's scores.
     chosen_scores = tokens * reach * (2 * heads * (dim + 1) + shard.heads * (model.kv_rank + model.rope_dim))
-    again = scores._replace(n=max(reach // 2, 1), copies=2 * heads)
+    again = replace(scores, n=max(reach // 2, 1), copies=2 * heads)
     choice = tokens * all_keys // 2 * _LOGITS_BYTES
     width, bytes_per_row = _absorbed_width(model), model.element_bytes
     size = tokens * shard.heads * width * bytes_per_row
@@ -601,7 +603,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
         _memory("choice of keys", 2 * choice, 0),
         Operation(
             name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size + keys, core=core),
-            input_gradient=Work(flops=2 * flops, size_bytes=2 * (size + keys), core=core._replace(backward=True)),
+            input_gradient=Work(flops=2 * flops, size_bytes=2 * (size + keys), core=replace(core, backward=True)),
             weight_gradient=Work(),
         ),
     )  # fmt: skip
@@ -620,7 +622,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     )  # fmt: skip
     attention = Operation(
         name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size, core=core),
-        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, core=core._replace(backward=True)),
+        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, core=replace(core, backward=True)),
         weight_gradient=Work(),
     )  # fmt: skip
     overlap = model.overlap(kind.ratio)
@@ -633,7 +635,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     scores = Product(
         m=tokens, n=max(sequence // kind.ratio, 1), k=model.indexer.dim, copies=model.indexer.heads, result_bytes=0
     )
-    chosen = scores._replace(n=max(min(model.indexer.top_k, scores.n), 1), copies=2 * scores.copies)
+    chosen = replace(scores, n=max(min(model.indexer.top_k, scores.n), 1), copies=2 * scores.copies)
     choice = tokens * scores.n * _LOGITS_BYTES
     return (
         compression,
@@ -691,7 +693,7 @@ def _core(model: Transformer, shard: Shard, window: int) -> Operation:
         )
         forward = Work(flops=flops, size_bytes=queries_bytes + keys_values, core=core)
         backward = Work(
-            flops=2 * flops, size_bytes=2 * (queries_bytes + keys_values), core=core._replace(backward=True)
+            flops=2 * flops, size_bytes=2 * (queries_bytes + keys_values), core=replace(core, backward=True)
         )
         if model.fp8_attention:
             forward, backward = _narrow_works(model, shard, window, (forward, backward))
@@ -716,10 +718,10 @@ def _narrow_works(model: Transformer, shard: Shard, window: int, works: tuple[Wo
     if window and not model.window_chunks and backward.core:
         reach = doubled_reach(model, shard.sequence, 0)
         flops = 2 * core_flops(shard.tokens, reach, shard.query + shard.output)
-        backward = backward._replace(flops=flops, core=backward.core._replace(keys=max(reach // 2, 1)))
+        backward = replace(backward, flops=flops, core=replace(backward.core, keys=max(reach // 2, 1)))
     return (
-        forward._replace(beside_bytes=shard.tokens * read * bytes_per_element, kernels=3),
-        backward._replace(beside_bytes=shard.tokens * shard.output * bytes_per_element),
+        replace(forward, beside_bytes=shard.tokens * read * bytes_per_element, kernels=3),
+        replace(backward, beside_bytes=shard.tokens * shard.output * bytes_per_element),
     )
 
 

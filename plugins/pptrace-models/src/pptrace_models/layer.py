@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import ConfigError, ConstraintError, divisors_near
 from pptrace_models.transformer import NARROW, kept_precision
@@ -19,7 +22,7 @@ Part: TypeAlias = Literal["all", "shard", "subgroup", "replicate"]
 """Groups of replicas: all, those that share state, or one replica of each group that shares state."""
 
 
-class Shard(NamedTuple):
+class Shard(Struct, frozen=True):
     """Sizes on one device of a rank's group."""
 
     tokens: int
@@ -107,7 +110,8 @@ class Shard(NamedTuple):
         if kind.received == kind.sent == 1:
             return self
         even = self.split_tokens * self.top_k
-        return self._replace(
+        return replace(
+            self,
             routed=ceil(self.tokens * self.top_k * self.etp * kind.received / self.tp),
             sent=ceil(even * kind.sent),
             exchanged=ceil(even * max(kind.sent, kind.received)),
@@ -253,7 +257,7 @@ def _divide(key: str, size: int, name: str, total: int, near: str = "") -> None:
         raise ConstraintError(message, nearest=near or divisors_near(size, total), key=key)
 
 
-class Linear(NamedTuple):
+class Linear(Struct, frozen=True):
     """One matrix on one device."""
 
     group: str
@@ -295,7 +299,7 @@ def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
     matrices = _of_part(_linears(model, shard, kind), kind)
     if model.precision not in NARROW:
         return matrices
-    return tuple(matrix._replace(precision=_precision_of(model, kind, matrix)) for matrix in matrices)
+    return tuple(replace(matrix, precision=_precision_of(model, kind, matrix)) for matrix in matrices)
 
 
 def _precision_of(model: Transformer, kind: Layer, matrix: Linear) -> Precision | None:
@@ -359,7 +363,7 @@ def _of_part(matrices: tuple[Linear, ...], kind: Layer) -> tuple[Linear, ...]:
 def _apart(matrix: Linear, outputs: Sequence[int]) -> tuple[Linear, ...]:
     """Return matrices with the same input in place of one matrix, by their columns."""
     return tuple(
-        matrix._replace(outputs=columns, shared=index > 0) for index, columns in enumerate(outputs) if columns
+        replace(matrix, outputs=columns, shared=index > 0) for index, columns in enumerate(outputs) if columns
     )
 
 
@@ -471,7 +475,7 @@ def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> tupl
     )  # fmt: skip
 
 
-class Cast(NamedTuple):
+class Cast(Struct, frozen=True):
     """A cast of the left factor of a product in a narrow format."""
 
     elements: int
@@ -484,7 +488,7 @@ class Cast(NamedTuple):
     """Number of tensors that the factor consists of."""
 
 
-class Product(NamedTuple):
+class Product(Struct, frozen=True):
     """A matrix product of m x k and k x n."""
 
     m: int
@@ -520,7 +524,7 @@ class Product(NamedTuple):
         return self.copies * (factor * (m * k + k * n) + self.result_bytes * m * n)
 
 
-class Core(NamedTuple):
+class Core(Struct, frozen=True):
     """A flash attention kernel."""
 
     heads: int
@@ -539,7 +543,7 @@ class Core(NamedTuple):
     """Whether the kernel drops scores, with a random number per score."""
 
 
-class Work(NamedTuple):
+class Work(Struct, frozen=True):
     """Work of a group of kernels; no FLOPs and no bytes means no kernel."""
 
     flops: int = 0
@@ -567,7 +571,7 @@ FIRST_HALF = frozenset({
 """Names of the operations of a layer's first half, without norms."""
 
 
-class Operation(NamedTuple):
+class Operation(Struct, frozen=True):
     """A group of kernels in each of the three passes."""
 
     name: str

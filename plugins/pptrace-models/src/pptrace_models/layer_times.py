@@ -77,7 +77,7 @@ class HalfTimes(NamedTuple):
         return self.gradient_gather_ns + self.reduce_ns
 
 
-class GroupTimes(NamedTuple):
+class GroupTimes(Struct, frozen=True):
     """Collective time of the forward and of the backward; the backward part belongs to I."""
 
     forward_ns: int = 0
@@ -579,7 +579,7 @@ def _recomputed(costing: Costing, kind: Layer, cost: Cost) -> Cost:
     group = layer_ns(costing, kind)
     first, second = group.halves
     halves = first, second._replace(reduce_ns=0)
-    group = _exposed(costing, kind, group._replace(forward_ns=group.forward_ns - second.reduce_ns, halves=halves))
+    group = _exposed(costing, kind, replace(group, forward_ns=group.forward_ns - second.reduce_ns, halves=halves))
     again = costing.cost(recomputed_operations(costing, kind)).beside(group)
     again = again.at_least(costing.layer_host_ns(kind), frozen=costing.model.frozen)
     return Cost(i=again.f, i_collective=again.f_collective)
@@ -594,7 +594,7 @@ def recomputed_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...
     if not _stops_early(costing, kind):
         return operations
     return tuple(
-        operation._replace(forward=_without_last_product(operation.forward, costing.model.element_bytes))
+        replace(operation, forward=_without_last_product(operation.forward, costing.model.element_bytes))
         if operation.name == "mlp"
         else operation
         for operation in operations
@@ -608,8 +608,8 @@ def _stops_early(costing: Costing, kind: Layer) -> bool:
 def _without_last_product(work: Work, element_bytes: int) -> Work:
     last = work.products[-1]
     moved_bytes = int(last.moved_bytes(element_bytes))
-    return work._replace(
-        flops=work.flops - last.flops, size_bytes=work.size_bytes - moved_bytes, products=work.products[:-1]
+    return replace(
+        work, flops=work.flops - last.flops, size_bytes=work.size_bytes - moved_bytes, products=work.products[:-1]
     )
 
 
@@ -676,7 +676,7 @@ class _Overlap(Struct, frozen=True):
         """Return the exposed duration of a collective in pieces, or of the whole one where that is shorter."""
         if not (products and collective_ns):
             return collective_ns
-        piece_ns = self._sum([product._replace(m=-(-product.m // self.devices)) for product in products])
+        piece_ns = self._sum([replace(product, m=-(-product.m // self.devices)) for product in products])
         step_ns = collective_ns / (self.devices - 1)
         total_ns = piece_ns + (self.devices - 1) * max(_slow_down(piece_ns, step_ns), step_ns)
         return min(round(total_ns) - self._sum(products), collective_ns)
@@ -733,7 +733,7 @@ def beside_products(
             backward += overlap.bulk(weight_products, reduce) - reduce
         if bulk and weight_products:
             backward += overlap.bulk(input_products, gather)
-    return group._replace(forward_ns=forward, backward_ns=backward, again_ns=again)
+    return replace(group, forward_ns=forward, backward_ns=backward, again_ns=again)
 
 
 def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[Product]]:
@@ -741,7 +741,7 @@ def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[P
 
     Their factors are cast before a gather, and not per piece.
     """
-    first, *following = [[product._replace(cast=None) for product in operation] for operation in products]
+    first, *following = [[replace(product, cast=None) for product in operation] for operation in products]
     return [*first[:-1], *chain.from_iterable(following)], list(first[-1:])
 
 

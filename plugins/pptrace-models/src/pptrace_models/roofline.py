@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -272,7 +272,7 @@ def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], di
         collectives=None, data_parallel={}, reshard="", reduce_each=False, reduce_groups="", shard=0,
         expert_shard=0, subgroup=0,
     )  # fmt: skip
-    without_replicas = part._replace(replicas=0, expert_replicas=0, shards=0, expert_shards=0, subgroup=0)
+    without_replicas = replace(part, replicas=0, expert_replicas=0, shards=0, expert_shards=0, subgroup=0)
     layers: dict[Any, Any] = shared(
         dict, ("layers", without_replicas, repr(of_layers)), request.rank_devices, rows=_KNOWN_ROWS
     )
@@ -580,7 +580,7 @@ class _Job(Struct, frozen=True, kw_only=True):
         """Return the embedding's collectives, with the broadcasts of encoders' projected tokens."""
         times = embedding_ns(costing)
         broadcasts_ns = sum(tower.broadcasts(costing).forward_ns for tower in self.towers)
-        return times._replace(forward_ns=times.forward_ns + broadcasts_ns)
+        return replace(times, forward_ns=times.forward_ns + broadcasts_ns)
 
     def _copy_waits(self, costing: Costing, stage: Stage) -> Cost:
         """Return the time that each pass of a stage waits for the copies of its offloaded layers.
@@ -958,7 +958,7 @@ def _stage_kernels(rows: _Rows, stage: Stage, towers: Sequence[Tower]) -> Iterab
         yield from rows.of("embedding", costing.embedding(), 1)
     layers = Counter((*stage.layers, *stage.predictions))
     for layer, count in layers.items():
-        rows_of_layer = rows._replace(costing=costing.of(layer))
+        rows_of_layer = replace(rows, costing=costing.of(layer))
         operations = rows_of_layer.costing.layer(layer)
         attention = [operation for operation in operations if is_attention(operation.name)]
         second_half = [operation for operation in operations if not is_attention(operation.name)]
@@ -988,7 +988,7 @@ def _encoder_kernels(rows: _Rows, tower: Tower, part: EncoderPart) -> Iterable[K
         yield from rows.of(tower.projector_title, [tower.projection(gradient_bytes(costing.options))], 1)
 
 
-class _Rows(NamedTuple):
+class _Rows(Struct, frozen=True):
     """Lists the kernels of operations in actions of one kind."""
 
     costing: Costing

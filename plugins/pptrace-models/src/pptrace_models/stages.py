@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import ConfigError, ConstraintError
 from pptrace_models.transformer import encoder_key
@@ -41,7 +42,7 @@ class EncoderPart(Struct, frozen=True):
     """Whether the stage has the encoder's last layer and the projector."""
 
 
-class Stage(NamedTuple):
+class Stage(Struct, frozen=True):
     """The items of one stage."""
 
     layers: tuple[Layer, ...] = ()
@@ -81,7 +82,7 @@ def stages_of(
             raise ConfigError("shares of the vocabulary have no multi-token prediction: write 0", key="model.mtp")
         without_shares = stages_of(model, stages - vocabulary_shares, together=together)
         shares = [Stage(embedding=True, head=True)] * vocabulary_shares
-        return [*(stage._replace(embedding=False, head=False) for stage in without_shares), *shares]
+        return [*(replace(stage, embedding=False, head=False) for stage in without_shares), *shares]
     if not model.named_encoders:
         return _decoder(model, stages)
     encoder_stages = count_encoder_stages(model, together=together)
@@ -96,7 +97,7 @@ def stages_of(
         split = _encoder_partition(name, encoder)
         if not encoder.stages:
             part = EncoderPart(index, encoder.layers, projector=True)
-            decoder[0] = decoder[0]._replace(encoders=(*decoder[0].encoders, part))
+            decoder[0] = replace(decoder[0], encoders=(*decoder[0].encoders, part))
         for stage, layers in enumerate(split):
             is_last = stage == encoder.stages - 1
             parts[first + stage].append(EncoderPart(index, layers, projector=is_last))
@@ -141,7 +142,7 @@ def around_attention(stages: Sequence[Stage]) -> list[Stage]:
     after: tuple[Layer, ...] = ()
     for stage in stages:
         before, core, following = stage.layers[0].parts()
-        result += [stage._replace(layers=(*after, before), head=False), Stage(layers=(core,))]
+        result += [replace(stage, layers=(*after, before), head=False), Stage(layers=(core,))]
         after = (following,)
     return [*result, Stage(layers=after, head=True)]
 
@@ -279,8 +280,8 @@ def with_loads(stages: Sequence[Stage], received: Iterable[float], sent: Iterabl
 
     for stage in stages:
         following = first_layer + len(stage.layers)
-        loaded.append(stage._replace(
-            layers=layers(stage.layers, range(first_layer, following)),
+        loaded.append(replace(
+            stage, layers=layers(stage.layers, range(first_layer, following)),
             predictions=layers(stage.predictions, [last] * len(stage.predictions)),
         ))  # fmt: skip
         first_layer = following

@@ -127,7 +127,7 @@ class Setting(Struct, frozen=True, kw_only=True):
         The message policy of a framework depends on the order of actions, so each table needs a new preparation.
         """
         has_program = self.prepared.policy.program is not None
-        return simulated(self.prepare_table(table) if has_program else self.prepared._replace(schedule=table))
+        return simulated(self.prepare_table(table) if has_program else replace(self.prepared, schedule=table))
 
     def fits(self, simulated: Simulated, memory: int) -> bool:
         """Return whether every rank keeps a limit and, if devices differ, its device's memory; 0 is no limit."""

@@ -27,9 +27,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules import interleaved_1f1b, one_f_one_b
@@ -44,7 +45,7 @@ _REPEATS = 64
 """Most repetitions of the placement of forwards."""
 
 
-class Planned(NamedTuple):
+class Planned(Struct, frozen=True):
     """An action with its planned time."""
 
     start: int
@@ -251,7 +252,7 @@ def _fill(
         if not delay:
             break
         decoder = [
-            [action._replace(start=action.start + delay, end=action.end + delay) for action in row]
+            [replace(action, start=action.start + delay, end=action.end + delay) for action in row]
             for row in decoder
         ]
     returned = sorted(
