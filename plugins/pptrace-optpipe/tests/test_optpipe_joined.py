@@ -27,10 +27,10 @@ def random_toy(seed: int) -> Problem:
         return tuple(random.randint(low, high) for _ in range(ranks))
 
     f, i, w, activation = some(2, 10), some(2, 10), some(2, 10), some(2, 4)
-    kinds = zip(i, w, strict=True)
+    parts = zip(i, w, strict=True)
     return Problem(
         microbatches=random.randint(2, 4), stage_rank=tuple(range(ranks)), f=f, i=i, w=w,
-        b=tuple(max(1, round(sum(pair) * random.uniform(0.6, 1.1))) for pair in kinds),
+        b=tuple(max(1, round(sum(pair) * random.uniform(0.6, 1.1))) for pair in parts),
         activation=activation, weight_activation=tuple(random.randint(0, size) for size in activation),
         limit=tuple(size * random.randint(1, ranks) + random.randint(0, 2) for size in activation),
         forward_transfer=(random.randint(0, 2),) * (ranks - 1),

@@ -73,25 +73,25 @@ def optimum(problem: Problem, effort: Effort) -> Solved:
     """Return the best schedule of a problem in small whole numbers, and the bound that was proved."""
     began = effort.clock()
 
-    def kind(share: float) -> Effort:
+    def share_of(share: float) -> Effort:
         left = effort.seconds - (effort.clock() - began)
         return replace(effort, seconds=min(left, effort.seconds * share))
 
     least = bound(problem)
-    solution = solve(problem, kind(_SHARE), horizon=_horizon(problem), least=least)
+    solution = solve(problem, share_of(_SHARE), horizon=_horizon(problem), least=least)
     if solution.length is None:
-        return solve(problem, kind(1), horizon=_horizon(problem), least=least)
+        return solve(problem, share_of(1), horizon=_horizon(problem), least=least)
     horizon = latest(problem, solution.length)
     least = max(least, solution.bound)
     if least < solution.length:
-        least = counted_bound(problem, kind(2 * _SHARE), length=solution.length, least=least)
+        least = counted_bound(problem, share_of(2 * _SHARE), length=solution.length, least=least)
     for ranks in relaxed_ranks(problem):
         if least >= solution.length:
             return replace(solution, bound=least)
-        if kind(1).seconds < effort.seconds / 3:
+        if share_of(1).seconds < effort.seconds / 3:
             break
-        least = relaxed_bound(problem, kind(_SHARE), ranks, horizon, least)
-    again = solve(problem, kind(1), horizon=horizon, hint=solution.start, least=least)
+        least = relaxed_bound(problem, share_of(_SHARE), ranks, horizon, least)
+    again = solve(problem, share_of(1), horizon=horizon, hint=solution.start, least=least)
     return again if again.length is not None else replace(solution, bound=again.bound)
 
 
