@@ -251,6 +251,9 @@ def test_gradients_are_reduced_by_a_ring(costs: Callable[..., Workload]) -> None
     for stage in range(4):
         sizes = int(workload.gradients_bytes[stage]), int(workload.weights_bytes[stage])
         assert sharded.reduce_ns[stage] == sum(3 * 100 + -(-3 * size // 4) for size in sizes)
+    reduced = costs(dp=4, data_parallel=network, options={"zero": 1, "all_reduce": True})
+    gathered_ns = [3 * 100 + -(-3 * int(size) // 4) for size in workload.weights_bytes]
+    assert reduced.reduce_ns.tolist() == (workload.reduce_ns + gathered_ns).tolist()
 
 
 @pytest.mark.parametrize("network", [{}, {"rate_kbps": 1, "latency_ns": 1}])

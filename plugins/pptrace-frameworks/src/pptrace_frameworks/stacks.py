@@ -2,8 +2,8 @@
 
 A rule cites a file or flag of the framework at the release's tag, or says ``fitted to`` and names the rows of
 ``pptrace accuracy`` that its value is fitted to. MB is NVIDIA-NeMo/Megatron-Bridge, MC NVIDIA/Megatron-LM, NM
-NVIDIA/NeMo, NL NVIDIA/NeMo-Framework-Launcher, TT pytorch/torchtitan, PT pytorch/pytorch, NT huggingface/nanotron,
-DS deepspeedai/DeepSpeed, MD bigscience-workshop/Megatron-DeepSpeed.
+NVIDIA/NeMo, NL NVIDIA/NeMo-Framework-Launcher, MK kwai/Megatron-Kwai, TT pytorch/torchtitan, PT pytorch/pytorch,
+NT huggingface/nanotron, DS deepspeedai/DeepSpeed, MD bigscience-workshop/Megatron-DeepSpeed.
 """
 
 from __future__ import annotations
@@ -264,9 +264,29 @@ _OF_2022 = (
     ),
     _rule("MC 2755bcb87b megatron/model/transformer.py: no flash attention", {"model.flash_attention": False}),
 )  # fmt: skip
+_KWAI = (
+    _rule(
+        "MK examples/atc24/pretrain_llama.sh --overlap-sp-ag --overlap-sp-rs", {"costs.overlap_tp": True},
+        when={"parallel.tp": {"min": 2}}, unless=_SEGMENTED,
+    ),
+    _rule("MK examples/atc24/pretrain_llama.sh: no --overlap-grad-reduce", {"data_parallel.overlap": False}),
+    _rule(
+        "MK megatron/core/context_parallel/dispatch_flash_attn.py: the package flash_attn",
+        {"costs.attention": "flash-2"},
+    ),
+    _rule("MK megatron/model/transformer.py: F.silu(x[0]) * x[1]", {"model.fused_activation": False}),
+)  # fmt: skip
 _ADDED_GRADIENTS = _rule(
     "DS deepspeed/runtime/bf16_optimizer.py update_hp_grads: gradients are added by separate kernels",
     {"costs.accumulation": "separate"}, unless=_SEGMENTED,
+)  # fmt: skip
+_REDUCED = _rule(
+    "DS deepspeed/runtime/pipe/engine.py _bf16_reduce_grads: all-reduces of buckets",
+    {"costs.all_reduce": True}, when={"costs.zero": 1},
+)  # fmt: skip
+_HALF_GRADIENTS = _rule(
+    "DS deepspeed/runtime/engine.py communication_data_type: gradients in FP16 are reduced in FP16",
+    {"costs.gradients": "fp16"}, when={"model.precision": "fp16"},
 )  # fmt: skip
 _PARTITIONED = _rule(
     "DS deepspeed/runtime/pipe/engine.py is_pipe_partitioned: messages are split over the tensor-parallel group",
@@ -278,6 +298,8 @@ _BIGSCIENCE = (
     _rule("DS v0.6.5 deepspeed/runtime/bf16_optimizer.py: ZeRO 1", {"costs.zero": 1}),
     _rule("MD megatron/model/fused_softmax.py: no flash attention", {"model.flash_attention": False}),
     _ADDED_GRADIENTS,
+    _REDUCED,
+    _HALF_GRADIENTS,
     _PARTITIONED,
     _rule(
         "fitted to the best microbatches of BLOOM's prequel: processes on the wrong cores",
@@ -295,6 +317,8 @@ _DEEPSPEED = (
         {"costs.zero": 1, "data_parallel.overlap": False},
     ),
     _ADDED_GRADIENTS,
+    _REDUCED,
+    _HALF_GRADIENTS,
     _PARTITIONED,
 )  # fmt: skip
 _PIPELINING = (
@@ -386,6 +410,8 @@ _NANOTRON = (
     _rule("NT src/nanotron/optim/gradient_accumulator.py: FP32 buffers, added to by separate kernels",
           {"costs.accumulation": "separate"}, unless=_SEGMENTED),
     _rule("NT src/nanotron/models/llama.py: SwiGLU is not fused", {"model.fused_activation": False}),
+    _rule("NT v0.5 src/nanotron/models/llama.py flash_attn_varlen_func: FlashAttention-2",
+          {"costs.attention": "flash-2"}),
     _rule("NT src/nanotron/models/base.py: stages by the sizes of their products", {"model.balance": "products"},
           unless=_EXPERTS),
     _rule(
@@ -398,6 +424,8 @@ _NANOTRON = (
         "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp allgather flattens it again",
         {"costs.copied_shards": True}, when={"costs.zero": 1},
     ),
+    _rule("NT v0.5 src/nanotron/trainer.py sync_gradients_across_dp with reduce_scatter=False",
+          {"costs.all_reduce": True}, when={"costs.zero": 1}),
     _rule(
         "NT v0.5 src/nanotron/models/llama.py: torch.cat of keys and values; flash-attention "
         "flash_attn/layers/rotary.py rotates queries in place",
@@ -450,6 +478,10 @@ def _stacks() -> tuple[StackOffer, ...]:
             name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
         ),
         core("0.14", "", *_MEGATRON, _REDUCED_IN_BF16, *_HOSTS, _COPIED_ROWS),
+        StackOffer(
+            name="megatron-kwai-2024", summary="Kwai's Megatron-LM of ATC 2024.", inherits="megatron-core-0.14",
+            rules=_KWAI, framework="megatron",
+        ),
         core("0.15", "megatron-core-0.14", _WHOLE_EXPERTS, _FLEX, _GRACE_GRAPHS),
         core("0.16", "megatron-core-0.15", _ALIGNED_ROWS),
         core("0.17", "megatron-core-0.16"),

@@ -626,12 +626,12 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
 def _reduce_ns(costing: Costing, held: Held) -> int:
     """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
 
-    With ZeRO 1, an all-gather of the weights follows. Muon has an all-reduce there.
+    With ZeRO 1, an all-gather of the weights follows. Muon has an all-reduce there, and so have some frameworks.
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
         return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
-    if options.optimizer == "muon" and options.zero < GRADIENTS:
+    if (options.optimizer == "muon" or options.all_reduce) and options.zero < GRADIENTS:
         return _replicas_ns(
             costing.groups, held, [("all-reduce", gradient), ("all-gather", costing.model.element_bytes)]
         )

@@ -29,6 +29,9 @@ class RooflineOptions(Parameters):
     """ZeRO stage. 1 shards the optimizer state over ranks with the same weights (Megatron-LM's distributed
     optimizer). 2 also shards gradients. 3 also shards weights (FSDP); ``data_parallel.reshard`` sets when they are
     freed."""
+    all_reduce: bool = False
+    """Whether gradients are all-reduced also with ``zero: 1``, although each replica updates only its share
+    (nanotron, DeepSpeed's BF16 optimizer)."""
     outer_sharding: bool = False
     """Whether all replicas share the optimizer state, not only those of a shard group (``data_parallel.shard``;
     Megatron-FSDP's ``outer_dp_sharding_strategy: optim``). Once per step, the groups then reduce-scatter gradients
