@@ -74,6 +74,7 @@ from pptrace.steps.action_insertion import with_recompute as with_recompute
 from pptrace.steps.actions import Action as Action
 from pptrace.steps.columns import Int32s as Int32s
 from pptrace.steps.columns import Int64s as Int64s
+from pptrace.steps.columns import empty_columns as empty_columns
 from pptrace.steps.kinds import Kind as Kind
 from pptrace.steps.kinds import Stream as Stream
 from pptrace.steps.list_scheduler import Actions as Actions

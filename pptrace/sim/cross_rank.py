@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from pptrace.errors import ScheduleError
 from pptrace.memo import shared
-from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
+from pptrace.sim.kernels.edges import JOINED, LAUNCHED, classify_calls
 from pptrace.sim.streams import Pairs, sort_edges
 from pptrace.steps.action_insertion import insert_stage_actions
 from pptrace.steps.actions import group_starts, microbatches_of
 from pptrace.steps.columns import distinct, empty_columns, unset
-from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
-from pptrace_kernel import run
+from pptrace.steps.kinds import BACKWARD, COMPUTE, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pptrace.sim.task_graph import TaskGraph
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int8s, Int32s, Int64s
-    from pptrace.steps.message_calls import Issue, IssueOrder
+    from pptrace.steps.message_calls import IssueOrder
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -55,6 +55,7 @@ def find_cross_rank_edges(
     schedule: Schedule,
     workload: Workload,
     cells: CellColumns,
+    kinds: NDArray[np.intp],
     lanes: Lanes,
     tasks: int,
     *,
@@ -67,12 +68,14 @@ def find_cross_rank_edges(
         schedule: the table.
         workload: costs; ``released_ns`` and ``meeting_ns`` become tasks that end at these times.
         cells: the rows, lane by lane.
+        kinds: kinds of the rows.
         lanes: the rows of each lane.
         tasks: number of tasks so far; synchronization tasks get the next numbers.
         barrier: whether reductions wait for all computation.
         stage_replicas: whether reductions wait for all ranks that hold their stage.
     """
-    hub = _wait_for_all_ranks(cells, lanes, tasks, barrier=barrier)
+    ends = _ENDS if barrier else _MEETINGS
+    hub = _wait_for_all_ranks(cells, ends, lanes, tasks) if ends.intersection(kinds.tolist()) else None
     between_ranks = stage_replicas and not barrier and not schedule.placement.has_host_state
     holders = _wait_for_holders(cells, lanes, schedule.placement) if between_ranks else None
     explicit = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
@@ -104,11 +107,9 @@ def _pad_column(values: Int64s, tasks: int) -> Int64s:
     return np.concatenate([values, more]) if more.size else values[:tasks]
 
 
-def _wait_for_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
-    """Return edges through the task ``hub``, at which ranks synchronize; with ``barrier``, reductions wait too."""
-    waiting = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
-    if not waiting.size:
-        return None
+def _wait_for_all_ranks(cells: CellColumns, ends: KindSet, lanes: Lanes, hub: int) -> Pairs:
+    """Return edges from all computation through the task ``hub`` to rows of the kinds ``ends``."""
+    waiting = np.flatnonzero(ends.mask(cells.kind)).astype(np.int32)
     last = _last_computations(lanes, cells.kind)
     return Pairs(
         np.concatenate([last, np.full(waiting.size, hub, dtype=np.int32)]),
@@ -322,17 +323,37 @@ def _positions_after(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.
     return np.append(starts, len(schedule))[np.searchsorted(starts, rows, side="right")]
 
 
-class CallTasks(NamedTuple):
-    """Tasks of a program's calls; empty without a program."""
+class CallPart(NamedTuple):
+    """A range of ranks whose calls are linked together."""
+
+    first_rank: int
+    end_rank: int
+    tasks: int
+    """Number of tasks that start and end calls."""
+    edges: int
+    """Upper bound of the number of edges of calls."""
+
+
+class CallStates(NamedTuple):
+    """One value per call of a program; empty without a program."""
 
     waited: Int32s = np.zeros(0, dtype=np.int32)
-    """Per call, the first computation that waits for it; -1 if only consumers of its messages wait."""
+    """The first computation that waits for it; -1 if only consumers of its messages wait."""
     flags: Int8s = np.zeros(0, dtype=np.int8)
-    """Per call, bits that :mod:`pptrace.sim.kernels.edges` defines."""
-    tasks: int = 0
-    """Number of tasks that start and end calls."""
-    edges: int = 0
-    """Upper bound of the number of edges of calls."""
+    """Bits that :mod:`pptrace.sim.kernels.edges` defines."""
+
+
+class CallTasks(NamedTuple):
+    """Tasks of a program's calls."""
+
+    states: CallStates = CallStates()
+    parts: Sequence[CallPart] = ()
+    """All ranks."""
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks that start and end calls."""
+        return sum(part.tasks for part in self.parts)
 
 
 def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTasks:
@@ -343,27 +364,20 @@ def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTask
         place: index of each issued row.
         fork: the computation before each of these indices.
     """
-    if issued.calls is None:
+    calls = issued.calls
+    if calls is None:
         return CallTasks()
-    waited, flags = empty_columns(issued.calls.before.size, np.int32, np.int8)
-    waited[:], flags[:] = -1, 0
-    tasks = run(
+    (waited,), (flags,) = empty_columns(calls.before.size, np.int32), empty_columns(calls.before.size, np.int8)
+    flags[:] = 0
+    flags[calls.awaited] = flags[calls.earlier] = JOINED
+    flags[calls.later] |= LAUNCHED
+    ranks, tasks = halves(issued.row_ptr.size - 1, work=len(issued)), np.zeros(2, dtype=np.int64)
+    edges = run_parts(
         classify_calls,
-        (issued.row_ptr, issued.cells, TABLE, issued.calls, place, fork),
-        (waited, flags),
+        [(*part, number) for number, part in enumerate(ranks)],
+        (issued.row_ptr, issued.cells, TABLE, calls, place, fork),
+        (waited, flags, tasks),
         work=len(issued),
     )
-    return CallTasks(waited, flags, tasks, tasks + _most_edges(issued, issued.calls, flags))
-
-
-def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:
-    """Return an upper bound of the number of edges of calls, without the edges of their start and end tasks.
-
-    Each end of a message waits for its rank's computation and has a successor. A send may follow another send.
-    """
-    messages, consumers = int(issued.sent.sum()), 0
-    if calls.further.any():
-        several = issued.span.max(initial=1) > 1
-        consumers = int(issued.span[RECEIVES.mask(issued.kind)].sum()) if several else messages
-    outlasted = int(np.count_nonzero(flags & OUTLASTED))
-    return 5 * messages + consumers + outlasted + calls.row.size + calls.later.size
+    parts = [CallPart(*part) for part in zip(*zip(*ranks, strict=True), tasks.tolist(), edges, strict=False)]
+    return CallTasks(CallStates(waited, flags), parts)

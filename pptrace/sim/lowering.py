@@ -15,7 +15,7 @@ from pptrace.network.contract import check_links, check_paths, check_reachable
 from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_tasks, find_cross_rank_edges
 from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
-from pptrace.sim.kernels.edges import LAUNCHED, link_calls
+from pptrace.sim.kernels.edges import FOLLOWS, LAUNCHED, link_calls
 from pptrace.sim.overlapped_pairs import Expansion, expand_segments
 from pptrace.sim.streams import (
     CostColumns,
@@ -231,7 +231,7 @@ def _lower(
         placed = placed.without_times()
     called = find_call_tasks(issued, placed.place, placed.task.fork)
     cross_rank = find_cross_rank_edges(
-        schedule, workload, placed.cells, lanes, lowering.tasks + called.tasks,
+        schedule, workload, placed.cells, kinds, lanes, lowering.tasks + called.tasks,
         barrier=barrier, stage_replicas=stage_replicas,
     )  # fmt: skip
     linked = lowering.link(placed, called, cross_rank.edges, cross_rank.tasks)
@@ -332,11 +332,19 @@ class _Lowering(Struct, frozen=True):
             awaited = awaited[~SENDS.mask(awaited)]
         ranks = self.rows.graph.ranks
         parts = [(0, ranks)] if awaited.size else halves(ranks, work=rows)  # ranks share space for awaited rows
+        alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
+        if rules.called and alone and not awaited.size and not self.rows.graph.nearby:
+            parts = []  # only calls have edges
         most = [self._most_edges(slice(*issued.row_ptr[[*part]].tolist())) for part in parts]
-        bound = sum(most) + called.edges + sum(more.source.size for more in needs) + self.expansion.needs[0].size
+        calls, further = (
+            issued.calls,
+            0 if issued.calls is None else issued.calls.row.size + issued.calls.later.size,
+        )
+        bound = sum(most) + sum(part.edges for part in called.parts) + further
+        bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # an upper bound; unused memory is not touched
-        begins = [(*part, begin) for part, begin in zip(parts, (0, most[0]), strict=False)]
-        edges = self._link_rows(placed, awaited, begins, batch_next, pairs)
+        begins = [(*part, begin) for part, begin in zip(parts, (0, *most), strict=False)]
+        edges = self._link_rows(placed, awaited, begins, batch_next, pairs) if parts else 0
         if rules.batched:
             edges = run(
                 edges_kernels.join_batches,
@@ -345,8 +353,9 @@ class _Lowering(Struct, frozen=True):
                 work=rows,
             )
         chains, first = None, None
-        if issued.calls is not None:
-            edges, chains, first = self._link_calls(placed, issued.calls, called, edges, pairs, tasks)
+        if calls is not None:
+            edges, chains, first, waits = self._link_calls(placed, calls, called, edges, pairs, tasks)
+            needs = *needs, *waits
         for more in (*needs, self._segment_edges(placed.place, sender_row, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
@@ -361,10 +370,7 @@ class _Lowering(Struct, frozen=True):
 
         ``parts`` are ranges of ranks, and where the edges of each begin.
         """
-        issued, kinds, graph = self.issued, self.kinds, self.rows.graph
-        alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
-        if self.rows.rules.called and alone and not awaited.size and not graph.nearby:
-            return 0
+        issued, graph = self.issued, self.rows.graph
         results = _AWAITED_RESULTS if (TABLE.result[awaited] >= 0).any() else 0
         problem = np.zeros(1, dtype=np.int64)
         by_stage = np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32)
@@ -381,12 +387,7 @@ class _Lowering(Struct, frozen=True):
         )  # fmt: skip
         if problem[0]:
             raise explain_deadlock(self.schedule)
-        edges = ends[0]
-        for (_, _, begin), end in zip(parts[1:], ends[1:], strict=True):
-            for side in pairs:
-                side[edges : edges + end - begin] = side[begin:end]
-            edges += end - begin
-        return edges
+        return _join_parts(pairs, [begin for _, _, begin in parts], ends)
 
     def _most_edges(self, rows: slice) -> int:
         """Return an upper bound of the edges of rows that neither streams nor calls imply.
@@ -404,21 +405,32 @@ class _Lowering(Struct, frozen=True):
 
     def _link_calls(
         self, placed: _Rows, calls: Issue, called: CallTasks, edges: int, pairs: Pairs, tasks: int
-    ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
-        """Append the edges of calls to ``edges`` edges.
+    ) -> tuple[int, tuple[Int32s, Int32s], Int32s, tuple[Pairs, Pairs]]:
+        """Append the edges of calls to ``edges`` edges, except those to further rows and calls that wait.
 
         Returns:
-            The number of edges, the chains of calls, and each call's first task.
+            The number of edges, the chains of calls, each call's first task, and the edges to further rows and
+            calls.
         """
-        following, following_peer = unset(tasks), unset(tasks)
-        first, last = empty_columns(called.flags.size, np.int32, np.int32)
-        edges = run(
+        follows = bool((called.states.flags & FOLLOWS).any())
+        following, following_peer = unset(tasks), unset(tasks) if follows else uniform(-1, tasks)
+        first, last = empty_columns(called.states.flags.size, np.int32, np.int32)
+        parts, extra = [], self.rows.rules.rows
+        for number, part in enumerate(called.parts):
+            parts.append((part.first_rank, part.end_rank, extra, edges, number))
+            extra, edges = extra + part.tasks, edges + part.edges
+        ends = run_parts(
             link_calls,
-            (self.rows, placed.place, placed.ends, placed.task, placed.sender_row, calls, called, edges),
-            (first, last, np.empty(self.rows.graph.ranks, dtype=np.int32), following, following_peer, pairs),
+            parts,
+            (self.rows, placed.place, placed.ends, placed.task, placed.sender_row, calls, called.states),
+            (first, last, np.empty(2 * self.rows.graph.ranks, dtype=np.int32), following, following_peer, pairs),
             work=len(self.issued),
         )  # fmt: skip
-        return edges, (following, following_peer), first
+        edges = _join_parts(pairs, [begin for _, _, _, begin, _ in parts], ends)
+        row = placed.place[calls.row]
+        other = row != called.states.waited[calls.awaited]
+        waits = Pairs(last[calls.awaited[other]], row[other]), Pairs(last[calls.earlier], first[calls.later])
+        return edges, (following, following_peer), first, waits
 
     def _segment_edges(self, place: Int32s, sender_row: Int32s, called: CallTasks, first: Int32s | None) -> Pairs:
         """Return the edges between segments; ``first`` are the first tasks of a program's calls."""
@@ -428,10 +440,21 @@ class _Lowering(Struct, frozen=True):
         message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[waiting]))
         if self.issued.calls is not None and first is not None:
             call = self.issued.calls.of_row[waiting[message]]
-            launch[message] = np.where(called.flags[call] & LAUNCHED, first[call], -1)
+            launch[message] = np.where(called.states.flags[call] & LAUNCHED, first[call], -1)
         elif self.rows.rules.batched:
             launch[message] = self.rows.rules.rows + 2 * self.lanes.columns.group[waiting[message]]
         return Pairs(place[awaited], np.where(launch < 0, task, launch))
+
+
+def _join_parts(pairs: Pairs, begins: Sequence[int], ends: Sequence[int]) -> int:
+    """Move the edges that each part wrote from its begin on after those of the previous part; return their end."""
+    edges = begins[0]
+    for begin, end in zip(begins, ends, strict=True):
+        if begin > edges:
+            for side in pairs:
+                side[edges : edges + end - begin] = side[begin:end]
+        edges += end - begin
+    return edges
 
 
 class CostRows(NamedTuple):

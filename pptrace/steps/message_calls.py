@@ -22,6 +22,8 @@ from pptrace.steps.schedule import graph_of
 from pptrace_kernel import halves, run, run_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from pptrace.steps.columns import Int8s, Int32s, Int64s
@@ -295,7 +297,7 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
     messages, sent = _list_messages(schedule)
     request = MessageRequest(
         schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
-        target=messages.target, gradient=messages.way.astype(bool),
+        target=messages.target, gradient=messages.way.view(bool),
     )  # fmt: skip
     return _issue_messages(schedule, messages, sent, checked_calls(request, program(request), name))
 
@@ -322,40 +324,59 @@ def _list_messages(schedule: Schedule) -> tuple[_Messages, Int32s]:
 
 def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan: CheckedCalls) -> IssueOrder:
     """Return the issue order with both sides of every message."""
-    count, ranks = messages.producer.size, schedule.ranks
+    count, ranks, rows = messages.producer.size, schedule.ranks, len(schedule)
     plan = _move_around_pairs(schedule, messages, plan)
     # A power of two, so that kernels need no division.
     communicators = 1 << int(plan.communicator.max(initial=0)).bit_length()
-    first = np.zeros(len(schedule) + ranks + 1, dtype=np.int32)
+    sends, receives = (sent.reshape(ranks, ranks).sum(axis=axis) for axis in (1, 0))
+    send_ptr, end_ptr = (np.concatenate([[0], np.cumsum(ends)]) for ends in (sends, sends + receives))
+    parts = halves(ranks, work=rows)
     # The first side of each slot; all sides in issue order; their keys: sides of one slot and key are one call.
-    ends = (first, *empty_columns(2 * count, np.int32, np.int32))
-    run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
-    rows = len(schedule) + 2 * count
-    out, (edge, peer, of_row) = schedule.cells.empty(rows), empty_columns(rows, *[np.int32] * 3)
-    (place,) = empty_columns(len(schedule), np.int32)
-    of_end, before, over = empty_columns(2 * count, np.int32, np.int32, np.int32)
-    scratch = communicators + _LINES  # so that the parts write to different lines
-    parts = [
-        (rank, end, *_begin_of_rank(schedule, ends, rank), number * scratch)
-        for number, (rank, end) in enumerate(halves(ranks, work=len(schedule)))
-    ]
-    *_, number = run_parts(
-        kernels.issue_ends,
-        parts,
-        (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
-        (out, edge, peer, of_row, place, of_end, before, over, np.empty(2 * scratch, dtype=np.int32)),
-        work=len(schedule),
+    (first,) = empty_columns(rows + ranks + 1, np.int32)
+    first[-1] = 2 * count
+    order, key, of_end, *waits = empty_columns(2 * count, *[np.int32] * 5)
+    calls = run_parts(
+        kernels.sort_ends,
+        [(rank, end, *send_ptr[[rank, end]].tolist(), int(end_ptr[rank])) for rank, end in parts],
+        (schedule.row_ptr, plan, communicators),
+        (first, order, key),
+        work=rows,
     )
-    waited, further, waits, calls = _waits(schedule, messages, plan, ends, communicators, of_end, place, number)
-    ends_of = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
+    begins = [
+        (rank, end, int(end_ptr[rank]), sum(calls[:number]), number) for number, (rank, end) in enumerate(parts)
+    ]
+    out, issued = schedule.cells.empty(rows + 2 * count), empty_columns(rows + 2 * count, *[np.int32] * 3)
+    (place,), capacity = empty_columns(rows, np.int32), count
+    before, over, waited, further = empty_columns(sum(calls), *[np.int32] * 3, np.int8)
+    while True:
+        between, counted = empty_columns(2 * capacity, np.int32, np.int32), np.zeros(2, dtype=np.int64)
+        further_rows = run_parts(
+            kernels.issue_ends,
+            begins,
+            (
+                schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators,
+                int(schedule.span.max(initial=1) > 1), first, order, key,
+            ),
+            (
+                out, *issued, place, before, over,
+                np.empty(2 * (communicators + _LINES), dtype=np.int32),  # parts write to different lines
+                of_end, waited, further, _Waits(*waits), _Waits(*between), counted,
+            ),
+            work=rows,
+        )  # fmt: skip
+        if counted.max() <= capacity:
+            break
+        capacity = int(counted.max())  # rare: more waits between calls than messages
+    awaited, row = _joined(waits, [begin for _, _, begin, *_ in begins], further_rows)
+    earlier, later = _joined(between, [0, capacity], counted.tolist())
+    edge, peer, of_row = issued
     issue = Issue(
-        of_row=of_row, before=before[:number], communicator=over[:number], waited=waited, further=further,
-        awaited=waits.source, row=waits.target, earlier=calls.source, later=calls.target,
+        of_row=of_row, before=before, communicator=over, waited=waited, further=further, awaited=awaited, row=row,
+        earlier=earlier, later=later,
     )  # fmt: skip
-    row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(ends_of)])).astype(np.int32)
     return IssueOrder(
-        placement=schedule.placement, row_ptr=row_ptr, edge=edge, peer=peer, sent=sent, calls=issue,
-        **out._asdict(),
+        placement=schedule.placement, row_ptr=(schedule.row_ptr + end_ptr).astype(np.int32), edge=edge, peer=peer,
+        sent=sent, calls=issue, **out._asdict(),
     )  # fmt: skip
 
 
@@ -363,47 +384,12 @@ _LINES = 32
 """Values of two lines of the processor's caches."""
 
 
-def _begin_of_rank(schedule: Schedule, ends: tuple[Int32s, ...], rank: int) -> tuple[int, int]:
-    """Return how many rows of the issue order, and how many calls, the ranks before a rank have."""
-    first, _, key = ends
-    row = int(schedule.row_ptr[rank])
-    slots, count = first[: row + rank], int(first[row + rank])
-    begins = np.zeros(count + 1, dtype=bool)  # the first side of an empty slot is that of the next one
-    begins[slots] = True
-    begins[1:count] |= key[1:count] != key[: max(count - 1, 0)]
-    return row + count, int(np.count_nonzero(begins[:count]))
-
-
-def _waits(
-    schedule: Schedule,
-    messages: _Messages,
-    plan: CheckedCalls,
-    ends: tuple[Int32s, ...],
-    communicators: int,
-    of_end: Int32s,
-    place: Int32s,
-    number: int,
-) -> tuple[Int32s, Int8s, _Waits, _Waits]:
-    """Return the waits for calls.
-
-    Returns:
-        The first row that waits for each call, whether further rows wait, waits of further rows, waits of calls.
-    """
-    capacity, wide = 2 * plan.send.size, int(schedule.span.max(initial=1) > 1)
-    rows = _Waits(*empty_columns(capacity, np.int32, np.int32))
-    while True:
-        waited, further = unset(number), np.zeros(number, dtype=np.int8)
-        later, counted = _Waits(*empty_columns(capacity, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
-        run(
-            kernels.wait_for_calls,
-            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, place, wide),
-            (waited, further, rows, later, counted),
-            work=len(schedule),
-        )
-        if counted[1] <= capacity:
-            row_waits = _Waits(*(side[: counted[0]] for side in rows))
-            return waited, further, row_waits, _Waits(*(side[: counted[1]] for side in later))
-        capacity = int(counted[1])  # rare: more waits between calls than sides of messages
+def _joined(columns: Sequence[Int32s], begins: Sequence[int], counts: Sequence[int]) -> list[Int32s]:
+    """Return the values that each part of a kernel wrote to columns from its begin on."""
+    return [
+        np.concatenate([values[begin : begin + n] for begin, n in zip(begins, counts, strict=True)])
+        for values in columns
+    ]
 
 
 def _move_around_pairs(schedule: Schedule, messages: _Messages, plan: CheckedCalls) -> CheckedCalls:

@@ -21,7 +21,7 @@ from pptrace.steps.actions import (
     overlapped,
     waits_of,
 )
-from pptrace.steps.columns import Int32s, count_set, difference, uniform
+from pptrace.steps.columns import Int32s, count_set, difference, uniform, unset
 from pptrace.steps.kernels.tables import index_actions
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Result, present
 from pptrace.steps.placement import infer_placement
@@ -268,12 +268,15 @@ def index_schedule(schedule: Schedule) -> Positions:
         halves(placement.ranks, work=len(schedule)),
         [(0, placement.ranks)],
     ):  # again for the first problem
-        by_result = np.full((results, placement.stages, placement.microbatches), ABSENT, dtype=np.int32)
-        problem = np.zeros(3, dtype=np.int64)
-        outputs = by_result.ravel(), problem
+        by_result, problem = (
+            unset(results * placement.stages * placement.microbatches),
+            np.zeros(3, dtype=np.int64),
+        )
+        outputs = by_result, problem
         if not any(run_parts(index_actions, parts, inputs, outputs, work=len(schedule))):
             break
     fault, row, other = problem.tolist()
+    by_result = by_result.reshape(results, placement.stages, placement.microbatches)
     return Positions(by_result=by_result, problem=(fault, row, other) if fault else None)
 
 

@@ -280,58 +280,63 @@ OUTLASTED = 32
 """A call of one send that another call follows: successors of the later call need not wait for this one."""
 
 
-def classify_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
-    """Set the flags of each call; return the number of separate start and end tasks.
+def classify_calls(
+    first_rank, end_rank, part, row_ptr, cells, kinds, calls, place, fork, waited, flags, tasks_of_part
+):  # fmt: skip
+    """Set the flags of each call of ranks ``first_rank:end_rank``; return an upper bound of their edges.
 
-    ``waited``, initialised with -1, becomes the first computation that waits for each call; ``flags`` are
-    initialised with 0.
+    ``waited`` becomes the first computation that waits for each call, -1 for none. ``flags`` are initialised for
+    the further rows and calls that wait. Count the tasks that start or end these calls.
     """
-    for i in range(len(calls.row)):
-        flags[calls.awaited[i]] |= JOINED
-    for i in range(len(calls.later)):
-        flags[calls.later[i]] |= LAUNCHED
-        flags[calls.earlier[i]] |= JOINED
-    for rank in range(len(row_ptr) - 1):
-        opened = -1
+    tasks = edges = 0
+    for rank in range(first_rank, end_rank):
+        first = opened = -1
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             call = calls.of_row[row]
             if call < 0:
                 continue
+            sends = kinds.role[cells.kind[row]] == SENDS
+            # Each end waits for its rank's computation and has a successor. A send may follow another send.
+            edges += 3 if sends else 2 + cells.span[row] * calls.further[call]
             if call == opened:
                 flags[call] |= SEVERAL
-            else:
-                opened = call
-                if calls.waited[call] >= 0:
-                    waited[call] = place[calls.waited[call]]
-                before = calls.before[call]
-                if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
-                    flags[call] |= FOLLOWS | LAUNCHED
-                    flags[before] |= JOINED | OUTLASTED
-                if kinds.role[cells.kind[row]] != SENDS:
-                    flags[call] |= OF_RECEIVER
-    tasks = 0
-    for call in range(len(flags)):
-        call_flags = flags[call]
-        if call_flags & (SEVERAL | OF_RECEIVER):
-            call_flags &= ~OUTLASTED
-        call_flags = call_flags & ~OF_RECEIVER if call_flags & SEVERAL else call_flags & ~(LAUNCHED | JOINED)
-        flags[call] = call_flags
-        tasks += (call_flags & LAUNCHED) + (call_flags & JOINED) // JOINED
-    return tasks
+                continue
+            opened = call
+            if first < 0:
+                first = call
+            waited[call] = place[calls.waited[call]] if calls.waited[call] >= 0 else -1
+            before = calls.before[call]
+            if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
+                flags[call] |= FOLLOWS | LAUNCHED
+                flags[before] |= JOINED | OUTLASTED
+                edges += 1
+            if not sends:
+                flags[call] |= OF_RECEIVER
+        for call in range(max(first, 0), opened + 1):
+            call_flags = flags[call]
+            if call_flags & (SEVERAL | OF_RECEIVER):
+                call_flags &= ~OUTLASTED
+            call_flags = call_flags & ~OF_RECEIVER if call_flags & SEVERAL else call_flags & ~(LAUNCHED | JOINED)
+            flags[call] = call_flags
+            tasks += (call_flags & LAUNCHED) + (call_flags & JOINED) // JOINED
+    tasks_of_part[part] = tasks
+    return edges + tasks
 
 
 def link_calls(
-    rows, place, ends, task, sender_row, calls, known, n, first, last, sent, following, following_peer, pairs
-):
-    """Append the edges of calls to ``n`` edges, and chain the calls of each communicator; return the new count.
+    first_rank, end_rank, extra, n, part, rows, place, ends, task, sender_row, calls, known, first, last, sent,
+    following, following_peer, pairs,
+):  # fmt: skip
+    """Append the edges of calls of ranks ``first_rank:end_rank`` to ``n`` edges; return the new count.
 
-    ``first`` and ``last`` become each call's first and last task. ``sent`` is scratch per rank.
+    Chain the calls of each communicator. ``extra`` is the first task that starts or ends these calls. ``first``
+    and ``last`` become each call's first and last task. ``sent`` is scratch space per part and rank.
     """
     cells, kinds, lanes, ranks = rows.cells, rows.kinds, rows.lanes, rows.graph.ranks
-    extra = rows.rules.rows
-    for rank in range(ranks):
+    scratch = part * ranks
+    for rank in range(first_rank, end_rank):
         for peer in range(ranks):
-            sent[peer] = -1
+            sent[scratch + peer] = -1
         opened = -1
         for row in range(rows.row_ptr[rank], rows.row_ptr[rank + 1]):
             call = calls.of_row[row]
@@ -354,16 +359,11 @@ def link_calls(
                     extra += 1
                 n = _begin(call, computed, calls, known, task, first, last, following, following_peer, pairs, n)
             if sends:
-                n = _order_messages(calls.communicator[call], index, lanes.peer[row], sent, pairs, n)
+                n = _order_messages(calls.communicator[call], index, scratch + lanes.peer[row], sent, pairs, n)
             n = _end(call, message, computed, known, first, last, pairs, n)
             if not sends and calls.further[call]:
                 over = last[call] if known.flags[call] & JOINED else message
                 n = link_consumers(row, over, known.waited[call], rows, ends, pairs, n)
-    for i in range(len(calls.row)):
-        if place[calls.row[i]] != known.waited[calls.awaited[i]]:
-            n = _pair(pairs, n, last[calls.awaited[i]], place[calls.row[i]])
-    for i in range(len(calls.later)):
-        n = _pair(pairs, n, last[calls.earlier[i]], first[calls.later[i]])
     return n
 
 

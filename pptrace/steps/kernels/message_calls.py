@@ -95,55 +95,81 @@ def _is_invalid_wait(waited, launched, end):
     return waited != NEVER and (waited < launched or waited >= end * TURNS)
 
 
-def _put(moment, end, communicator, communicators, first, order, key):
-    """Append an end to its slot with its sort key; ends of one key are one call."""
+def sort_ends(
+    first_rank, end_rank, send, end_of_sends, begin, row_ptr, plan, communicators, first, order, key
+):  # fmt: skip
+    """Sort the ends of ranks ``first_rank:end_rank`` by slot, then by key; return the number of their calls.
+
+    The ranks send messages ``send:end_of_sends``, and ``begin`` ends precede theirs. Ends of one slot and key are
+    one call. ``first`` becomes the first end of each slot.
+    """
+    low, high = row_ptr[first_rank] + first_rank, row_ptr[end_rank] + end_rank
+    count = len(plan.send)
+    for slot in range(low, high):
+        first[slot] = 0
+    for m in range(send, end_of_sends):
+        first[plan.send[m] // TURNS] += 1
+    for m in range(count):
+        slot = plan.receive[m] // TURNS
+        if low <= slot < high:
+            first[slot] += 1
+    end = begin
+    for slot in range(low, high):
+        end += first[slot]
+        first[slot] = end
+    for m in range(count - 1, -1, -1):  # the last end of a slot comes first
+        if low <= plan.receive[m] // TURNS < high:
+            _put(plan.receive[m], count + m, m, plan, communicators, first, order, key)
+    for m in range(end_of_sends - 1, send - 1, -1):
+        _put(plan.send[m], m, m, plan, communicators, first, order, key)
+    calls = 0
+    for slot in range(low, high):
+        last = first[slot + 1] if slot + 1 < high else end
+        calls += _sort_slot(first[slot], last, order, key)
+    return calls
+
+
+def _put(moment, end, m, plan, communicators, first, order, key):
+    """Put an end before the ends of its slot, with its sort key."""
     slot = moment // TURNS
-    index = first[slot]
-    first[slot] = index + 1
+    index = first[slot] - 1
+    first[slot] = index
     order[index] = end
-    key[index] = moment % TURNS * communicators + communicator
+    key[index] = moment % TURNS * communicators + (plan.communicator[m] if communicators > 1 else 0)
 
 
-def sort_ends(plan, communicators, first, order, key):
-    """Sort ends by slot, then by key; ``first`` is initialised with 0 and has one entry more than slots."""
-    send, receive, communicator = plan.send, plan.receive, plan.communicator
-    count = len(send)
-    for m in range(count):
-        first[send[m] // TURNS + 1] += 1
-        first[receive[m] // TURNS + 1] += 1
-    for s in range(len(first) - 1):
-        first[s + 1] += first[s]
-    for m in range(count):
-        _put(send[m], m, communicator[m] if communicators > 1 else 0, communicators, first, order, key)
-    for m in range(count):
-        end_key = communicator[m] if communicators > 1 else 0
-        _put(receive[m], count + m, end_key, communicators, first, order, key)
-    for s in range(len(first) - 1, 0, -1):
-        first[s] = first[s - 1]
-    first[0] = 0
-    for s in range(len(first) - 1):
-        for i in range(first[s] + 1, first[s + 1]):
-            end, end_key, index = order[i], key[i], i
-            while index > first[s] and key[index - 1] > end_key:
-                order[index] = order[index - 1]
-                key[index] = key[index - 1]
-                index -= 1
-            order[index] = end
-            key[index] = end_key
+def _sort_slot(begin, last, order, key):
+    """Sort the ends ``begin:last`` of a slot by key; return how many keys they have."""
+    for i in range(begin + 1, last):
+        end, end_key, index = order[i], key[i], i
+        while index > begin and key[index - 1] > end_key:
+            order[index] = order[index - 1]
+            key[index] = key[index - 1]
+            index -= 1
+        order[index] = end
+        key[index] = end_key
+    keys = 0
+    for i in range(begin, last):
+        if i == begin or key[i - 1] != key[i]:
+            keys += 1
+    return keys
 
 
 def issue_ends(
-    first_rank, end_rank, n, calls, scratch, row_ptr, cells, messages, communicators, first, order, key,
-    out, edge, peer, call, position, of_end, before, over, last,
+    first_rank, end_rank, begin, calls, part, row_ptr, cells, kinds, messages, plan, communicators, wide, first,
+    order, key, out, edge, peer, call, position, before, over, last, of_end, waiting, further, rows, pairs,
+    counted,
 ):  # fmt: skip
     """Copy the rows of ranks ``first_rank:end_rank``; insert the messages of a slot before its row.
 
-    ``n`` rows and ``calls`` calls precede. Return the new number of calls.
-    Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``position``, the new
-    index of each row; ``of_end``, the call of each end; ``over``, the communicator of each call; ``before``, the
-    previous call there; ``peer``, the other rank of each message, else -1. ``last`` is scratch space from
-    ``scratch`` on.
+    ``begin`` ends and ``calls`` calls precede. Ends of one slot and key are one call; ``communicators`` is a power
+    of two. Outputs: ``position``, the new index of each row; ``of_end``, the call of each sorted end; ``over``,
+    the communicator of each call; ``before``, the previous call there; ``peer``, the other rank of each message,
+    else -1. ``last`` is scratch space per part and communicator. :func:`_wait_for_calls` fills the other outputs.
+    Return the number of waits of further rows.
     """
+    scratch = part * (len(last) // 2)
+    n, waits = row_ptr[first_rank] + begin, begin
     for rank in range(first_rank, end_rank):
         for c in range(scratch, scratch + communicators):
             last[c] = -1
@@ -154,9 +180,10 @@ def issue_ends(
                     over[calls] = key[i] & (communicators - 1)
                     before[calls] = last[scratch + over[calls]]
                     last[scratch + over[calls]] = calls
+                    waiting[calls] = -1
+                    further[calls] = 0
                     calls += 1
-                of_end[order[i]] = calls - 1
-                call[n] = calls - 1
+                of_end[i] = call[n] = calls - 1
                 _write(order[i], cells, messages, out, edge, peer, n)
                 n += 1
             if row < row_ptr[rank + 1]:
@@ -164,7 +191,11 @@ def issue_ends(
                 call[n] = peer[n] = -1
                 copy_action(cells, row, out, edge, n)
                 n += 1
-    return calls
+        waits = _wait_for_calls(
+            rank, part, row_ptr, cells, kinds, messages, plan, communicators, wide, first, order, key, position,
+            of_end, waiting, further, rows, pairs, counted, waits,
+        )  # fmt: skip
+    return waits - begin
 
 
 def _write(end, cells, messages, out, edge, peer, n):
@@ -182,54 +213,51 @@ def _write(end, cells, messages, out, edge, peer, n):
     peer[n] = messages.target[m] if sends else messages.source[m]
 
 
-def _needed(m, messages):
-    """Return the latest moment at which a message's receiver waits: right before the consumer."""
-    return (messages.consumer[m] + messages.target[m]) * TURNS + TURNS - 1
-
-
-def wait_for_calls(
-    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, position, wide,
-    waiting, further, rows, calls, counted,
+def _wait_for_calls(
+    rank, part, row_ptr, cells, kinds, messages, plan, communicators, wide, first, order, key, position,
+    of_end, waiting, further, rows, pairs, counted, n,
 ):  # fmt: skip
-    """List the further rows and calls that wait for calls, waits of calls up to their capacity; count both.
+    """List the further rows and calls that wait for a rank's calls, after ``n`` rows; return the new count.
 
-    The first computation after the moment of a wait waits, and so do calls before it at a later turn. ``waiting``,
-    initialised with -1, becomes the first row that waits for each call. ``further``, initialised with 0, becomes 1
-    if other rows can wait: with ``wide``, messages have several consumers. Rows are positions in the issue order.
+    The first computation after the moment of a wait waits, and so do calls before it at a later turn. ``waiting``
+    becomes the first row that waits for each call. ``further`` becomes 1 if other rows can wait: with ``wide``,
+    messages have several consumers. Rows are positions in the issue order. ``counted`` has the number of waits
+    between calls of each part; each part has half of ``pairs`` for them.
     """
-    send_waited, receive_waited = plan.send_waited, plan.receive_waited
     role, kind = kinds.role, cells.kind
-    n, m, count = 0, 0, len(send_waited)
-    for end in range(2 * count):
-        if end < count:
-            waited, rank = send_waited[end], messages.source[end]
-            if waited < 0:
-                continue
-        else:
-            waited, needed = receive_waited[end - count], _needed(end - count, messages)
-            rank = messages.target[end - count]
-            waited = needed if waited < 0 else min(waited, needed)
-        awaited, slot = of_end[end], waited // TURNS
-        row, last = slot - rank, row_ptr[rank + 1]
-        while row < last and role[kind[row]] != COMPUTES:
-            row += 1
-        if end >= count and (wide or row != messages.consumer[end - count]):
+    count, end_of_rank, capacity = len(messages.producer), row_ptr[rank + 1], len(pairs.source) // 2
+    awaited = waited = slot = row = NEVER
+    for i in range(first[row_ptr[rank] + rank], first[end_of_rank + rank + 1]):
+        receives = order[i] >= count
+        m = order[i] - count if receives else order[i]
+        moment = plan.receive_waited[m] if receives else plan.send_waited[m]
+        if receives:  # before the consumer at the latest
+            needed = (messages.consumer[m] + rank) * TURNS + TURNS - 1
+            moment = needed if moment < 0 else min(moment, needed)
+        if moment < 0:
+            continue
+        if moment != waited or of_end[i] != awaited:
+            awaited, waited, slot = of_end[i], moment, moment // TURNS
+            row = slot - rank
+            while row < end_of_rank and role[kind[row]] != COMPUTES:
+                row += 1
+            if row < end_of_rank and waiting[awaited] != position[row]:
+                if waiting[awaited] >= 0:
+                    further[awaited] = 1
+                    rows.source[n] = awaited
+                    rows.target[n] = max(waiting[awaited], position[row])
+                    n += 1
+                waiting[awaited] = position[row] if waiting[awaited] < 0 else min(waiting[awaited], position[row])
+            launched, least_key, j = -1, (waited % TURNS + 1) * communicators, first[slot + 1] - 1
+            while j >= first[slot] and key[j] >= least_key:  # seldom
+                later = of_end[j]
+                if later != launched:
+                    launched = later
+                    if counted[part] < capacity:
+                        pairs.source[part * capacity + counted[part]] = awaited
+                        pairs.target[part * capacity + counted[part]] = later
+                    counted[part] += 1
+                j -= 1
+        if receives and (wide or row != messages.consumer[m]):
             further[awaited] = 1
-        if row < last and waiting[awaited] != position[row]:
-            if waiting[awaited] >= 0:
-                further[awaited] = 1
-                rows.source[n] = awaited
-                rows.target[n] = max(waiting[awaited], position[row])
-                n += 1
-            waiting[awaited] = position[row] if waiting[awaited] < 0 else min(waiting[awaited], position[row])
-        launched, least_key, i = -1, (waited % TURNS + 1) * communicators, first[slot + 1] - 1
-        while i >= first[slot] and key[i] >= least_key:  # seldom
-            later = of_end[order[i]]
-            if later != launched:
-                launched = later
-                if m < len(calls.source):
-                    calls.source[m] = awaited
-                    calls.target[m] = later
-                m += 1
-            i -= 1
-    counted[0], counted[1] = n, m
+    return n

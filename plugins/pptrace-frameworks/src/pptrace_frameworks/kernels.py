@@ -66,16 +66,24 @@ class Calls(NamedTuple):
     communicator: Any
 
 
-def number_rows(row_ptr, cells, direction_of_kind, count, forward, backward, ahead, number, results):
-    """List and number each rank's forwards and backwards, ``count`` of both.
+EQUAL, ONE_ORDER = 1, 2
+"""Each rank has the given number of forwards and backwards; all ranks run them in one order."""
 
-    ``results[0]`` becomes 1 if each rank has ``count`` forwards and ``count`` backwards. ``results[1]`` becomes 1
-    if all ranks run the same microbatches of the same chunks in one order. The kernel returns at the first rank
-    with another count.
+
+def number_rows(
+    first_rank, end_rank, row_ptr, cells, direction_of_kind, count, forward, backward, number, leading, turns
+):  # fmt: skip
+    """List and number the forwards and backwards of ranks ``first_rank:end_rank``, ``count`` of both.
+
+    Return the bits :data:`EQUAL` and :data:`ONE_ORDER`, the latter if all these ranks run the same microbatches of
+    the same chunks in one order. ``leading`` becomes the number of forwards before each rank's first backward.
+    ``turns`` becomes 1 if each later forward follows exactly one more backward than the forward before it. The
+    kernel returns 0 at the first rank with another count.
     """
-    results[1] = 1
-    for rank in range(len(row_ptr) - 1):
-        first, forwards, backwards = rank * count, 0, 0
+    flags = EQUAL | ONE_ORDER
+    for rank in range(first_rank, end_rank):
+        first, first_of_order, forwards, backwards = rank * count, first_rank * count, 0, 0
+        leading[rank], turns[rank] = count, 1
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             direction = direction_of_kind[cells.kind[row]]
             k = backwards if direction == 1 else forwards
@@ -83,19 +91,23 @@ def number_rows(row_ptr, cells, direction_of_kind, count, forward, backward, ahe
             if direction < 0:
                 continue
             if k == count:
-                return
+                return 0
             if direction == 0:
                 forward[first + k] = row
-                ahead[first + k] = backwards
                 forwards += 1
+                if backwards > 0 and leading[rank] > k:
+                    leading[rank] = k
+                if backwards != max(k + 1 - leading[rank], 0):
+                    turns[rank] = 0
             else:
                 backward[first + k] = row
                 backwards += 1
-            if not _matches_first_rank(row, backward[k] if direction == 1 else forward[k], rank, cells):
-                results[1] = 0
+            row_0 = backward[first_of_order + k] if direction == 1 else forward[first_of_order + k]
+            if not _matches_first_rank(row, row_0, rank - first_rank, cells):
+                flags = EQUAL
         if forwards != count or backwards != count:
-            return
-    results[0] = 1
+            return 0
+    return flags
 
 
 def _matches_first_rank(row, row_0, rank, cells):
@@ -104,9 +116,9 @@ def _matches_first_rank(row, row_0, rank, cells):
     return same and cells.stage[row] == cells.stage[row_0] + rank
 
 
-def place(messages, loop, calls):
-    """Place every message."""
-    for m in range(len(messages.producer)):
+def place(first, end, messages, loop, calls):
+    """Place messages ``first:end``."""
+    for m in range(first, end):
         source, target, gradient = messages.source[m], messages.target[m], messages.gradient[m]
         if loop.batch == 0:
             calls.communicator[m] = _communicator(source, target, loop)

@@ -32,10 +32,10 @@ import numpy as np
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.plugin import ConstraintError, MessageCalls, Policy
+from pptrace.plugin import ConstraintError, MessageCalls, Policy, empty_columns
 from pptrace_frameworks import kernels
 from pptrace_frameworks.rows import Rows, cannot, rows_of
-from pptrace_kernel import run_kernel
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -178,19 +178,24 @@ def _calls(request: MessageRequest, *, checked: tuple[Schedule, _Loop], switches
     if request.schedule is not schedule:
         loop = _Loop.of(request.schedule)
     rows, messages_count = loop.rows, request.producer.size
+    in_batches = switches["batch"] and not switches["overlap"]  # the waits have the moments of the calls
     last = (len(request.schedule) + rows.ranks + 1) * kernels.TURNS
     kernel_loop = kernels.Loop(
         forward=rows.forward.ravel(), backward=rows.backward.ravel(), number=rows.number, warm_up=loop.warm_up,
         ranks=rows.ranks, passes=rows.count, group=loop.group, has_chunks=int(loop.chunks > 1),
         **switches,
     )  # fmt: skip
-    moments = np.empty((4, messages_count), dtype=np.int32 if last < 2**31 else np.int64)
-    calls = kernels.Calls(moments[0], moments[1], moments[2], moments[3], np.zeros(messages_count, dtype=np.int32))
+    moment = np.int32 if last < 2**31 else np.int64
+    send, receive, *waited = empty_columns(messages_count, *[moment] * (2 if in_batches else 4))
+    send_waited, receive_waited = waited or (send, receive)
+    communicator = np.empty(0 if switches["batch"] else messages_count, dtype=np.int32)
+    calls = kernels.Calls(send, receive, send_waited, receive_waited, communicator)
     messages = kernels.Messages(
-        request.producer, request.consumer, request.source, request.target, request.gradient.astype(np.int8)
+        request.producer, request.consumer, request.source, request.target, request.gradient.view(np.int8)
     )
-    run_kernel(kernels.place, (messages, kernel_loop), (calls,), work=messages_count)
+    parts = halves(messages_count, work=messages_count)
+    run_parts(kernels.place, parts, (messages, kernel_loop), (calls,), work=messages_count)
     return MessageCalls(
-        send=calls.send, receive=calls.receive, send_waited=calls.send_waited,
-        receive_waited=calls.receive_waited, communicator=None if switches["batch"] else calls.communicator,
+        send=send, receive=receive, send_waited=send_waited, receive_waited=receive_waited,
+        communicator=None if switches["batch"] else communicator,
     )  # fmt: skip

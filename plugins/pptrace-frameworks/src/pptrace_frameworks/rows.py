@@ -8,9 +8,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from pptrace.plugin import ConstraintError, Kind
+from pptrace.plugin import ConstraintError, Kind, empty_columns
 from pptrace_frameworks import kernels
-from pptrace_kernel import run_kernel
+from pptrace_kernel import halves, run_parts
 
 if TYPE_CHECKING:
     from pptrace.plugin import MessageRequest, Schedule
@@ -34,22 +34,18 @@ class Rows(Struct, frozen=True, kw_only=True):
     """Shape (ranks, count): positions of each rank's forwards."""
     backward: Ints
     """Shape (ranks, count): positions of its backwards."""
-    ahead: Ints
-    """Shape (ranks, count): backwards before each forward."""
+    leading: Ints
+    """Shape (ranks,): forwards before each rank's first backward."""
+    takes_turns: NDArray[np.bool_]
+    """Shape (ranks,): whether each later forward follows exactly one more backward than the forward before it."""
     number: Ints
     """Shape (actions,): index of each among the forwards or backwards of its rank, -1 for other actions."""
     is_one_order: bool
     """Whether all ranks run the same microbatches of the same chunks in one order; rank r has stage r of each."""
 
-    @property
-    def leading(self) -> Ints:
-        """Shape (ranks,): forwards before each rank's first backward."""
-        return np.asarray((self.ahead == 0).sum(axis=1))
-
     def is_warm_up_and_turns(self, warm_up: Ints) -> bool:
         """Return whether ranks run ``warm_up`` forwards, then alternate forward and backward, then backwards."""
-        steady_index = np.arange(self.count, dtype=np.int32) - warm_up[:, None].astype(np.int32)
-        return np.array_equal(self.ahead, np.maximum(steady_index, 0, out=steady_index))
+        return bool((self.takes_turns & (self.leading == np.minimum(warm_up + 1, self.count))).all())
 
 
 class Ends(Struct, frozen=True):
@@ -82,23 +78,37 @@ def rows_of(schedule: Schedule, framework: str) -> Rows:
     Raises:
         ConstraintError: ranks run unequal numbers of forwards or backwards.
     """
-    count, rest = divmod(int(np.count_nonzero(np.equal(schedule.kind, int(Kind.F)))), schedule.ranks)
-    rows = np.empty((3, schedule.ranks, count), dtype=np.int32)
-    number, results = np.empty(len(schedule), dtype=np.int32), np.zeros(2, dtype=np.int64)
-    run_kernel(
+    ranks, parts = schedule.ranks, halves(schedule.ranks, work=len(schedule))
+    count, rest = divmod(int(np.count_nonzero(np.equal(schedule.kind, int(Kind.F)))), ranks)
+    forward, backward = empty_columns(ranks * count, np.int32, np.int32)
+    (number,) = empty_columns(len(schedule), np.int32)
+    leading, takes_turns = np.zeros((2, ranks), dtype=np.int32)
+    flags = run_parts(
         kernels.number_rows,
+        parts,
         (schedule.row_ptr, schedule.cells, np.array(_DIRECTIONS), count),
-        (*rows.reshape(3, -1), number, results),
+        (forward, backward, number, leading, takes_turns),
         work=len(schedule),
     )
-    is_equal, is_one_order = results.astype(bool).tolist()
-    if rest or not is_equal:
+    if rest or not all(flags):
         raise cannot(framework, "does not give all ranks equally many forwards and backwards")
-    forward, backward, ahead = rows
+    forward, backward = forward.reshape(ranks, count), backward.reshape(ranks, count)
+    is_one_order = all(each & kernels.ONE_ORDER for each in flags) and all(
+        _is_order_of_first_rank(schedule, forward, rank) and _is_order_of_first_rank(schedule, backward, rank)
+        for rank, _ in parts[1:]
+    )
     return Rows(
-        ranks=schedule.ranks, count=count, forward=forward, backward=backward, ahead=ahead, number=number,
-        is_one_order=is_one_order,
+        ranks=ranks, count=count, forward=forward, backward=backward, leading=leading,
+        takes_turns=takes_turns.astype(bool), number=number, is_one_order=is_one_order,
     )  # fmt: skip
+
+
+def _is_order_of_first_rank(schedule: Schedule, rows: Ints, rank: int) -> bool:
+    """Return whether a rank's ``rows`` have the microbatches and chunks of those of the first rank."""
+    return all(
+        np.array_equal(values[rows[rank]] - shift, values[rows[0]])
+        for values, shift in ((schedule.microbatch, 0), (schedule.span, 0), (schedule.stage, rank))
+    )
 
 
 def cannot(framework: str, what: str, *, runs: str = "1f1b and interleaved-1f1b") -> ConstraintError:

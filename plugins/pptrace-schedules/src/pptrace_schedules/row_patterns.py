@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from pptrace.plugin import Kind, Placement, Schedule
+from pptrace.plugin import Kind, Placement, Schedule, empty_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def one_forward_one_backward(
     ranks, steps = request.ranks, forwards.shape[1]
     length = 2 * steps
     kind = np.full((ranks, length), Kind.F, dtype=np.int8)
-    cells = np.empty((2, ranks, length), dtype=np.int32)
+    cells = empty_columns(2 * ranks * length, np.int32)[0].reshape(2, ranks, length)
     pair = np.full((ranks, length), -1, dtype=np.int32) if overlapped else None
     for rank, ahead in enumerate(warm_up):
         turns = steps - ahead
