@@ -229,6 +229,11 @@ _NARROW_GRADIENTS = _rule(
     "NM v2.2.0 nemo/collections/llm/recipes, performance mode: grad_reduce_in_fp32 = False",
     {"costs.gradients": "bf16"},
 )
+_GRACE_DENSE_GRAPHS = _rule(
+    "NM v2.3.0 scripts/performance/recommended_model_configs/model_configs_gb200.csv: CUDA graphs",
+    {"costs.cuda_graphs": True},
+    when={"device.preset": _GRACE, "model.preset": ["gpt3-175b", "nemotron4-340b"]},
+)  # fmt: skip
 _FP8_WEIGHTS = _rule(
     "NM v2.1.0 nemo/collections/llm/recipes/precision/mixed_precision.py: fp8_params, delayed scaling",
     {"costs.fp8_param_gather": True}, when={"model.precision": "fp8"},
@@ -493,7 +498,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         ),
         nemo("24.12", "nemo-24.07", _CUDNN, _FP8_WEIGHTS),
         nemo("25.02", "nemo-24.12", _NARROW_GRADIENTS),
-        nemo("25.04", "nemo-25.02"),
+        nemo("25.04", "nemo-25.02", _GRACE_DENSE_GRAPHS),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
         bridge("25.11", "megatron-bridge-25.09", _GRACE_FLEX, _GRACE_GRAPHS),
         bridge("26.02", "megatron-bridge-25.11", _X86_FLEX, _ALIGNED_ROWS, _KIMI_K2, *_NEMOTRON_3),
