@@ -52,7 +52,9 @@ def traffic(target: np.ndarray, jitter_ns: int) -> tuple[Graph, int, Jobs, Share
     paths = network.paths((pairs // HOSTS).astype(np.int32), (pairs % HOSTS).astype(np.int32))
     shared = shared_links(paths, network.links, Sharing.MAX_MIN)
     count = source.size
-    path = pair * paths.ways + (np.arange(count) + 1) * 48271 % 2147483647 * 69621 % 2147483647 % paths.ways
+    path = (
+        pair * paths.per_pair + (np.arange(count) + 1) * 48271 % 2147483647 * 69621 % 2147483647 % paths.per_pair
+    )
     duration = np.zeros(2 * count, dtype=np.int64)
     duration[0::2] = np.random.default_rng(1).integers(0, max(jitter_ns, 1), count)
     following = np.arange(1, 2 * count + 1, dtype=np.int32)

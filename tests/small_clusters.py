@@ -41,7 +41,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True)
 class LeafSpine:
-    """Leaves of hosts under some spines; a way for each spine, all the same for hosts of one leaf."""
+    """Leaves of hosts under some spines; a path for each spine, all the same for hosts of one leaf."""
 
     hosts: int
     per_leaf: int
@@ -79,7 +79,7 @@ class LeafSpine:
                         used += [self.trunk(a // self.per_leaf, spine), self.trunk(b // self.per_leaf, spine) + 1]
                     used.append(2 * b + 1)
                 ptr.append(len(used))
-        return Paths.along(self.links, ptr, used, ways=self.spines)
+        return Paths.along(self.links, ptr, used, per_pair=self.spines)
 
     def trunk(self, leaf: int, spine: int) -> int:
         """Return the link from a leaf to a spine; the one back follows it."""

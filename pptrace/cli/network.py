@@ -104,7 +104,11 @@ def _route(view: ClusterView, between: GpuRoute) -> Section:
         for gpu in (between.source, between.target)
     )
     hops = tuple((links.name[link], _rate(int(links.rate_kbps[link]))) for link in between.links)
-    ways = [f"the first of {between.ways} paths, between which messages alternate"] if between.ways > 1 else []
+    alternatives = (
+        [f"the first of {between.per_pair} paths, between which messages alternate"]
+        if between.per_pair > 1
+        else []
+    )
     latency = f"{format_duration(between.latency_ns)} latency"
     overhead = f", {format_duration(between.overhead_ns)} overhead" if between.overhead_ns else ""
     rates = (
@@ -113,7 +117,7 @@ def _route(view: ClusterView, between: GpuRoute) -> Section:
     )
     return Section(
         title=f"GPU {between.source}{_place(source)} to GPU {between.target}{_place(target)}",
-        blocks=(Table(rows=hops), *ways, Table(rows=rates, words=2)),
+        blocks=(Table(rows=hops), *alternatives, Table(rows=rates, words=2)),
     )
 
 
@@ -154,7 +158,7 @@ def _values(view: ClusterView) -> dict[str, Any]:
         document["between"] = {
             "gpus": [between.source, between.target],
             "route": [links.name[link] for link in between.links],
-            "ways": between.ways,
+            "ways": between.per_pair,
             "overhead_ns": between.overhead_ns,
             "latency_ns": between.latency_ns,
             "alone_bytes_per_s": between.alone_kbps * 1000,

@@ -301,10 +301,10 @@ class Leg(Struct, frozen=True):
     first_link: int = 0
     """The number of the leg's first link in the whole network."""
 
-    def rows(self, ways: int) -> Int64s:
-        """Return the row of ``paths`` for each pair and way, shape (pairs, ways)."""
-        own = self.paths.ways
-        rows: Int64s = self.row[:, None].astype(np.int64) * own + np.arange(ways) * own // ways
+    def rows(self, per_pair: int) -> Int64s:
+        """Return the row of ``paths`` for each pair and path, shape (pairs, per_pair)."""
+        own = self.paths.per_pair
+        rows: Int64s = self.row[:, None].astype(np.int64) * own + np.arange(per_pair) * own // per_pair
         return rows
 
 
@@ -343,24 +343,24 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return self.nodes * self.gpus
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return the paths between GPUs, one per way of the fabric for each pair.
+        """Return the paths between GPUs, one per path of the fabric for each pair.
 
         Raises:
-            PluginError: the node's network offers several ways.
+            PluginError: the node's network offers several paths per pair.
         """
         legs = self.legs(src, dst)
-        ways = max(leg.paths.ways for leg in legs)
+        per_pair = max(leg.paths.per_pair for leg in legs)
         merged: list[tuple[Int64s, Paths]] = []
         for pairs in {id(leg.pairs): leg.pairs for leg in legs}.values():
             of_pairs = [leg for leg in legs if leg.pairs is pairs]
-            merged.append((pairs, _concatenate(of_pairs, max(leg.paths.ways for leg in of_pairs))))
-        return _merge(src.size, ways, merged)
+            merged.append((pairs, _concatenate(of_pairs, max(leg.paths.per_pair for leg in of_pairs))))
+        return _merge(src.size, per_pair, merged)
 
     def legs(self, src: Int32s, dst: Int32s) -> list[Leg]:
         """Return the parts of the paths between GPUs, those of a pair from source to target.
 
         Raises:
-            PluginError: the node's network offers several ways.
+            PluginError: the node's network offers several paths per pair.
         """
         src_node, dst_node = src // self.gpus, dst // self.gpus
         inside = np.flatnonzero(src_node == dst_node)
@@ -401,15 +401,15 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     def _node_paths(self, node: Int32s, src: Int32s, dst: Int32s) -> Paths:
         paths = self.node.paths(src.astype(np.int32), dst.astype(np.int32))
-        if paths.ways != 1:
+        if paths.per_pair != 1:
             raise PluginError("the network inside a node offers several paths per pair: expected one")
         link = paths.link + np.repeat(node * len(self.node.links), np.diff(paths.link_ptr))
         return replace(paths, link=link, route_ptr=paths.link_ptr, route=link)
 
 
-def _rows(paths: Paths, ways: int) -> Int64s:
-    """Return the row of ``paths`` for each of ``ways`` rows per pair; ``paths`` has 1 or ``ways`` ways."""
-    rows: Int64s = np.arange(len(paths) // paths.ways * ways) * paths.ways // ways
+def _rows(paths: Paths, per_pair: int) -> Int64s:
+    """Return the row of ``paths`` for each of ``per_pair`` rows per pair; ``paths`` has 1 or as many."""
+    rows: Int64s = np.arange(len(paths) // paths.per_pair * per_pair) * paths.per_pair // per_pair
     return rows
 
 
@@ -421,9 +421,9 @@ def lowest_rates(rates: Sequence[Int64s]) -> Int64s:
     return limited
 
 
-def _concatenate(legs: Sequence[Leg], ways: int) -> Paths:
+def _concatenate(legs: Sequence[Leg], per_pair: int) -> Paths:
     """Return paths that consist of consecutive legs of the same pairs."""
-    rows = [leg.rows(ways).ravel() for leg in legs]
+    rows = [leg.rows(per_pair).ravel() for leg in legs]
     lengths = [np.diff(leg.paths.link_ptr)[row] for leg, row in zip(legs, rows, strict=True)]
     ptr = np.concatenate([[0], np.cumsum(sum(lengths))])
     link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
@@ -437,17 +437,17 @@ def _concatenate(legs: Sequence[Leg], ways: int) -> Paths:
         overhead_ns=np.sum([leg.paths.overhead_ns[row] for leg, row in zip(legs, rows, strict=True)], axis=0),
         latency_ns=np.sum([leg.paths.latency_ns[row] for leg, row in zip(legs, rows, strict=True)], axis=0),
         rate_kbps=lowest_rates([leg.paths.rate_kbps[row] for leg, row in zip(legs, rows, strict=True)]),
-        link_ptr=ptr, link=link, weight=weight, ways=ways,
+        link_ptr=ptr, link=link, weight=weight, per_pair=per_pair,
     )  # fmt: skip
 
 
-def _merge(pairs: int, ways: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
+def _merge(pairs: int, per_pair: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
     """Return the paths of all pairs; each part has the indices and paths of some pairs."""
-    rows = [_rows(paths, ways) for _, paths in parts]
-    target_rows = [_ranges(pair * ways, np.full(pair.size, ways)) for pair, _ in parts]
-    length = np.zeros(pairs * ways, dtype=np.int64)
+    rows = [_rows(paths, per_pair) for _, paths in parts]
+    target_rows = [_ranges(pair * per_pair, np.full(pair.size, per_pair)) for pair, _ in parts]
+    length = np.zeros(pairs * per_pair, dtype=np.int64)
     columns: dict[str, Any] = {
-        name: np.zeros(pairs * ways, dtype=np.int64) for name in ("overhead_ns", "latency_ns", "rate_kbps")
+        name: np.zeros(pairs * per_pair, dtype=np.int64) for name in ("overhead_ns", "latency_ns", "rate_kbps")
     }
     for (_, paths), source_row, target_row in zip(parts, rows, target_rows, strict=True):
         length[target_row] = np.diff(paths.link_ptr)[source_row]
@@ -459,7 +459,7 @@ def _merge(pairs: int, ways: int, parts: Sequence[tuple[Int64s, Paths]]) -> Path
         source = _ranges(paths.link_ptr[:-1][source_row], np.diff(paths.link_ptr)[source_row])
         target = _ranges(ptr[:-1][target_row], length[target_row])
         link[target], weight[target] = paths.link[source], paths.weight[source]
-    return Paths(**columns, link_ptr=ptr, link=link, weight=weight, ways=ways)
+    return Paths(**columns, link_ptr=ptr, link=link, weight=weight, per_pair=per_pair)
 
 
 def _ranges(first: Int64s | Int32s, length: Int64s) -> Int64s:
@@ -502,18 +502,18 @@ class RankNetwork(NamedTuple):
         first_flow = np.cumsum(flows) - flows
         unreachable = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
         if unreachable.size:
-            flow = int(unreachable[0]) // paths.ways
+            flow = int(unreachable[0]) // paths.per_pair
             hop = int(np.searchsorted(first_flow, flow, side="right")) - 1
             message = (
                 f"no route from GPU {source[flow]} of rank {src[hop]} to GPU {target[flow]} of rank {dst[hop]}"
             )
             raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
-        # Each bundle, one per pair and way, has the row of each flow on its way.
-        size = np.repeat(flows, paths.ways)
+        # Each bundle, one per pair and path, has the row of each flow on its path.
+        size = np.repeat(flows, paths.per_pair)
         member = _ranges(np.zeros(size.size, dtype=np.int64), size)
-        way = (np.repeat(np.tile(np.arange(paths.ways), flows.size), size) + _hash(member)) % paths.ways
-        flow = member + np.repeat(np.repeat(first_flow, paths.ways), size)
-        return _bundle(paths, flow * paths.ways + way, size, self.links)
+        index = (np.repeat(np.tile(np.arange(paths.per_pair), flows.size), size) + _hash(member)) % paths.per_pair
+        flow = member + np.repeat(np.repeat(first_flow, paths.per_pair), size)
+        return _bundle(paths, flow * paths.per_pair + index, size, self.links)
 
     def _flows(self, src: Int32s, dst: Int32s) -> tuple[Int32s, Int32s, Int64s]:
         """Return the sending and the receiving GPU of each flow, pair after pair, and the flows of each pair."""
@@ -539,7 +539,7 @@ class RankNetwork(NamedTuple):
 
 
 def _hash(numbers: Int64s) -> Int64s:
-    """Return hashes of small numbers; neighbouring members then start at unrelated ways."""
+    """Return hashes of small numbers; neighbouring members then start at unrelated paths."""
     hashed: Int64s = (numbers * 48_271 + 11) % 2_147_483_647 * 48_271 % 2_147_483_647
     return hashed
 
@@ -564,6 +564,6 @@ def _bundle(paths: Paths, rows: Int64s, flows: Int64s, links: Links) -> Paths:
         latency_ns=np.maximum.reduceat(paths.latency_ns[rows], first_row),
         rate_kbps=np.where(rate == np.iinfo(np.int64).max, UNLIMITED, np.maximum(rate, 1)),
         link_ptr=np.searchsorted(owner, np.arange(flows.size + 1)).astype(np.int32),
-        link=link, weight=weight, ways=paths.ways,
+        link=link, weight=weight, per_pair=paths.per_pair,
         route_ptr=route_ptr, route=paths.link[_ranges(paths.link_ptr[:-1][shown], route)],
     )  # fmt: skip

@@ -372,7 +372,7 @@ class Load(Struct, frozen=True):
     overhead_ns: Int64s
     """Launch overhead of each flow."""
     latency_ns: Int64s
-    """Wire latency of each flow on its slowest way."""
+    """Wire latency of each flow on its slowest path."""
     byte_ns: Fraction
     """Time of a byte of each flow: on the link with most flows per capacity, or by a flow's rate limit."""
 
@@ -396,21 +396,21 @@ def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int6
     """Return the load of pairs that differ, with a number of flows each; see :func:`flows_at_once`."""
     links = network.links
     overhead, latency, lowest_kbps, unshared_kbps = np.zeros((4, src.size), dtype=np.int64)
-    flows_by_ways: dict[int, Int64s] = {}
+    flows_by_paths: dict[int, Int64s] = {}
     for first in range(0, src.size, _BATCH):
         batch = slice(first, first + _BATCH)
         legs = _legs(network, src[batch], dst[batch])
-        ways = max(leg.paths.ways for leg in legs)
-        length, rate = np.zeros((2, src[batch].size, ways), dtype=np.int64)
-        link_flows = flows_by_ways.setdefault(ways, np.zeros(len(links), dtype=np.int64))
+        per_pair = max(leg.paths.per_pair for leg in legs)
+        length, rate = np.zeros((2, src[batch].size, per_pair), dtype=np.int64)
+        link_flows = flows_by_paths.setdefault(per_pair, np.zeros(len(links), dtype=np.int64))
         for leg in legs:
-            rows, paths = leg.rows(ways), leg.paths
+            rows, paths = leg.rows(per_pair), leg.paths
             overhead[batch][leg.pairs] += paths.overhead_ns[rows].max(axis=1)
             latency[batch][leg.pairs] += paths.latency_ns[rows].max(axis=1)
             leg_length = np.diff(paths.link_ptr)
             length[leg.pairs] += leg_length[rows]
             rate[leg.pairs] = lowest_rates([rate[leg.pairs], paths.rate_kbps[rows]])
-            flows = np.bincount(rows.ravel(), np.repeat(flow_count[batch][leg.pairs], ways), len(paths))
+            flows = np.bincount(rows.ravel(), np.repeat(flow_count[batch][leg.pairs], per_pair), len(paths))
             used = np.repeat(flows.astype(np.int64), leg_length) * paths.weight
             link_flows += np.bincount(paths.link + leg.first_link, used, len(links)).astype(np.int64)
         _check_routes(rate, src[batch], dst[batch])
@@ -418,7 +418,7 @@ def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int6
         unshared_kbps[batch] = np.where(length == 0, rate, 0).max(axis=1)
     limits_kbps = lowest_kbps[lowest_kbps > 0]
     byte_ns = max(
-        _busiest_link_ns(flows_by_ways, links), _busiest_endpoint_ns(src, dst, flow_count, unshared_kbps),
+        _busiest_link_ns(flows_by_paths, links), _busiest_endpoint_ns(src, dst, flow_count, unshared_kbps),
         Fraction(_BYTE_NS, int(limits_kbps.min())) if limits_kbps.size else Fraction(0),
     )  # fmt: skip
     return Load(overhead_ns=overhead, latency_ns=latency, byte_ns=byte_ns)
@@ -433,7 +433,7 @@ def _legs(network: Network, src: Int32s, dst: Int32s) -> list[Leg]:
 
 
 def _check_routes(rate_kbps: Int64s, src: Int32s, dst: Int32s) -> None:
-    """Refuse pairs without a route; ``rate_kbps`` has shape (pairs, ways)."""
+    """Refuse pairs without a route; ``rate_kbps`` has shape (pairs, per_pair)."""
     unreachable = np.flatnonzero((rate_kbps == NO_ROUTE).any(axis=1))
     if unreachable.size:
         pair = int(unreachable[0])
@@ -441,11 +441,11 @@ def _check_routes(rate_kbps: Int64s, src: Int32s, dst: Int32s) -> None:
         raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
 
 
-def _busiest_link_ns(flows_by_ways: Mapping[int, Int64s], links: Links) -> Fraction:
+def _busiest_link_ns(flows_by_paths: Mapping[int, Int64s], links: Links) -> Fraction:
     """Return a byte's time on the link with most flows per capacity."""
-    denominator = lcm(*flows_by_ways)
+    denominator = lcm(*flows_by_paths)
     flows = sum(
-        (count * (denominator // ways) for ways, count in flows_by_ways.items()),
+        (count * (denominator // per_pair) for per_pair, count in flows_by_paths.items()),
         np.zeros(len(links), dtype=np.int64),
     )
     rates = distinct(links.rate_kbps[flows > 0]).tolist()

@@ -56,7 +56,7 @@ class Links(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Paths(Struct, frozen=True, kw_only=True, eq=False):
-    """Paths between pairs of endpoints: ``ways`` consecutive rows per pair.
+    """Paths between pairs of endpoints: ``per_pair`` consecutive rows per pair.
 
     >>> links = Links(rate_kbps=[1000, 500], latency_ns=[10, 20])
     >>> Paths.along(links, [0, 2], [0, 1]).latency_ns.tolist()
@@ -75,7 +75,7 @@ class Paths(Struct, frozen=True, kw_only=True, eq=False):
     """Shared links along the paths; empty where nothing is shared."""
     weight: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Number of the message's flows on each of these links; 1 by default."""
-    ways: int = 1
+    per_pair: int = 1
     """Routes per pair; a hash of a message's number chooses its route."""
     route_ptr: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Shape (rows + 1,): as ``link_ptr``, for one member's route, which is displayed; ``link_ptr`` by default."""
@@ -101,14 +101,14 @@ class Paths(Struct, frozen=True, kw_only=True, eq=False):
         return int(self.rate_kbps.size)
 
     @classmethod
-    def along(cls, links: Links, link_ptr: ArrayLike, link: ArrayLike, *, ways: int = 1) -> Self:
+    def along(cls, links: Links, link_ptr: ArrayLike, link: ArrayLike, *, per_pair: int = 1) -> Self:
         """Return the paths over ``links``: sums of latencies and overheads, minimum of link and flow rates.
 
         Args:
             links: all links.
             link_ptr: shape (rows + 1,), the offsets of each row's links in ``link``.
             link: the links of each row, source to target; empty for a path from an endpoint to itself.
-            ways: rows per pair.
+            per_pair: paths of a pair.
         """
         pointer, used = np.asarray(link_ptr, dtype=np.int32), np.asarray(link, dtype=np.int32)
         row = np.repeat(np.arange(pointer.size - 1), np.diff(pointer))
@@ -121,18 +121,23 @@ class Paths(Struct, frozen=True, kw_only=True, eq=False):
         np.minimum.at(rate, row, tightest)
         rate[np.diff(pointer) == 0] = UNLIMITED
         return cls(
-            overhead_ns=overhead, latency_ns=latency, rate_kbps=rate, link_ptr=pointer, link=used, ways=ways
+            overhead_ns=overhead,
+            latency_ns=latency,
+            rate_kbps=rate,
+            link_ptr=pointer,
+            link=used,
+            per_pair=per_pair,
         )
 
     def with_links(self, links: Links, single: Sequence[int]) -> Paths:
         """Return these paths, followed by one pair per link of ``single`` whose path is only this link."""
-        used = np.repeat(np.asarray(single, dtype=np.int32), self.ways)
+        used = np.repeat(np.asarray(single, dtype=np.int32), self.per_pair)
         added = Paths.along(links, np.arange(used.size + 1), used)
         columns = {name: np.concatenate([getattr(self, name), getattr(added, name)])
                    for name in ("overhead_ns", "latency_ns", "rate_kbps", "link", "weight", "route")}  # fmt: skip
         pointers = {name: np.concatenate([getattr(self, name), getattr(self, name)[-1] + getattr(added, name)[1:]])
                     for name in ("link_ptr", "route_ptr")}  # fmt: skip
-        return Paths(**columns, **pointers, ways=self.ways)
+        return Paths(**columns, **pointers, per_pair=self.per_pair)
 
 
 class Network(Protocol):
@@ -197,10 +202,10 @@ def check_paths(paths: Paths, pairs: int, links: int) -> None:
     Raises:
         PluginError: a column of the wrong length, a value below zero or too large, or an unknown link.
     """
-    if paths.ways < 1:
-        raise PluginError(f"the network gives {paths.ways} ways per pair: expected 1 or more")
-    rows = pairs * paths.ways
-    noun = f"{pairs} pairs of ranks" if paths.ways == 1 else f"{pairs} pairs of {paths.ways} ways"
+    if paths.per_pair < 1:
+        raise PluginError(f"the network gives {paths.per_pair} paths per pair: expected 1 or more")
+    rows = pairs * paths.per_pair
+    noun = f"{pairs} pairs of ranks" if paths.per_pair == 1 else f"{pairs} pairs of {paths.per_pair} paths"
     for name in ("overhead_ns", "latency_ns", "rate_kbps"):
         values = getattr(paths, name)
         if values.size != rows:
@@ -224,7 +229,7 @@ def check_reachable(paths: Paths, src: Int32s, dst: Int32s) -> None:
     """
     unreachable = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
     if unreachable.size:
-        pair = int(unreachable[0]) // paths.ways
+        pair = int(unreachable[0]) // paths.per_pair
         message = f"the network has no route from rank {src[pair]} to rank {dst[pair]}"
         raise PluginError(f"{message}: join them, or choose another network")
 

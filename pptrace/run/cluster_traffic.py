@@ -58,7 +58,7 @@ class GpuRoute(Struct, frozen=True, kw_only=True):
     """The receiving GPU."""
     links: tuple[int, ...]
     """Links on the first path."""
-    ways: int
+    per_pair: int
     """Number of paths, which messages take in turn."""
     overhead_ns: int
     """Launch overhead of a message."""
@@ -156,14 +156,14 @@ def _pipeline(job: RankNetwork) -> tuple[Paths, Int64s]:
 
 def _load(job: RankNetwork, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
     links = job.network.links
-    first = np.arange(0, len(hops), hops.ways)
+    first = np.arange(0, len(hops), hops.per_pair)
     on_first = np.zeros(len(hops), dtype=bool)
     on_first[first] = True
     row = np.repeat(np.arange(len(hops)), np.diff(hops.link_ptr))
     kept = on_first[row]
     used = np.bincount(
         hops.link[kept],
-        weights=rates[row[kept] // hops.ways] * hops.weight[kept].astype(float),
+        weights=rates[row[kept] // hops.per_pair] * hops.weight[kept].astype(float),
         minlength=len(links),
     )
     return used / np.maximum(links.rate_kbps, 1)
@@ -195,13 +195,14 @@ def _between(job: RankNetwork, hops: Paths, source: int, target: int) -> GpuRout
         message = f"no route from GPU {source} to GPU {target}: give the cluster a fabric"
         raise ConfigError(message, file="--between")
     both = Paths(
-        overhead_ns=np.append(hops.overhead_ns[:: hops.ways], route.overhead_ns[0]),
-        latency_ns=np.append(hops.latency_ns[:: hops.ways], route.latency_ns[0]),
-        rate_kbps=np.append(hops.rate_kbps[:: hops.ways], route.rate_kbps[0]),
+        overhead_ns=np.append(hops.overhead_ns[:: hops.per_pair], route.overhead_ns[0]),
+        latency_ns=np.append(hops.latency_ns[:: hops.per_pair], route.latency_ns[0]),
+        rate_kbps=np.append(hops.rate_kbps[:: hops.per_pair], route.rate_kbps[0]),
         **_first_paths([hops, route]),
     )
     return GpuRoute(
-        source=source, target=target, links=tuple(route.link[: route.link_ptr[1]].tolist()), ways=route.ways,
+        source=source, target=target, links=tuple(route.link[: route.link_ptr[1]].tolist()),
+        per_pair=route.per_pair,
         overhead_ns=int(route.overhead_ns[0]), latency_ns=int(route.latency_ns[0]),
         alone_kbps=int(route.rate_kbps[0]), shared_kbps=int(steady_rates(both, job.network.links)[-1]),
     )  # fmt: skip
@@ -209,7 +210,7 @@ def _between(job: RankNetwork, hops: Paths, source: int, target: int) -> GpuRout
 
 def _first_paths(parts: Sequence[Paths]) -> dict[str, Any]:
     """Return the concatenated links of the first path of each pair."""
-    rows = [(part, row) for part in parts for row in range(0, len(part), part.ways)]
+    rows = [(part, row) for part in parts for row in range(0, len(part), part.per_pair)]
     spans = [(part, slice(int(part.link_ptr[row]), int(part.link_ptr[row + 1]))) for part, row in rows]
     return {
         "link_ptr": np.cumsum([0, *(span.stop - span.start for _, span in spans)]),

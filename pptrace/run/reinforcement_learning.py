@@ -146,7 +146,7 @@ def _traffic(phases: Sequence[Simulated], numbers: Sequence[Int32s]) -> Traffic 
     if training is None:
         return None
     pairs = list(zip(training.source.tolist(), training.target.tolist(), strict=True))
-    place, ways = {pair: number for number, pair in enumerate(pairs)}, training.paths.ways
+    place, per_pair = {pair: number for number, pair in enumerate(pairs)}, training.paths.per_pair
     path = np.full(sum(map(len, numbers)), -1, dtype=np.int32)
     changes: list[tuple[Int32s | Int64s, ...]] = []
     starts_ns = [int(phase.timeline.start_ns.min()) for phase in phases]
@@ -157,7 +157,7 @@ def _traffic(phases: Sequence[Simulated], numbers: Sequence[Int32s]) -> Traffic 
         own = zip(traffic.source.tolist(), traffic.target.tolist(), strict=True)
         pair = np.array([place[each] for each in own], dtype=np.int64)
         sent = np.flatnonzero(traffic.path >= 0)
-        path[rows[sent]] = pair[traffic.path[sent] // ways] * ways + traffic.path[sent] % ways
+        path[rows[sent]] = pair[traffic.path[sent] // per_pair] * per_pair + traffic.path[sent] % per_pair
         changes.append((rows[traffic.row], traffic.at_ns + start_ns, traffic.rate_kbps, traffic.limit))
     row, at_ns, rate, limit = (np.concatenate(column) for column in zip(*changes, strict=True))
     order = np.argsort(row, kind="stable")

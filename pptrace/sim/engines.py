@@ -80,7 +80,7 @@ def _peers(graph: TaskGraph, task: Int32s) -> Int32s:
     path = graph.path[task]
     message = path >= 0
     peer = np.full(task.size, -1, dtype=np.int32)
-    peer[message] = graph.target[path[message] // graph.paths.ways]
+    peer[message] = graph.target[path[message] // graph.paths.per_pair]
     return peer
 
 
@@ -116,7 +116,7 @@ def _contended_links(
     paths: Paths, links: Links, path: Int64s, link: Int64s, weight: Int64s, *, by_rate: bool
 ) -> NDArray[np.bool_]:
     """Return which links several pairs use and, with ``by_rate``, can fill."""
-    key, entry = np.unique(path // paths.ways * len(links) + link, return_inverse=True)
+    key, entry = np.unique(path // paths.per_pair * len(links) + link, return_inverse=True)
     user = key % max(len(links), 1)
     several = np.bincount(user, minlength=len(links)) > 1
     if not by_rate:
@@ -423,7 +423,7 @@ def steady_rates(paths: Paths, links: Links) -> Int64s:
 
     A pair that nothing limits has rate 0.
     """
-    first = np.arange(0, len(paths), paths.ways, dtype=np.int32)
+    first = np.arange(0, len(paths), paths.per_pair, dtype=np.int32)
     alone = paths.rate_kbps[first]
     shared = shared_links(paths, links, Sharing.MAX_MIN, prune=False)
     moving = np.flatnonzero((alone != UNLIMITED) & (np.diff(shared.ptr)[first] > 0))

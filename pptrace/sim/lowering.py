@@ -89,7 +89,7 @@ def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]
     check_paths(paths, pairs.size, len(network.links))
     check_reachable(paths, source, target)
     first_path = np.zeros(ranks * ranks, dtype=np.int32)
-    first_path[pairs] = np.arange(pairs.size) * paths.ways
+    first_path[pairs] = np.arange(pairs.size) * paths.per_pair
     if links:
         paths = paths.with_links(network.links, [network.links.name.index(name) for name in links])
         nobody = np.full(len(links), -1, dtype=np.int32)
@@ -97,7 +97,7 @@ def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]
     known = paths.overhead_ns.size > 0
     none = np.zeros(1, dtype=np.int64)
     columns = (paths.overhead_ns, paths.latency_ns, paths.rate_kbps) if known else (none, none, none)
-    routes = RouteColumns(first_path, pairs.size * paths.ways, paths.ways, *columns)
+    routes = RouteColumns(first_path, pairs.size * paths.per_pair, paths.per_pair, *columns)
     return RankRoutes(source=source, target=target, paths=paths, columns=routes)
 
 
@@ -478,7 +478,7 @@ class CostRows(NamedTuple):
             issued.edge,
             rows.lanes.peer,
         ]
-        if workload.classes or lowering.routes.columns.ways > 1:
+        if workload.classes or lowering.routes.columns.per_pair > 1:
             columns.append(issued.microbatch)
         first, number = distinct_rows(np.column_stack(columns).astype(np.int32))
         places = np.sort(place[first])
@@ -521,7 +521,7 @@ class CostRows(NamedTuple):
         routes = shared(
             lambda: find_routes(ranks, lanes, network, ()), "routes", lanes, network, rows=ranks * ranks
         )
-        if routes.columns.ways != self.lowering.routes.columns.ways:
+        if routes.columns.per_pair != self.lowering.routes.columns.per_pair:
             return None
         placed = replace(self.lowering, routes=routes).place(workload)
         task, (duration, lag) = placed.task, np.zeros((2, graph.tasks), dtype=np.int64)

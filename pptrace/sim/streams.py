@@ -68,7 +68,7 @@ class RouteColumns(NamedTuple):
     """Shape (ranks x ranks,): the first path from one rank to another."""
     first_link: int
     """The first path over a single link; segments name these paths by index."""
-    ways: int
+    per_pair: int
     """Paths of one pair, and of one link."""
     overhead_ns: Int64s
     """Launch overhead of each path."""

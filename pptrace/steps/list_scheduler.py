@@ -387,7 +387,7 @@ def _sequences(
     origin, step = _places(kind_of, kind, stage, placement, len(kinds))
     limit_indices = np.stack([_stage_limit(placement, route, stage), _rank_limit(placement, rank)], axis=1)
     limit_indices = np.where(left[limit_indices] < 0, -1, limit_indices)
-    way = np.where(kind_of == Kind.F, 1, np.where(kind_of == last, -1, 0)) * (limit_indices >= 0).any(axis=1)
+    direction = np.where(kind_of == Kind.F, 1, np.where(kind_of == last, -1, 0)) * (limit_indices >= 0).any(axis=1)
     before_ptr, before = _csr(moved[target], moved[source], number.size)
     after_ptr, after = _csr(moved[source], moved[target], number.size)
     sequences = Sequences(
@@ -397,7 +397,7 @@ def _sequences(
         count=microbatches[route][order], first=(np.cumsum(microbatches) - microbatches)[route][order],
         turns=np.argsort(placement.microbatch_route, kind="stable"), origin=origin[order], step=step[order],
         before_ptr=before_ptr, before=before, after_ptr=after_ptr, after=after,
-        room=limit_indices[order].ravel(), way=way[order],
+        room=limit_indices[order].ravel(), direction=direction[order],
     )  # fmt: skip
     return sequences, len(kinds) * stages * placement.microbatches
 

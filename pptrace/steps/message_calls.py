@@ -220,7 +220,7 @@ class _Messages(NamedTuple):
     source: Int32s
     target: Int32s
     edge: Int32s
-    way: Int8s
+    direction: Int8s
 
 
 class MessageRequest(Struct, frozen=True):
@@ -297,7 +297,7 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
     messages, sent = _list_messages(schedule)
     request = MessageRequest(
         schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
-        target=messages.target, gradient=messages.way.view(bool),
+        target=messages.target, gradient=messages.direction.view(bool),
     )  # fmt: skip
     return _issue_messages(schedule, messages, sent, checked_calls(request, program(request), name))
 

@@ -89,7 +89,7 @@ def assert_valid_network(
 
 def _assert_reachable(subject: Subject, routed: Callable[[int, int], bool] | None) -> None:
     for row, rate in enumerate(subject.paths.rate_kbps.tolist()):
-        pair = row // subject.paths.ways
+        pair = row // subject.paths.per_pair
         src, dst = int(subject.src[pair]), int(subject.dst[pair])
         expected = routed is None or src == dst or routed(src, dst)
         if expected and rate == NO_ROUTE:
@@ -100,7 +100,7 @@ def _assert_reachable(subject: Subject, routed: Callable[[int, int], bool] | Non
 
 def _assert_no_link_to_itself(subject: Subject) -> None:
     for row in np.flatnonzero(np.diff(subject.paths.link_ptr)).tolist():
-        pair = row // subject.paths.ways
+        pair = row // subject.paths.per_pair
         if subject.src[pair] == subject.dst[pair]:
             link = subject.link(subject.paths.link_ptr[row])
             raise subject.error(f"goes over link {link}, and needs none", row)
@@ -155,13 +155,13 @@ def _assert_same(
 ) -> None:
     """Assert that ``paths`` of some pairs equal their earlier routes."""
     for pair, actual in zip(pairs.tolist(), routes(subject.links, paths), strict=True):
-        expected, row = expected_routes[pair], pair * subject.paths.ways
+        expected, row = expected_routes[pair], pair * subject.paths.per_pair
         if len(expected) != len(actual):
-            raise subject.error(f"{len(expected)} ways, and {len(actual)} {when}", row)
-        for way, (first, second) in enumerate(zip(expected, actual, strict=True)):
+            raise subject.error(f"{len(expected)} paths, and {len(actual)} {when}", row)
+        for index, (first, second) in enumerate(zip(expected, actual, strict=True)):
             if first != second:
                 column = next(name for name, value in asdict(first).items() if value != getattr(second, name))
-                name = f"{column} of way {way}" if len(actual) > 1 else column
+                name = f"{column} of path {index}" if len(actual) > 1 else column
                 values = [_format_value(getattr(route, column)) for route in (first, second)]
                 raise subject.error(f"{name}: {values[0]}, and {values[1]} {when}", row)
 
@@ -178,7 +178,7 @@ def _assert_not_faster(smaller: Subject, larger: Subject) -> None:
 def _slowest(subject: Subject) -> tuple[int, int]:
     """Return the lowest rate between two different endpoints, and its row."""
     rate = subject.paths.rate_kbps
-    is_different = np.repeat(subject.src != subject.dst, subject.paths.ways)
+    is_different = np.repeat(subject.src != subject.dst, subject.paths.per_pair)
     rate = np.where(is_different & (rate > 0), rate, _NO_LIMIT)
     row = int(rate.argmin())
     return int(rate[row]), row
@@ -187,7 +187,9 @@ def _slowest(subject: Subject) -> tuple[int, int]:
 def _assert_bisection(subject: Subject, stated_kbps: int) -> None:
     half = int(subject.src[-1] + 1) // 2
     src_is_lower, dst_is_lower = subject.src < half, subject.dst < half
-    crosses = np.repeat(src_is_lower != dst_is_lower, subject.paths.ways) & (subject.paths.rate_kbps != NO_ROUTE)
+    crosses = np.repeat(src_is_lower != dst_is_lower, subject.paths.per_pair) & (
+        subject.paths.rate_kbps != NO_ROUTE
+    )
     for row in np.flatnonzero(crosses & (np.diff(subject.paths.link_ptr) == 0)).tolist():
         raise subject.error(f"bisection is stated as {_format_rate(stated_kbps)}, and no link is between", row)
     cuts = [
@@ -213,7 +215,7 @@ def _format_value(value: object) -> str:
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One way between two endpoints as plain values and names of links."""
+    """One path between two endpoints as plain values and names of links."""
 
     links: tuple[str, ...]
     """The shared links."""
@@ -281,7 +283,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     def pair(self, row: int) -> str:
         """Return the two endpoints of a row of the paths."""
-        pair = row // self.paths.ways
+        pair = row // self.paths.per_pair
         return f"{self.src[pair]} to {self.dst[pair]}"
 
     def link(self, entry: int) -> str:
@@ -290,7 +292,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 
 def routes(links: Links, paths: Paths) -> list[list[Route]]:
-    """Return the routes of each pair by way; only the first if all ways are equal."""
+    """Return the routes of each pair by path; only the first if all are equal."""
     names = np.array([*links.name, ""], dtype=object)
     used, displayed, weight = names[paths.link].tolist(), names[paths.route].tolist(), paths.weight.tolist()
     ptr, route_ptr = paths.link_ptr.tolist(), paths.route_ptr.tolist()
@@ -303,8 +305,8 @@ def routes(links: Links, paths: Paths) -> list[list[Route]]:
         )
         for row, (rate, latency, overhead) in enumerate(columns)
     ]  # fmt: skip
-    pairs = [rows[first : first + paths.ways] for first in range(0, len(rows), paths.ways)]
-    return [ways[:1] if all(way == ways[0] for way in ways) else ways for ways in pairs]
+    pairs = [rows[first : first + paths.per_pair] for first in range(0, len(rows), paths.per_pair)]
+    return [of_pair[:1] if all(path == of_pair[0] for path in of_pair) else of_pair for of_pair in pairs]
 
 
 def _query_paths(title: str, network: GuardedNetwork, links: int, src: Int32s, dst: Int32s) -> Paths:

@@ -164,7 +164,7 @@ def busiest_links(timeline: Timeline, traffic: Traffic, step_ns: int) -> list[Li
     delayed = limited & (lost_ns > 0)
     np.minimum.at(first, segments.limit[delayed], segments.start_ns[delayed])
     np.maximum.at(last, segments.limit[delayed], segments.end_ns[delayed])
-    users = _users(path // paths.ways, paths.link, size)
+    users = _users(path // paths.per_pair, paths.link, size)
     groups: dict[tuple[object, ...], list[int]] = {}
     for link in np.flatnonzero(total).tolist():
         groups.setdefault((total[link], links.rate_kbps[link], delay[link], users[link]), []).append(link)
@@ -186,7 +186,7 @@ def delays(timeline: Timeline, traffic: Traffic) -> list[Delay]:
     segments = traffic.segments(timeline.start_ns, timeline.end_ns)
     lost_ns = _lost_ns(traffic, segments)
     delayed = np.flatnonzero((segments.limit >= 0) & (lost_ns > 0))
-    pair = traffic.path[segments.row[delayed]] // traffic.paths.ways
+    pair = traffic.path[segments.row[delayed]] // traffic.paths.per_pair
     pair_and_limit = pair.astype(np.int64) * len(traffic.links) + segments.limit[delayed]
     key, entry = np.unique(pair_and_limit, return_inverse=True)
     total = np.zeros(key.size, dtype=np.int64)

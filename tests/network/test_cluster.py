@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way between two endpoints."""
+    """One path between two endpoints."""
 
     links: list[str]
     rate_kbps: int
@@ -29,7 +29,7 @@ class Way:
     overhead_ns: int
 
 
-def ways(network: Network, src: int, dst: int, prefix: str = "") -> list[Way]:
+def per_pair(network: Network, src: int, dst: int, prefix: str = "") -> list[Way]:
     """Ask for one pair."""
     paths = network.paths(np.array([src], dtype=np.int32), np.array([dst], dtype=np.int32))
     return read(paths, [prefix + name for name in network.links.name])[0]
@@ -45,19 +45,19 @@ def read(paths: Paths, names: list[str]) -> list[list[Way]]:
         )
         for row in range(len(paths))
     ]
-    return [rows[first : first + paths.ways] for first in range(0, len(rows), paths.ways)]
+    return [rows[first : first + paths.per_pair] for first in range(0, len(rows), paths.per_pair)]
 
 
 def composed(job: Cluster, src: int, dst: int) -> list[Way]:
-    """Put a pair's ways together from those of the node, the fabric and the other node."""
+    """Put a pair's paths together from those of the node, the fabric and the other node."""
     (a, gpu_a), (b, gpu_b) = divmod(src, job.gpus), divmod(dst, job.gpus)
     if a == b:
-        return ways(job.node, gpu_a, gpu_b, f"node{a}/")
+        return per_pair(job.node, gpu_a, gpu_b, f"node{a}/")
     if job.fabric is None or not job.nics:
         return [Way(links=[], rate_kbps=NO_ROUTE, latency_ns=0, overhead_ns=0)]
     nic_a, nic_b = gpu_a * job.nics // job.gpus, gpu_b * job.nics // job.gpus
-    (out,) = ways(job.node, gpu_a, job.gpus + nic_a, f"node{a}/")
-    (into,) = ways(job.node, job.gpus + nic_b, gpu_b, f"node{b}/")
+    (out,) = per_pair(job.node, gpu_a, job.gpus + nic_a, f"node{a}/")
+    (into,) = per_pair(job.node, job.gpus + nic_b, gpu_b, f"node{b}/")
     return [
         Way(
             links=[*out.links, *over.links, *into.links],
@@ -65,7 +65,7 @@ def composed(job: Cluster, src: int, dst: int) -> list[Way]:
             latency_ns=out.latency_ns + over.latency_ns + into.latency_ns,
             overhead_ns=out.overhead_ns + over.overhead_ns + into.overhead_ns,
         )
-        for over in ways(job.fabric, a * job.nics + nic_a, b * job.nics + nic_b)
+        for over in per_pair(job.fabric, a * job.nics + nic_a, b * job.nics + nic_b)
     ]
 
 
@@ -98,7 +98,7 @@ def test_paths_are_those_of_the_parts_put_together(job: Cluster, data: st.DataOb
     printed_paths = read(paths, list(job.links.name))
     for (a, b), given_ways in zip(pairs, printed_paths, strict=True):
         expected = composed(job, a, b)
-        assert given_ways == expected * (paths.ways // len(expected))
+        assert given_ways == expected * (paths.per_pair // len(expected))
 
 
 def test_within_a_node_every_way_of_the_fabric_is_the_node_s_only_one() -> None:
@@ -106,9 +106,9 @@ def test_within_a_node_every_way_of_the_fabric_is_the_node_s_only_one() -> None:
 
     mixed = job.paths(np.array([0, 0], dtype=np.int32), np.array([1, 2], dtype=np.int32))
 
-    assert mixed.ways == 3
+    assert mixed.per_pair == 3
     assert mixed.rate_kbps.tolist() == [9000] * 3 + [1000] * 3
-    assert read(mixed, list(job.links.name))[0] == ways(job, 0, 1) * 3
+    assert read(mixed, list(job.links.name))[0] == per_pair(job, 0, 1) * 3
 
 
 def test_links_are_those_of_every_node_then_the_fabric_s() -> None:
@@ -135,7 +135,7 @@ def test_without_a_fabric_or_nics_nothing_joins_two_nodes(job: Cluster) -> None:
 def test_gpus_share_the_nics_in_order() -> None:
     job = cluster(nodes=2, gpus=8, nics=4)
 
-    nics = [next(link for link in ways(job, gpu, 8)[0].links if link.startswith("host")) for gpu in range(8)]
+    nics = [next(link for link in per_pair(job, gpu, 8)[0].links if link.startswith("host")) for gpu in range(8)]
 
     assert nics == ["host0up", "host0up", "host1up", "host1up", "host2up", "host2up", "host3up", "host3up"]
 
@@ -147,7 +147,7 @@ def test_parts_without_links_add_their_figures() -> None:
     job = Cluster(node=node, fabric=fabric, nodes=2, gpus=1, nics=1)
 
     assert len(job.links) == 0
-    assert ways(job, 0, 1) == [Way(links=[], rate_kbps=5000, latency_ns=102, overhead_ns=1020)]
+    assert per_pair(job, 0, 1) == [Way(links=[], rate_kbps=5000, latency_ns=102, overhead_ns=1020)]
 
 
 def test_no_route_between_two_nics_is_none_between_their_gpus() -> None:
@@ -160,7 +160,7 @@ def test_no_route_between_two_nics_is_none_between_their_gpus() -> None:
 
     job = Cluster(node=Flat(rate_kbps=7), fabric=Split(), nodes=3, gpus=1, nics=1)
 
-    assert [ways(job, 0, gpu)[0].rate_kbps for gpu in (1, 2)] == [NO_ROUTE, 7]
+    assert [per_pair(job, 0, gpu)[0].rate_kbps for gpu in (1, 2)] == [NO_ROUTE, 7]
 
 
 def test_a_node_with_several_ways_is_refused() -> None:
@@ -168,7 +168,7 @@ def test_a_node_with_several_ways_is_refused() -> None:
     job = Cluster(node=spread, fabric=None, nodes=1, gpus=2, nics=0)
 
     with pytest.raises(PluginError, match="the network inside a node offers several paths per pair: expected one"):
-        ways(job, 0, 1)
+        per_pair(job, 0, 1)
 
 
 def test_a_node_alone_is_its_own_network() -> None:
@@ -176,4 +176,4 @@ def test_a_node_alone_is_its_own_network() -> None:
     job = Cluster(node=node, fabric=None, nodes=1, gpus=3, nics=0)
 
     for a, b in ((0, 1), (2, 0), (1, 1)):
-        assert ways(job, a, b) == ways(node, a, b, "node0/")
+        assert per_pair(job, a, b) == per_pair(node, a, b, "node0/")

@@ -42,7 +42,7 @@ class Slower:
 
     def paths(self, src: np.ndarray, dst: np.ndarray) -> Paths:
         paths = self.network.paths(src, dst)
-        return Paths.along(self.links, paths.link_ptr, paths.link, ways=paths.ways)
+        return Paths.along(self.links, paths.link_ptr, paths.link, per_pair=paths.per_pair)
 
 
 @st.composite
@@ -133,7 +133,7 @@ def slowest(network: Network, flows: list[tuple[int, int]]) -> Fraction:
         paths = network.paths(np.array([a], dtype=np.int32), np.array([b], dtype=np.int32))
         limits.append(int(paths.rate_kbps.min()))
         for link in paths.link.tolist():
-            carried[link] += Fraction(groups_by_members, paths.ways)
+            carried[link] += Fraction(groups_by_members, paths.per_pair)
     shared = [count * 10**6 / int(network.links.rate_kbps[link]) for link, count in carried.items()]
     return max(*shared, Fraction(10**6, min(limits)))
 

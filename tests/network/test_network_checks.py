@@ -15,8 +15,8 @@ LINKS = Links(name=("a", "b", "c"), rate_kbps=[10, 20, 30], latency_ns=[1, 2, 3]
 
 
 def paths(**changes: Any) -> Paths:
-    """Return two pairs of two ways, with some columns changed."""
-    return replace(Paths.along(LINKS, [0, 2, 4, 4, 5], [0, 1, 0, 2, 2], ways=2), **changes)
+    """Return two pairs of two paths, with some columns changed."""
+    return replace(Paths.along(LINKS, [0, 2, 4, 4, 5], [0, 1, 0, 2, 2], per_pair=2), **changes)
 
 
 def test_what_is_sound_passes() -> None:
@@ -56,11 +56,11 @@ OUT_OF_RANGE = "between two ranks: expected 0 to 2**60"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ways": 0}, "the network gives 0 ways per pair: expected 1 or more"),
-        ({"ways": 1}, "the network gives 4 overhead_ns for 2 pairs of ranks: one each"),
-        ({"ways": 4}, "the network gives 4 overhead_ns for 2 pairs of 4 ways: one each"),
-        ({"latency_ns": [0] * 3}, "the network gives 3 latency_ns for 2 pairs of 2 ways: one each"),
-        ({"rate_kbps": [5] * 5}, "the network gives 5 rate_kbps for 2 pairs of 2 ways: one each"),
+        ({"per_pair": 0}, "the network gives 0 paths per pair: expected 1 or more"),
+        ({"per_pair": 1}, "the network gives 4 overhead_ns for 2 pairs of ranks: one each"),
+        ({"per_pair": 4}, "the network gives 4 overhead_ns for 2 pairs of 4 paths: one each"),
+        ({"latency_ns": [0] * 3}, "the network gives 3 latency_ns for 2 pairs of 2 paths: one each"),
+        ({"rate_kbps": [5] * 5}, "the network gives 5 rate_kbps for 2 pairs of 2 paths: one each"),
         ({"overhead_ns": [0, 0, -7, 0]}, f"the network gives overhead_ns of -7 {OUT_OF_RANGE}"),
         ({"latency_ns": [0, -1, 0, 0]}, f"the network gives latency_ns of -1 {OUT_OF_RANGE}"),
         ({"rate_kbps": [5, -2, 5, 5]}, f"the network gives rate_kbps of -2 {OUT_OF_RANGE}"),

@@ -79,9 +79,11 @@ def test_a_hop_is_the_bundle_of_what_each_member_sends(network: RankNetwork, dat
     check_paths(paths, len(pairs), len(network.links))
     turns = _hash(np.arange(network.layout.members().shape[1])).tolist()
     for row in range(len(paths)):
-        pair, way = divmod(row, paths.ways)
+        pair, way = divmod(row, paths.per_pair)
         flows = flows_of(network, *pairs[pair])
-        taken = [(flow, (way + turn) % paths.ways % flow.ways) for flow, turn in zip(flows, turns, strict=True)]
+        taken = [
+            (flow, (way + turn) % paths.per_pair % flow.per_pair) for flow, turn in zip(flows, turns, strict=True)
+        ]
         times = Counter(link for flow, index in taken for link in links_of(flow, index))
         limits = [int(flow.rate_kbps[index]) for flow, index in taken if flow.rate_kbps[index] != UNLIMITED]
         limits += [max(int(network.links.rate_kbps[link]) // count, 1) for link, count in times.items()]
@@ -151,8 +153,8 @@ def test_over_all_ways_each_member_takes_each_way_once(network: RankNetwork) -> 
 
     expected: Counter[int] = Counter()
     for flow in flows_of(network, 0, last):
-        for way in range(paths.ways):
-            expected.update(links_of(flow, way % flow.ways))
+        for way in range(paths.per_pair):
+            expected.update(links_of(flow, way % flow.per_pair))
     bundled: Counter[int] = Counter()
     for link, weight in zip(paths.link.tolist(), paths.weight.tolist(), strict=True):
         bundled[link] += weight

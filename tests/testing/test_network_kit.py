@@ -33,7 +33,7 @@ def test_sound_networks_pass() -> None:
 
 def test_ways_that_are_equal_may_be_said_once() -> None:
     def twofold(paths: Paths, src: np.ndarray, dst: np.ndarray) -> Paths:
-        """Two ways, unless only endpoints and themselves are asked for."""
+        """Two paths, unless only endpoints and themselves are asked for."""
         if (src == dst).all():
             return paths
         again = np.repeat(np.arange(len(paths)), 2)
@@ -41,7 +41,7 @@ def test_ways_that_are_equal_may_be_said_once() -> None:
         link = [paths.link[paths.link_ptr[row] : paths.link_ptr[row + 1]] for row in again]
         columns = {name: getattr(paths, name)[again] for name in ("overhead_ns", "latency_ns", "rate_kbps")}
         ptr = np.concatenate([[0], np.cumsum(length)])
-        return Paths(**columns, link_ptr=ptr, link=np.concatenate(link), ways=2)
+        return Paths(**columns, link_ptr=ptr, link=np.concatenate(link), per_pair=2)
 
     assert_valid_network(changed(twofold), endpoints=SIZES, bisection=lambda endpoints: endpoints // 2 * RATE)
 

@@ -65,7 +65,7 @@ def turning_back(paths: Paths, src: np.ndarray, dst: np.ndarray) -> Paths:
         (between(1, 0, rate_kbps=-2), "endpoint 1 to 0: the network gives rate_kbps of -2 between two ranks"),
         (lambda paths, *_: replace(paths, link=paths.link + 2), "the network's paths name link 5, and it has 4"),
         (lambda paths, *_: replace(paths, weight=paths.weight * 0), "weights are not one positive number"),
-        (lambda paths, *_: replace(paths, ways=2), "gives 1 overhead_ns for 1 pairs of 2 ways: one each"),
+        (lambda paths, *_: replace(paths, per_pair=2), "gives 1 overhead_ns for 1 pairs of 2 paths: one each"),
         (between(1, 0, rate_kbps=NO_ROUTE), "endpoint 1 to 0: no route"),
         (between(1, 1, rate_kbps=NO_ROUTE), "endpoint 1 to 1: no route"),
         (looping, "endpoint 0 to 0: goes over link up0, and needs none"),
@@ -132,8 +132,8 @@ def test_paths_that_depend_on_the_question_are_found() -> None:
 
     def turned(paths: Paths, src: np.ndarray, dst: np.ndarray) -> Paths:
         others = src != dst
-        ways = np.stack([2 * dst[others] + 1, 2 * src[others]], axis=1).ravel()
-        return replace(paths, link=ways, route=ways) if len(paths) == 1 else paths
+        per_pair = np.stack([2 * dst[others] + 1, 2 * src[others]], axis=1).ravel()
+        return replace(paths, link=per_pair, route=per_pair) if len(paths) == 1 else paths
 
     with pytest.raises(AssertionError, match=r"overhead_ns: [03], and [03] where the pairs are in another order"):
         assert_valid_network(changed(first_is_late), endpoints=SIZES)

@@ -1,4 +1,4 @@
-"""A fat-tree's latencies, routes, hash, ways, rails and pods."""
+"""A fat-tree's latencies, routes, hash, paths, rails and pods."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_within_a_leaf_no_message_reaches_a_spine(levels: int, routing: str) -> 
 
     paths = every(network)
 
-    pair = np.repeat(np.arange(len(paths)) // paths.ways, np.diff(paths.link_ptr))
+    pair = np.repeat(np.arange(len(paths)) // paths.per_pair, np.diff(paths.link_ptr))
     local = pair // 32 // 4 == pair % 32 // 4
     names = np.array(network.links.name)[paths.link]
     above = np.char.find(names, "spine") >= 0
@@ -155,11 +155,11 @@ def test_flows_of_a_shift_collide_on_uplinks_as_random_ones_do() -> None:
 def test_three_levels_have_a_way_for_each_core_and_all_differ() -> None:
     network = tree(64, radix=8, levels=3, routing="ecmp-message")
 
-    ways = routes(network, 0, 63)
+    paths = routes(network, 0, 63)
 
-    assert len(ways) == len({tuple(way) for way in ways}) == 4 * 4
-    assert {way[2].split(">")[1] for way in ways} == {f"core{core}" for core in range(16)}
-    assert Counter(way[1] for way in ways) == dict.fromkeys((f"leaf0>pod0.spine{s}" for s in range(4)), 4)
+    assert len(paths) == len({tuple(path) for path in paths}) == 4 * 4
+    assert {path[2].split(">")[1] for path in paths} == {f"core{core}" for core in range(16)}
+    assert Counter(path[1] for path in paths) == dict.fromkeys((f"leaf0>pod0.spine{s}" for s in range(4)), 4)
     assert {tuple(way[1:]) for way in routes(network, 0, 5)} == {
         (f"leaf0>pod0.spine{s}", f"pod0.spine{s}>leaf1", "leaf1>host5") for s in range(4)
     }

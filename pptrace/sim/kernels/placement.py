@@ -147,8 +147,8 @@ def _place_message(row, rank, index, rows, costs, routes, ends, task):
     path = routes.pair_of[rank * graph.ranks + other] if sends else routes.pair_of[other * graph.ranks + rank]
     directed_edge = (0 if kinds.direction[k] == FORWARD else graph.edges) + e
     message = directed_edge * graph.microbatches + u
-    if routes.ways > 1:
-        path += (message + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.ways
+    if routes.per_pair > 1:
+        path += (message + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.per_pair
     carried = costs.boundary_bytes[directed_edge] * n
     if costs.classes > 1:
         carried = 0
@@ -200,7 +200,7 @@ def _place_segment(row, index, parts, routes, task):
     task.duration_ns[index] = parts.duration_ns[row]
     task.path[index] = -1
     if parts.path[row] >= 0:
-        path = routes.first_link + parts.path[row] * routes.ways
+        path = routes.first_link + parts.path[row] * routes.per_pair
         task.path[index] = path
         task.lag_ns[index] = routes.latency_ns[path]
         task.duration_ns[index] -= routes.latency_ns[path]

@@ -243,7 +243,7 @@ class Sequences(NamedTuple):
     """CSR by sequence: sequences whose n-th action its n-th action enables."""
     room: Any
     """Shape (sequences x 2,): rooms that shrink when an action starts or grow when it ends, -1 for none."""
-    way: Any
+    direction: Any
     """Per sequence, 1 if its starts shrink rooms, -1 if its ends grow rooms, else 0."""
 
 
@@ -306,7 +306,7 @@ def _choose_in_turn(given: Sequences, progress: Progress, rank: int) -> int:
     for sequence in range(given.of_rank[rank], given.of_rank[rank + 1]):
         if progress.begun[sequence] < progress.ready[sequence] and (chosen < 0 or progress.head[sequence] < best):
             fits = True
-            if given.way[sequence] > 0:
+            if given.direction[sequence] > 0:
                 for side in range(2):
                     room = given.room[2 * sequence + side]
                     if room >= 0 and progress.left[room] < 1:
@@ -328,7 +328,7 @@ def _begin_in_turn(given: Sequences, progress: Progress, written: Written, rank:
     progress.begun[sequence] = turn + 1
     if turn + 1 < given.count[sequence]:
         progress.head[sequence] = given.origin[sequence] + given.step[sequence] * given.turns[index + 1]
-    if given.way[sequence] > 0:
+    if given.direction[sequence] > 0:
         _give(given, progress, sequence, -1)
 
 
@@ -346,7 +346,7 @@ def _end(given: Sequences, progress: Progress, rank: int, touched: int) -> int:
     progress.running[rank] = -1
     progress.ended[sequence] += 1
     touched = _touch(progress, rank, touched)
-    if given.way[sequence] < 0:
+    if given.direction[sequence] < 0:
         _give(given, progress, sequence, 1)
     for edge in range(given.after_ptr[sequence], given.after_ptr[sequence + 1]):
         target = given.after[edge]

@@ -27,9 +27,9 @@ def find_results(first, end, cells, graph, kinds, made_at):
     ``made_at`` is initialised with -1.
     """
     for row in range(first, end):
-        way = kinds.feeds[cells.kind[row]]
-        if way >= 0:
-            base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+        direction = kinds.feeds[cells.kind[row]]
+        if direction >= 0:
+            base = (direction * graph.stages + cells.stage[row]) * graph.microbatches
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 made_at[base + u] = row
 
@@ -41,27 +41,27 @@ def list_messages(first, end, n, row_ptr, cells, graph, kinds, made_at, sent, ou
     """
     for rank in range(first, end):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            way = kinds.feeds[cells.kind[row]]
-            if way >= 0:
-                n = _list_of(row, rank, way, cells, graph, made_at, sent, out, n)
+            direction = kinds.feeds[cells.kind[row]]
+            if direction >= 0:
+                n = _list_of(row, rank, direction, cells, graph, made_at, sent, out, n)
     return n
 
 
-def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
+def _list_of(row, rank, direction, cells, graph, made_at, sent, out, n):
     """List the messages that carry one action's result."""
     u = cells.microbatch[row]
-    others = graph.succ if way == 0 else graph.pred
-    edges = graph.succ_edge if way == 0 else graph.pred_edge
-    low, high = edges_fed(graph, way, cells.stage[row])
+    others = graph.succ if direction == 0 else graph.pred
+    edges = graph.succ_edge if direction == 0 else graph.pred_edge
+    low, high = edges_fed(graph, direction, cells.stage[row])
     for e in range(low, high):
-        peer = receiver(graph, way, e, u, rank)
+        peer = receiver(graph, direction, e, u, rank)
         if peer >= 0:
             out.producer[n] = row
-            out.consumer[n] = made_at[(way * graph.stages + others[e]) * graph.microbatches + u]
+            out.consumer[n] = made_at[(direction * graph.stages + others[e]) * graph.microbatches + u]
             out.source[n] = rank
             out.target[n] = peer
             out.edge[n] = edges[e]
-            out.way[n] = way
+            out.direction[n] = direction
             sent[rank * graph.ranks + peer] += 1
             n += 1
     return n
@@ -203,8 +203,8 @@ def _write(end, cells, messages, out, edge, peer, n):
     count = len(messages.producer)
     sends = end < count
     m = end if sends else end - count
-    row, way = messages.producer[m], messages.way[m]
-    out.kind[n] = SEND[way] if sends else RECEIVE[way]
+    row, direction = messages.producer[m], messages.direction[m]
+    out.kind[n] = SEND[direction] if sends else RECEIVE[direction]
     out.stage[n] = cells.stage[row if sends else messages.consumer[m]]
     out.microbatch[n] = cells.microbatch[row]
     out.span[n] = cells.span[row]

@@ -254,8 +254,8 @@ def _leads_to(source, target, nodes, search):
         node = search.stack[size]
         if node == target:
             return True
-        for way in range(3):
-            column = nodes.following if way == 0 else nodes.receive if way == 1 else nodes.released
+        for direction in range(3):
+            column = nodes.following if direction == 0 else nodes.receive if direction == 1 else nodes.released
             successor = column[node]
             if successor >= 0 and search.visited[successor] != search.number[0]:
                 search.visited[successor] = search.number[0]

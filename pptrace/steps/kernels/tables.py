@@ -84,16 +84,16 @@ def _index(row, rank, ranks, result, cells, graph, flat, problem):
     return True
 
 
-def edges_fed(graph, way, stage):
+def edges_fed(graph, direction, stage):
     """Return the range of the edges from a stage to its consumers."""
-    ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
+    ptr = graph.succ_ptr if direction == 0 else graph.pred_ptr
     return ptr[stage], ptr[stage + 1]
 
 
-def receiver(graph, way, edge, microbatch, rank):
+def receiver(graph, direction, edge, microbatch, rank):
     """Return the rank to which an edge of :func:`edges_fed` sends a microbatch's result, -1 for its own rank."""
-    other = graph.succ[edge] if way == 0 else graph.pred[edge]
-    ranks = graph.stage_rank if way == 0 else graph.backward_rank
+    other = graph.succ[edge] if direction == 0 else graph.pred[edge]
+    ranks = graph.stage_rank if direction == 0 else graph.backward_rank
     peer = ranks[graph.microbatch_route[microbatch] * graph.stages + other]
     return -1 if peer == rank else peer
 
@@ -103,12 +103,12 @@ def count_messages(row_ptr, cells, graph, kinds, sent, received):
     kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
     for rank in range(graph.ranks):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            way = feeds[kind[row]]
-            if way < 0:
+            direction = feeds[kind[row]]
+            if direction < 0:
                 continue
-            low, high = edges_fed(graph, way, stage[row])
+            low, high = edges_fed(graph, direction, stage[row])
             for e in range(low, high):
-                peer = receiver(graph, way, e, microbatch[row], rank)
+                peer = receiver(graph, direction, e, microbatch[row], rank)
                 if peer >= 0:
                     sent[rank] += 1
                     received[peer] += 1
@@ -124,14 +124,14 @@ def copy_action(cells, row, out, out_edge, index):
     out_edge[index] = -1
 
 
-def write_end(cells, row, graph, way, edge, kind, stage, out, out_edge, index):
+def write_end(cells, row, graph, direction, edge, kind, stage, out, out_edge, index):
     """Write one end of the message that carries an action's result over an edge."""
     out.kind[index] = kind
     out.stage[index] = stage
     out.microbatch[index] = cells.microbatch[row]
     out.span[index] = cells.span[row]
     out.pair[index] = -1
-    out_edge[index] = graph.succ_edge[edge] if way == 0 else graph.pred_edge[edge]
+    out_edge[index] = graph.succ_edge[edge] if direction == 0 else graph.pred_edge[edge]
 
 
 def end_of_pair(pair, first, last):
@@ -155,14 +155,14 @@ def insert_sends(first, end, index, row_ptr, cells, graph, kinds, out_ptr, out, 
             copy_action(cells, row, out, out_edge, index)
             out_peer[index] = -1
             index += 1
-            way = feeds[kind[row]]
-            if way < 0:
+            direction = feeds[kind[row]]
+            if direction < 0:
                 continue
-            low, high = edges_fed(graph, way, stage[row])
+            low, high = edges_fed(graph, direction, stage[row])
             for e in range(low, high):
-                peer = receiver(graph, way, e, microbatch[row], rank)
+                peer = receiver(graph, direction, e, microbatch[row], rank)
                 if peer >= 0:
-                    write_end(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, index)
+                    write_end(cells, row, graph, direction, e, SEND[direction], stage[row], out, out_edge, index)
                     out_peer[index] = peer
                     sent[rank * graph.ranks + peer] += 1
                     index += 1
@@ -208,7 +208,7 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
 def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, index):
     """Move the pending RECVs that precede an action to the order; return the number of pending RECVs left."""
     kind, first, span = cells.kind, cells.microbatch, cells.span
-    way = kinds.feeds[kind[member]]
+    direction = kinds.feeds[kind[member]]
     kept = 0
     for i in range(waiting):
         r = pending[i]
@@ -217,7 +217,7 @@ def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, ind
             source = graph.edge_from[edge[r]] if kind[r] == RECEIVE[0] else graph.edge_to[edge[r]]
             ranks = graph.stage_rank if kind[r] == RECEIVE[0] else graph.backward_rank
             flush = ranks[graph.microbatch_route[first[r]] * graph.stages + source] == peer
-        elif way >= 0 and cells.stage[r] == cells.stage[member] and kind[r] == RECEIVE[way]:
+        elif direction >= 0 and cells.stage[r] == cells.stage[member] and kind[r] == RECEIVE[direction]:
             flush = first[r] < first[member] + span[member] and first[member] < first[r] + span[r]
         if flush:
             order[index] = r
@@ -317,16 +317,16 @@ def _lacking(rank, end, cells, graph, kinds, own, traversal):
     microbatch_route, done = graph.microbatch_route, traversal.done
     edge, offset = traversal.edge[rank], traversal.offset[rank]
     for row in range(traversal.dependency_row[rank], end):
-        way = kinds.feeds[cells.kind[row]]
-        if way < 0:
+        direction = kinds.feeds[cells.kind[row]]
+        if direction < 0:
             continue
-        ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
-        others = graph.pred if way == 0 else graph.succ
-        ranks = graph.stage_rank if way == 0 else graph.backward_rank
+        ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
+        others = graph.pred if direction == 0 else graph.succ
+        ranks = graph.stage_rank if direction == 0 else graph.backward_rank
         low, high = ptr[cells.stage[row]], ptr[cells.stage[row] + 1]
         first, last = cells.microbatch[row], cells.microbatch[row] + cells.span[row]
         for e in range(low + edge, high):
-            from_stage = (way * stages + others[e]) * microbatches
+            from_stage = (direction * stages + others[e]) * microbatches
             for u in range(first + offset, last):
                 peer = ranks[microbatch_route[u] * stages + others[e]]
                 need = SENT if own and peer != rank else COMPUTED
@@ -349,13 +349,13 @@ def _mark(row, cells, graph, kinds, traversal, rank, turn):
     Ranks above the releasing rank are visited in the same round, ranks below it in the next round.
     """
     k = cells.kind[row]
-    way = kinds.feeds[k]
+    direction = kinds.feeds[k]
     far = COMPUTED
     if k == SEND[0] or k == SEND[1]:
-        way = 0 if k == SEND[0] else 1
+        direction = 0 if k == SEND[0] else 1
         far = SENT
-    if way >= 0:
-        base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+    if direction >= 0:
+        base = (direction * graph.stages + cells.stage[row]) * graph.microbatches
         for cell in range(base + cells.microbatch[row], base + cells.microbatch[row] + cells.span[row]):
             traversal.done[cell] = far
             other = traversal.waiting[cell]
@@ -367,16 +367,16 @@ def _mark(row, cells, graph, kinds, traversal, rank, turn):
 
 def _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge):
     """Write both ends of every message that carries an action's result."""
-    way = kinds.feeds[cells.kind[row]]
-    if way < 0:
+    direction = kinds.feeds[cells.kind[row]]
+    if direction < 0:
         return
     s = cells.stage[row]
-    low, high = edges_fed(graph, way, s)
+    low, high = edges_fed(graph, direction, s)
     for e in range(low, high):
-        peer = receiver(graph, way, e, cells.microbatch[row], rank)
+        peer = receiver(graph, direction, e, cells.microbatch[row], rank)
         if peer >= 0:
-            other = graph.succ[e] if way == 0 else graph.pred[e]
-            write_end(cells, row, graph, way, e, SEND[way], s, out, out_edge, write[rank])
+            other = graph.succ[e] if direction == 0 else graph.pred[e]
+            write_end(cells, row, graph, direction, e, SEND[direction], s, out, out_edge, write[rank])
             write[rank] += 1
-            write_end(cells, row, graph, way, e, RECEIVE[way], other, out, out_edge, write[peer])
+            write_end(cells, row, graph, direction, e, RECEIVE[direction], other, out, out_edge, write[peer])
             write[peer] += 1

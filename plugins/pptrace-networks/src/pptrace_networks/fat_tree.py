@@ -219,12 +219,12 @@ class FatTree(Struct, frozen=True, kw_only=True):
     """How messages are distributed over spines."""
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return the paths, with one row per way if messages are distributed."""
-        shape, ways = self.shape, self._ways()
-        rows = np.arange(src.size * ways)
-        a, b = src[rows // ways].astype(np.int64), dst[rows // ways].astype(np.int64)
+        """Return the paths, with one row per path if messages are distributed."""
+        shape, per_pair = self.shape, self._paths_per_pair()
+        rows = np.arange(src.size * per_pair)
+        a, b = src[rows // per_pair].astype(np.int64), dst[rows // per_pair].astype(np.int64)
         from_leaf, to_leaf = shape.leaf(a), shape.leaf(b)
-        spine, core = self._choice(a, b, rows % ways)
+        spine, core = self._choice(a, b, rows % per_pair)
         is_remote, passes_spine = a != b, from_leaf != to_leaf
         passes_core = passes_spine & (from_leaf // shape.leaves_per_pod != to_leaf // shape.leaves_per_pod)
         columns = [
@@ -235,19 +235,19 @@ class FatTree(Struct, frozen=True, kw_only=True):
             np.where(passes_spine, self._leaf_link(to_leaf, spine) + 1, ABSENT),
             np.where(is_remote, 2 * b + 1, ABSENT),
         ]
-        return walked(self.links, columns, ways=ways)
+        return walked(self.links, columns, per_pair=per_pair)
 
-    def _ways(self) -> int:
+    def _paths_per_pair(self) -> int:
         shape = self.shape
         if self.routing != "ecmp-message" or shape.leaves == 1:
             return 1
         return shape.spines * max(shape.cores_per_spine, 1)
 
-    def _choice(self, a: Int64s, b: Int64s, way: Int64s) -> tuple[Int64s, Int64s]:
+    def _choice(self, a: Int64s, b: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
         """Return the spine and the core, numbered per spine, of each row; zeros with adaptive routing."""
         if self.routing == "adaptive":
-            return way * 0, way * 0
-        hashed = _hash(a * self.endpoints + b) if self.routing == "ecmp" else way
+            return index * 0, index * 0
+        hashed = _hash(a * self.endpoints + b) if self.routing == "ecmp" else index
         shape = self.shape
         return hashed % shape.spines, hashed // shape.spines % max(shape.cores_per_spine, 1)
 

@@ -103,12 +103,12 @@ ABSENT = -1
 """Marks an absent link in a column."""
 
 
-def walked(links: Links, columns: Sequence[Int64s], *, ways: int = 1) -> Paths:
+def walked(links: Links, columns: Sequence[Int64s], *, per_pair: int = 1) -> Paths:
     """Return paths from columns of links or ``ABSENT``, in order from source to target; each has shape (rows,)."""
     steps = np.stack(columns, axis=1)
     present = steps != ABSENT
     ends = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
-    return Paths.along(links, ends, steps[present], ways=ways)
+    return Paths.along(links, ends, steps[present], per_pair=per_pair)
 
 
 def halves(latency_ns: int) -> tuple[int, int]:
@@ -193,10 +193,10 @@ def nvlink(request: NetworkRequest) -> NvSwitch:
 
 
 def _names(gpus: int, nics: int) -> tuple[str, ...]:
-    names = [f"gpu{gpu}.{way}" for gpu in range(gpus) for way in ("up", "down")]
+    names = [f"gpu{gpu}.{direction}" for gpu in range(gpus) for direction in ("up", "down")]
     if nics:
-        names += [f"gpu{gpu}.pcie.{way}" for gpu in range(gpus) for way in ("up", "down")]
-        names += [f"nic{nic}.{way}" for nic in range(nics) for way in ("in", "out")]
+        names += [f"gpu{gpu}.pcie.{direction}" for gpu in range(gpus) for direction in ("up", "down")]
+        names += [f"nic{nic}.{direction}" for nic in range(nics) for direction in ("in", "out")]
     return tuple(names)
 
 
@@ -261,8 +261,8 @@ def pcie(request: NetworkRequest) -> PcieTree:
     nics = np.arange(request.nics) * switches // max(request.nics, 1)
     switch = np.concatenate([np.arange(gpus) // given.gpus_per_switch, nics]).astype(np.int64)
     devices = [*(f"gpu{gpu}" for gpu in range(gpus)), *(f"nic{nic}" for nic in range(request.nics))]
-    names = [f"{device}.{way}" for device in devices for way in ("out", "in")]
-    names += [f"switch{index}.{way}" for index in range(switches) for way in ("up", "down")]
+    names = [f"{device}.{direction}" for device in devices for direction in ("out", "in")]
+    names += [f"switch{index}.{direction}" for index in range(switches) for direction in ("up", "down")]
     rate = kbps(PCIE[given.generation].lane_bytes * given.lanes, given.efficiency)
     latency, overhead = np.zeros((2, len(names)), dtype=np.int64)
     latency[: 2 * len(devices) : 2] = given.latency
