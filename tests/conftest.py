@@ -104,7 +104,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
     command = tmp_path_factory.mktemp("command")
-    with ForkedPython(*_modules(*sorted(IN_HOUSE)), python=str(programs / "python")) as python:
+    with ForkedPython(*_modules(*sorted(IN_HOUSE), "optpipe"), python=str(programs / "python")) as python:
         python.write_commands(command)
         yield Shell(programs=programs, command=command)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from shown_steps import RANKS, step
 
+from pptrace.cli.open import marked_step
 from pptrace.cli.viewer import PUBLIC_UI, Server, Site
 from pptrace.traces import perfetto
 
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.browser
 PROGRAM = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "open"]
 OTHER_SITE = "https://another.example"
 PATIENCE_S = 120
-NAMES = ["F 0", "F 1", "B 0", "B 1"]
+NAMES = [f"ProfilerStep#{number}" for number in range(4)]
+ZERO_US = 1_682_725_898_000_000
 LOADED = "() => window.app?.trace?.engine && window.waitForPerfettoIdle"
 SLICES = """async () => {
   const found = await window.app.trace.engine.query('select name from slice order by ts');
@@ -51,10 +53,12 @@ FETCH = "address => fetch(address).then(answer => answer.text(), error => 'refus
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
+    """Return a trace of four marked steps, of which the third has the median length."""
     path = tmp_path / "1f1b & more.json"
+    lengths = [(0, 900), (1000, 500), (1600, 700.25), (2500, 2000)]
     events = [
-        {"ph": "X", "name": name, "ts": place * 10, "dur": 8, "pid": 0, "tid": 0}
-        for place, name in enumerate(NAMES)
+        {"ph": "X", "name": name, "ts": ZERO_US + begin, "dur": took, "pid": 0, "tid": 0}
+        for name, (begin, took) in zip(NAMES, lengths, strict=True)
     ]
     path.write_text(json.dumps({"traceEvents": events}))
     return path
@@ -100,12 +104,20 @@ def serving(site: Site) -> Iterator[tuple[Server, threading.Thread]]:
         thread.join(PATIENCE_S)
 
 
-def test_a_page_of_the_public_ui_may_fetch_the_trace(page: Any, trace: Path) -> None:
-    with serving(Site(trace=trace)) as (server, thread):
+def test_a_page_of_the_public_ui_may_fetch_the_trace_and_shows_one_of_its_steps(
+    page: Any, trace: Path, screenshots: Path
+) -> None:
+    with serving(Site(trace=trace, view=marked_step(trace))) as (server, thread):
         page.goto(server.site.page(server.port))
         page.wait_for_function(LOADED, timeout=PATIENCE_S * 1000)
+        page.evaluate("() => window.waitForPerfettoIdle(300)")
 
         assert page.evaluate(SLICES) == NAMES
+        begin = (ZERO_US + 1600) * 1000
+        # numbers of scripts have 53 bits, a quarter of a microsecond here
+        assert page.evaluate(VISIBLE) == pytest.approx([begin, begin + 700_250], abs=256)
+        assert page.evaluate(BOUNDS) == pytest.approx([ZERO_US * 1000, (ZERO_US + 4500) * 1000], abs=256)
+        page.screenshot(path=screenshots / "opened-step.png")
         thread.join(PATIENCE_S)
         assert server.delivery.complete
         assert not thread.is_alive()
@@ -146,32 +158,5 @@ def test_a_folder_opens_as_one_trace_whose_tracks_are_arranged(
             )
             assert page.evaluate(VISIBLE) == page.evaluate(BOUNDS) == [0, int(timeline.end_ns.max())]
             page.screenshot(path=screenshots / "opened-folder.png")
-        finally:
-            process.kill()
-
-
-def test_of_several_marked_steps_one_fills_the_view(
-    page: Any, dist: Path, tmp_path: Path, screenshots: Path
-) -> None:
-    path = tmp_path / "rank0.json"
-    zero_us = 1_682_725_898_000_000
-    events = [
-        {"ph": "X", "name": f"ProfilerStep#{number}", "ts": zero_us + begin, "dur": took, "pid": 0, "tid": 0}
-        for number, (begin, took) in enumerate([(0, 900), (1000, 500), (1600, 700.25), (2500, 2000)])
-    ]
-    path.write_text(json.dumps({"traceEvents": events}))
-    command = [*PROGRAM, str(path), "--ui", str(dist), "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            page.goto(process.stdout.readline().strip())
-            page.wait_for_function(LOADED, timeout=PATIENCE_S * 1000)
-            page.evaluate("() => window.waitForPerfettoIdle(300)")
-
-            begin = (zero_us + 1600) * 1000
-            # numbers of scripts have 53 bits, a quarter of a microsecond here
-            assert page.evaluate(VISIBLE) == pytest.approx([begin, begin + 700_250], abs=256)
-            assert page.evaluate(BOUNDS) == pytest.approx([zero_us * 1000, (zero_us + 4500) * 1000], abs=256)
-            page.screenshot(path=screenshots / "opened-step.png")
         finally:
             process.kill()

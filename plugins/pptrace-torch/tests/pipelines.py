@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).sum()
 
 
+@cache
 def autograd(stages: int, microbatches: int) -> list[list[torch.Tensor]]:
     """Return each stage's gradients by plain autograd, scaled as PyTorch's pipeline scales them."""
     layers = modules(stages)
