@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from pptrace.errors import ConfigError, PluginError, divisors_near
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Flat, Links, Paths
+from pptrace.steps.columns import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -429,7 +430,7 @@ def _concatenate(legs: Sequence[Leg], per_pair: int) -> Paths:
     link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
     target_ptr = ptr[:-1].copy()
     for leg, row, length in zip(legs, rows, lengths, strict=True):
-        source, target = _ranges(leg.paths.link_ptr[:-1][row], length), _ranges(target_ptr, length)
+        source, target = ranges(leg.paths.link_ptr[:-1][row], length), ranges(target_ptr, length)
         link[target] = leg.paths.link[source] + leg.first_link
         weight[target] = leg.paths.weight[source]
         target_ptr += length
@@ -444,7 +445,7 @@ def _concatenate(legs: Sequence[Leg], per_pair: int) -> Paths:
 def _merge(pairs: int, per_pair: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
     """Return the paths of all pairs; each part has the indices and paths of some pairs."""
     rows = [_rows(paths, per_pair) for _, paths in parts]
-    target_rows = [_ranges(pair * per_pair, np.full(pair.size, per_pair)) for pair, _ in parts]
+    target_rows = [ranges(pair * per_pair, np.full(pair.size, per_pair)) for pair, _ in parts]
     length = np.zeros(pairs * per_pair, dtype=np.int64)
     columns: dict[str, Any] = {
         name: np.zeros(pairs * per_pair, dtype=np.int64) for name in ("overhead_ns", "latency_ns", "rate_kbps")
@@ -456,17 +457,10 @@ def _merge(pairs: int, per_pair: int, parts: Sequence[tuple[Int64s, Paths]]) -> 
     ptr = np.concatenate([[0], np.cumsum(length)])
     link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
     for (_, paths), source_row, target_row in zip(parts, rows, target_rows, strict=True):
-        source = _ranges(paths.link_ptr[:-1][source_row], np.diff(paths.link_ptr)[source_row])
-        target = _ranges(ptr[:-1][target_row], length[target_row])
+        source = ranges(paths.link_ptr[:-1][source_row], np.diff(paths.link_ptr)[source_row])
+        target = ranges(ptr[:-1][target_row], length[target_row])
         link[target], weight[target] = paths.link[source], paths.weight[source]
     return Paths(**columns, link_ptr=ptr, link=link, weight=weight, per_pair=per_pair)
-
-
-def _ranges(first: Int64s | Int32s, length: Int64s) -> Int64s:
-    """Return the concatenated ranges ``first[i], …, first[i] + length[i] - 1``."""
-    starts = np.cumsum(length) - length
-    indices: Int64s = np.arange(int(length.sum())) - np.repeat(starts, length) + np.repeat(first, length)
-    return indices
 
 
 class RankNetwork(NamedTuple):
@@ -510,7 +504,7 @@ class RankNetwork(NamedTuple):
             raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
         # Each bundle, one per pair and path, has the row of each flow on its path.
         size = np.repeat(flows, paths.per_pair)
-        member = _ranges(np.zeros(size.size, dtype=np.int64), size)
+        member = ranges(np.zeros(size.size, dtype=np.int64), size)
         index = (np.repeat(np.tile(np.arange(paths.per_pair), flows.size), size) + _hash(member)) % paths.per_pair
         flow = member + np.repeat(np.repeat(first_flow, paths.per_pair), size)
         return _bundle(paths, flow * paths.per_pair + index, size, self.links)
@@ -548,7 +542,7 @@ def _bundle(paths: Paths, rows: Int64s, flows: Int64s, links: Links) -> Paths:
     """Return one path per bundle; ``rows`` has the rows of ``paths`` of each bundle, which are ``flows`` many."""
     first_row = np.cumsum(flows) - flows
     length = np.diff(paths.link_ptr)[rows]
-    entry = _ranges(paths.link_ptr[:-1][rows], length)
+    entry = ranges(paths.link_ptr[:-1][rows], length)
     bundle = np.repeat(np.repeat(np.arange(flows.size), flows), length)
     key, first = np.unique(bundle * max(len(links), 1) + paths.link[entry], return_inverse=True)
     weight = np.bincount(first, weights=paths.weight[entry], minlength=key.size).astype(np.int32)
@@ -565,5 +559,5 @@ def _bundle(paths: Paths, rows: Int64s, flows: Int64s, links: Links) -> Paths:
         rate_kbps=np.where(rate == np.iinfo(np.int64).max, UNLIMITED, np.maximum(rate, 1)),
         link_ptr=np.searchsorted(owner, np.arange(flows.size + 1)).astype(np.int32),
         link=link, weight=weight, per_pair=paths.per_pair,
-        route_ptr=route_ptr, route=paths.link[_ranges(paths.link_ptr[:-1][shown], route)],
+        route_ptr=route_ptr, route=paths.link[ranges(paths.link_ptr[:-1][shown], route)],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pptrace.sim.kernels.events import PERMILLE, SharedLinks
 from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
 from pptrace.sim.kernels.placement import BYTE
 from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW, Jobs
-from pptrace.steps.columns import count_set, empty_columns, uniform
+from pptrace.steps.columns import count_set, empty_columns, ranges, uniform
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace.steps.kinds import COMPUTE, SENDS, Kind, Role, Stream
 from pptrace_kernel import halves, run, run_parts
@@ -173,7 +173,7 @@ _EFFORT = 20
 """Cost of one flow in rows of a sweep, for the choice between interpreted and compiled."""
 
 _CHANGES = 24
-"""Initial capacity of the log, in changes of rate per flow. Memory that is not written is not allocated."""
+"""Initial capacity of the log, in changes of rate per flow. Pages that are not written take no memory."""
 
 
 class Rates(NamedTuple):
@@ -211,16 +211,15 @@ def run_jobs(
         slow_compute=contention.compute_permille,
         slow_communication=contention.communication_permille,
     )
+    shared = _links_of_jobs(shared, jobs)
     width = max(int(np.diff(shared.ptr).max(initial=0)), 1)
     sides = 2 * count if contention.slows else 1
     capacity = _CHANGES * int(np.count_nonzero(jobs.kind == sweep_kernels.FLOW)) + 1
     while True:
         progress = new_tasks(tasks)
         ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
-        log = events.Log(
-            job=_filled(capacity), time=_filled(capacity, of=np.int64), rate=_filled(capacity, of=np.int64),
-            limit=_filled(capacity), counts=np.zeros(2, np.int64),
-        )  # fmt: skip
+        task, time, rate, limit = empty_columns(capacity, np.int32, np.int64, np.int64, np.int32)
+        log = events.Log(task=task, time=time, rate=rate, limit=limit, counts=np.zeros(2, np.int64))
         busy = events.Ranks(_filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks))
         run(
             events.run_events,
@@ -235,14 +234,20 @@ def run_jobs(
         if changes <= capacity:
             break
         capacity = changes  # rare: the log is too short
-    number = np.append(shared.number, -1).astype(np.int32)
-    rates = Rates(
-        task=jobs.task[log.job[:changes]],
-        time_ns=log.time[:changes],
-        rate=log.rate[:changes],
-        limit=number[log.limit[:changes]],
-    )
+    rates = Rates(task=task[:changes], time_ns=time[:changes], rate=rate[:changes], limit=limit[:changes])
     return Ran(progress.start, ends.end, progress.cause, progress.waiting, done), rates
+
+
+def _links_of_jobs(shared: events.SharedLinks, jobs: sweep_kernels.Jobs) -> events.SharedLinks:
+    """Return the links by job in place of path, so that successive jobs of a rank are adjacent in memory."""
+    first, length = shared.ptr[jobs.path], shared.ptr[jobs.path + 1] - shared.ptr[jobs.path]
+    length[jobs.path < 0] = 0
+    entry = ranges(first, length)
+    return shared._replace(
+        ptr=np.concatenate([[0], np.cumsum(length)]).astype(np.int32),
+        link=shared.link[entry],
+        weight=shared.weight[entry],
+    )
 
 
 def _heap(count: int) -> Heap:

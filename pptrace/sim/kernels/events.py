@@ -26,9 +26,9 @@ class SharedLinks(NamedTuple):
     rate_kbps: Any
     """Capacity of each link."""
     ptr: Any
-    """Shape (paths + 1,): the shared links of path ``p`` are ``link[ptr[p]:ptr[p + 1]]``."""
+    """Shape (paths + 1,): the shared links of path ``p`` are ``link[ptr[p]:ptr[p + 1]]``; by job in the kernel."""
     link: Any
-    """Shared links along the paths."""
+    """Shared links along the paths, or the paths of the jobs."""
     weight: Any
     """Flows of a message on each of them."""
 
@@ -94,25 +94,24 @@ def leave(running: Running, flows: Flows, slot: int) -> None:
 
 
 def enter_links(
-    shared: SharedLinks, flows: Flows, places: Places, links: LinkCapacities, path: int, slot: int
+    shared: SharedLinks, flows: Flows, places: Places, links: LinkCapacities, job: int, slot: int
 ) -> None:
-    """Append a flow to the links of its path."""
+    """Append a flow to the links of its job."""
     first = place = slot * places.width
-    if path >= 0:
-        for entry in range(shared.ptr[path], shared.ptr[path + 1]):
-            link = shared.link[entry]
-            places.link[place] = link
-            places.weight[place] = shared.weight[entry]
-            places.flow[place] = slot
-            last = links.tail[link]
-            places.before[place] = last
-            places.after[place] = -1
-            if last >= 0:
-                places.after[last] = place
-            else:
-                links.head[link] = place
-            links.tail[link] = place
-            place += 1
+    for entry in range(shared.ptr[job], shared.ptr[job + 1]):
+        link = shared.link[entry]
+        places.link[place] = link
+        places.weight[place] = shared.weight[entry]
+        places.flow[place] = slot
+        last = links.tail[link]
+        places.before[place] = last
+        places.after[place] = -1
+        if last >= 0:
+            places.after[last] = place
+        else:
+            links.head[link] = place
+        links.tail[link] = place
+        place += 1
     flows.links[slot] = place - first
 
 
@@ -214,10 +213,11 @@ class Rules(NamedTuple):
 class Log(NamedTuple):
     """Changes of rate."""
 
-    job: Any
+    task: Any
     time: Any
     rate: Any
     limit: Any
+    """The link in the network, -1 for none."""
     counts: Any
     """Two values: tasks that ran, and changes of rate, which may exceed the capacity of the log."""
 
@@ -242,7 +242,7 @@ def run_events(
             arrives = int(slot < 0)
             if arrives:
                 slot = arrive(jobs, running, flows, job, now)
-                enter_links(shared, flows, places, links, jobs.path[job], slot)
+                enter_links(shared, flows, places, links, job, slot)
             else:
                 leave_links(flows, places, links, slot)
                 if rules.first_come:
@@ -261,7 +261,7 @@ def run_events(
         count = _set_caps(jobs, rules, running, flows, places, links, ranks, heap, slows, now, count)
         if not rules.first_come:
             count = refill(flows, places, links, count)
-        _update_rates(running, flows, heap, log, count, now)
+        _update_rates(jobs, shared, running, flows, heap, log, count, now)
         now = _next_time(heap, running.due)
 
 
@@ -279,12 +279,16 @@ def _next_time(heap: Heap, due: Any) -> int:
     return -1
 
 
-def _update_rates(running: Running, flows: Flows, heap: Heap, log: Log, count: int, now: int) -> None:
+def _update_rates(
+    jobs: Jobs, shared: SharedLinks, running: Running, flows: Flows, heap: Heap, log: Log, count: int, now: int
+) -> None:
     """Apply the new rates of the listed flows that change or wait."""
     for i in range(count):
         slot = flows.free[i]
         if flows.fair[slot] != flows.rate[slot] or flows.fair[slot] == 0:
-            _log_change(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
+            limit = flows.limit[slot]
+            link = shared.number[limit] if limit >= 0 else -1
+            _log_change(log, jobs.task[running.job[slot]], now, flows.fair[slot], link)
             _retime(running, flows, heap, slot, now)
 
 
@@ -354,11 +358,11 @@ def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> No
             flows.fair[slot] = 0
 
 
-def _log_change(log: Log, job: int, now: int, rate: int, limit: int) -> None:
+def _log_change(log: Log, task: int, now: int, rate: int, limit: int) -> None:
     """Log a change of rate if the log has capacity left."""
     change = log.counts[1]
-    if change < len(log.job):
-        log.job[change] = job
+    if change < len(log.task):
+        log.task[change] = task
         log.time[change] = now
         log.rate[change] = rate
         log.limit[change] = limit
