@@ -3,8 +3,8 @@
     python benchmarks/bench_left_out.py steps.csv
 
 What was fitted to a source is replaced by what other sources give, or by a default; the share that products attain
-on A100, H100 and B200 is fitted anew to the other sources' rows. The last lines say what a row of an unseen source
-may be off by. ``docs/accuracy.md`` has the figures. It takes some 5 minutes of one core.
+on A100, H100, B200 and GB300 is fitted anew to the other sources' rows. The last lines say what a row of an unseen
+source may be off by. ``docs/accuracy.md`` has the figures. It takes some 5 minutes of one core.
 """
 
 from __future__ import annotations
@@ -23,10 +23,22 @@ if TYPE_CHECKING:
 
 KINDS = ("dense", "moe", "other layers")
 """Dense models, mixtures, and models with layers of other kinds, which have no pipeline."""
-GRID = [round(0.50 + 0.04 * step, 2) for step in range(10)]
+GRID = [round(0.38 + 0.04 * step, 2) for step in range(13)]
 
 Rows: TypeAlias = list[tuple[int, dict[str, str]]]
 """Lines and their columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A share of the peak that products attain, fitted anew to other sources' rows."""
+
+    gpu: str
+    """A pattern of devices."""
+    precisions: tuple[str, ...] = ("bf16",)
+    """Precisions that have one share, where other sources measure in others."""
+    rows: str = "*"
+    """A pattern of the precision of the rows that it is fitted to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +49,8 @@ class Left:
     """A pattern of names."""
     rules: tuple[dict[str, Any], ...] = ()
     """What takes the place of what was fitted to it."""
-    gpu: str = ""
-    """A pattern of devices whose attained share is fitted anew to other sources' rows on them."""
-    precisions: tuple[str, ...] = ("bf16",)
-    """Precisions that have one share then, where other sources measure in others."""
+    fits: tuple[Fit, ...] = ()
+    """Shares that are fitted anew, one after another."""
 
 
 def _device(gpu: str, **values: float | str) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def _host(gpu: str, launch: str) -> dict[str, Any]:
 
 LEFT = (
     *(
-        Left(sources=one, gpu="A100*", rules=rules)
+        Left(sources=one, fits=(Fit(gpu="A100*"),), rules=rules)
         for one, rules in (
             ("BLOOM*", ({"where": {"source": "*"}, "set": {"costs.skew": "0 us"}},)),
             ("Megatron SC21*", ()),
@@ -64,13 +74,17 @@ LEFT = (
     Left(sources="Kwai*", rules=(_device("H800*", attainable_bf16=0.70),)),
     Left(
         sources="dgxc*",
-        gpu="H100",
-        precisions=("bf16", "fp8"),
+        fits=(Fit(gpu="H100", precisions=("bf16", "fp8")),),
         rules=({"where": {"source": "*"}, "set": {"costs.spread": 0, "costs.host_kernel": "0 ms"}},),
     ),
-    Left(sources="NeMo*", gpu="H100", precisions=("fp8",)),
+    Left(sources="NeMo*", fits=(Fit(gpu="H100", precisions=("fp8",), rows="FP8*"),)),
     Left(
         sources="Megatron-Bridge*",
+        # MLPerf has rows on GB300 in two precisions.
+        fits=(
+            Fit(gpu="GB300", precisions=("bf16", "fp8", "mxfp8"), rows="MXFP8"),
+            Fit(gpu="GB300", precisions=("nvfp4",), rows="NVFP4"),
+        ),
         rules=(
             *(
                 _device(
@@ -90,8 +104,9 @@ LEFT = (
         ),
     ),
     Left(sources="Megatron MoE*"),
-    Left(sources="SimuMax*", gpu="B200", precisions=("bf16", "fp8", "mxfp8")),
+    Left(sources="SimuMax*", fits=(Fit(gpu="B200", precisions=("bf16", "fp8", "mxfp8")),)),
     Left(sources="torchtitan*"),
+    Left(sources="MLPerf*"),
 )  # fmt: skip
 
 
@@ -119,16 +134,16 @@ def _size(errors: Sequence[tuple[str, float]]) -> float:
 def left_out(rows: Rows, left: Left) -> list[tuple[str, float]]:
     """Return kind and error of each row of a source that is left out."""
     rules = list(left.rules)
-    if left.gpu:
-        own = {line for line, _ in _of(rows, left.sources)}
+    own = {line for line, _ in _of(rows, left.sources)}
+    for fit in left.fits:
         others = [
             (line, row) for line, row in rows
-            if line not in own and fnmatchcase(row["gpu"], left.gpu)
-            and ("fp8" in left.precisions or not row["precision"].startswith("FP8"))
+            if line not in own and fnmatchcase(row["gpu"], fit.gpu) and fnmatchcase(row["precision"], fit.rows)
         ]  # fmt: skip
-        names = [f"attainable_{name}" for name in left.precisions]
-        shares = [_device(left.gpu, **dict.fromkeys(names, share)) for share in GRID]
-        rules.append(min(shares, key=lambda share: _size(_errors(others, [*left.rules, share]))))
+        names = [f"attainable_{name}" for name in fit.precisions]
+        shares = [_device(fit.gpu, **dict.fromkeys(names, share)) for share in GRID]
+        sizes = [_size(_errors(others, [*rules, share])) for share in shares]
+        rules.append(shares[sizes.index(min(sizes))])
         print(rules[-1]["set"], end=" ")
     return _errors(_of(rows, left.sources), rules)
 
