@@ -110,6 +110,31 @@ def test_something_is_found_whenever_anything_fits(
     assert start_schedule is not None
     assert start_schedule.played.fits(problem)
     assert start_schedule.played.step >= bound(problem)
+    if not copies:
+        rule = Rule(limit=problem.limit, patient=False, lookahead=0.9, by_arrival=True)
+        rows = Lister(problem, rule).rows()
+        assert rows is not None
+        played = play(problem, rows)
+        assert played is not None
+        assert played.fits(problem)
+
+
+def test_lookahead_shortens_lists_of_unlike_stages_in_little_memory() -> None:
+    """The bound is 13,215; times are in units of 0.2 ms, and memory has 9.5 activations."""
+    times = tuple(range(35, 66, 2))
+    problem = replace(table(16, 64, 9.5, copies=False), f=times, i=times, w=times)
+
+    def listed(**rule: Any) -> int:
+        rows = Lister(problem, Rule(limit=problem.limit, patient=False, **rule)).rows()
+        played = None if rows is None else play(problem, rows)
+        assert played is not None
+        assert played.fits(problem)
+        return played.step
+
+    assert bound(problem) == 13_215
+    assert listed() == 15_153
+    assert listed(lookahead=0.9) == 14_268
+    assert listed(lookahead=0.9, by_arrival=True) == 14_096
 
 
 def test_messages_lengthen_a_start_schedule_no_more_than_its_order_needs() -> None:

@@ -5,6 +5,9 @@ Weight gradients therefore fill idle time. Source of the rule: Qi et al., arXiv:
 follows the banker's algorithm: a forward starts only if all microbatches in flight on the rank can still finish,
 oldest first. This prevents deadlocks for every limit that one microbatch fits into.
 
+A weight gradient that starts shortly before an input arrives delays that microbatch on all further stages. With
+lookahead, the rank waits for inputs that are being computed on another rank or are in transit.
+
 At the end of a computation, a rank first starts the next reload, if that activation is offloaded and memory allows
 it. A forward starts only if memory also allows this reload afterwards. An activation is offloaded directly after
 its forward if more than some number of activations on the rank are needed earlier. A forward that does not fit
@@ -14,6 +17,7 @@ waits for a copy, unless another operation can run.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import product
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -43,6 +47,10 @@ class Rule(Struct, frozen=True, kw_only=True):
     """Whether a weight gradient comes before a forward."""
     pace: int = 0
     """The least time between the starts of two forwards on the first stage."""
+    lookahead: float = 0
+    """Share of a weight gradient's time; a rank waits for an input gradient or a forward that is ready earlier."""
+    by_arrival: bool = False
+    """Whether input gradients and forwards run in order of arrival; else input gradients come first."""
 
 
 def serial_rows(problem: Problem, *, copied: bool) -> Rows:
@@ -137,12 +145,33 @@ class Lister:
             forward = None
         rule = self.rule
         order = (gradient, weight, forward) if rule.weights_first else (gradient, forward, weight)
+        if rule.by_arrival and gradient and forward and self.ready[forward] < self.ready[gradient]:
+            order = (forward, gradient, weight)
         op = next((candidate for candidate in order if candidate is not None), None)
         if op is None:
             return
         if rule.patient and op is weight and soon is not None and 2 * (soon - now) < self.problem.w[op.stage]:
             return  # the end of that input wakes the rank again
+        if rule.lookahead and op is weight and self._is_input_soon(rank, op):
+            return  # the end of that computation wakes the rank
         self.begin(rank, op, now)
+
+    def _is_input_soon(self, rank: int, weight: Op) -> bool:
+        """Return whether an input gradient, or a forward that fits into memory, is ready within the lookahead."""
+        until = self.now + self.rule.lookahead * self.problem.w[weight.stage]
+        for kind, stage in product((OpKind.I, OpKind.F), self.problem.stages_of[rank]):
+            op = Op(kind, stage, self.next[kind, stage])
+            if self.now < self._ready_time(op) < until and (kind is OpKind.I or self.has_room(rank, op)):
+                return True
+        return False
+
+    def _ready_time(self, op: Op) -> float:
+        """Return when the input of an operation arrives; infinity if its computation has not started."""
+        if op in self.ready or op.microbatch == self.problem.microbatches:
+            return self.ready.get(op, inf)
+        kind, stage, lag = self.problem.needs[op.kind, op.stage][-1]
+        input_op = op._replace(kind=kind, stage=stage)
+        return self.start.get(input_op, inf) + self.problem.duration(input_op) + lag
 
     def first(self, rank: int, kind: OpKind, now: int) -> tuple[Op | None, int | None]:
         """Return the best operation of a kind that may start now, and the earliest time at which any may start."""

@@ -63,6 +63,8 @@ _PACES = (Fraction(9, 10), Fraction(19, 20), Fraction(1), Fraction(26, 25))
 """Intervals between forwards, relative to those of the lower bound."""
 _DISTURBANCES = (0.0, 0.03, 0.1, 0.3)
 """The largest changes of times, as shares."""
+_LOOKAHEADS = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Shares of a weight gradient's time in which list scheduling looks ahead."""
 _INTERVALS = (0.85, 1.1)
 """The least and the largest of these intervals for lists with disturbed times."""
 _OFTEN, _SELDOM = 0.5, 0.3
@@ -141,7 +143,13 @@ def disturbed(problem: Problem, random: Random) -> Iterator[Rows | None]:
                 other, random.randint(0, _most_kept(problem)), patient=patient, late=second
             )
         else:
-            lister = Lister(other, Rule(limit=problem.limit, patient=patient, weights_first=second, pace=pace))
+            lookahead = random.choice((0, random.uniform(_LOOKAHEADS[0], 1)))
+            by_arrival = random.random() < _OFTEN
+            rule = Rule(
+                limit=problem.limit, patient=patient, weights_first=second, pace=pace, lookahead=lookahead,
+                by_arrival=by_arrival,
+            )  # fmt: skip
+            lister = Lister(other, rule)
         rows = lister.rows()
         yield joined_rows(problem, rows) if is_joined and rows is not None else rows
 
@@ -192,17 +200,19 @@ def _rules(problem: Problem) -> Iterator[Rule]:
         limit = tuple(NO_LIMIT if size == NO_LIMIT else int(size * factor) for size in problem.limit)
         for patient, weights_first in product((True, False), (False, True)):
             yield Rule(limit=limit, patient=patient, weights_first=weights_first)
-    yield from _paced(problem)
+    if not problem.copies and not problem.recomputes:
+        yield from _paced(problem)
+        for lookahead, by_arrival in product(_LOOKAHEADS, (True, False)):
+            yield Rule(limit=problem.limit, patient=False, lookahead=lookahead, by_arrival=by_arrival)
     for in_flight in flights(problem):
         yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=in_flight)
 
 
 def _paced(problem: Problem) -> Iterator[Rule]:
     """Yield rules with forwards at even intervals, which wait less for gradients on the same rank."""
-    if not problem.copies and not problem.recomputes:
-        interval = _forward_interval(problem)
-        for share in _PACES:
-            yield Rule(limit=problem.limit, patient=False, pace=int(interval * share))
+    interval = _forward_interval(problem)
+    for share in _PACES:
+        yield Rule(limit=problem.limit, patient=False, pace=int(interval * share))
 
 
 def _forward_interval(problem: Problem) -> int:
