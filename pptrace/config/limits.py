@@ -227,7 +227,7 @@ def check_events(count: int, path: Path | str, held: int = 0) -> None:
     if count > most_events():
         raise _too_many(most_events(), path)
     needed = count * EVENT_BYTES + held * _TWICE
-    if exceeds_memory(needed):
+    if exceeds_host_memory(needed):
         size = gibibytes(needed)
         raise TraceError(f"holds more events than memory does ({size}): {memory_key()}", file=path)
 
@@ -277,7 +277,7 @@ _SMALL = 2**24
 """Bytes that any machine has to spare: a smaller need reads no files of the operating system."""
 
 
-def exceeds_memory(needed_bytes: int) -> bool:
+def exceeds_host_memory(needed_bytes: int) -> bool:
     """Return whether a need is above :func:`most_memory`; raises as it does."""
     is_small = size_of(MEMORY) is None and needed_bytes <= _SMALL
     return not is_small and needed_bytes > most_memory()

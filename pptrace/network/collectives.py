@@ -152,8 +152,8 @@ class CollectivePlan(NamedTuple):
         return self.fixed_ns - (-size_bytes * self.byte_ns.numerator) // self.byte_ns.denominator
 
 
-NOTHING = CollectivePlan(algorithm="none", channels=0, fixed_ns=0, byte_ns=Fraction(0))
-"""CollectivePlan of a group with one member."""
+SINGLE_MEMBER = CollectivePlan(algorithm="none", channels=0, fixed_ns=0, byte_ns=Fraction(0))
+"""The plan of a group with one member."""
 
 
 def ring_plans(
@@ -316,7 +316,7 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             groups = groups[np.argsort(groups[:, 0], kind="stable")]
             name = groups.shape[1], sha256(groups.tobytes()).digest()
             if (collective, name) not in self.known:
-                plans = self._build_plans(collective, name, groups) if groups.shape[1] > 1 else [NOTHING]
+                plans = self._build_plans(collective, name, groups) if groups.shape[1] > 1 else [SINGLE_MEMBER]
                 self.known[collective, name] = plans
             self._plans[key] = self.known[collective, name]
         return self._plans[key]

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
-from pptrace.config.limits import exceeds_memory, gibibytes, memory_key, most_memory
+from pptrace.config.limits import exceeds_host_memory, gibibytes, memory_key, most_memory
 from pptrace.config.schema import TableFileOptions, grid_key
 from pptrace.errors import ConfigError, ConstraintError, ScheduleError
 from pptrace.memo import shared
@@ -479,7 +479,7 @@ def too_large(ranks: int, chunks: int, microbatches: int, action_bytes: int = AC
     """Return why a step is too large for the machine; empty where it is not."""
     actions = _PASSES * ranks * chunks * microbatches
     size = actions * action_bytes
-    if not exceeds_memory(size):
+    if not exceeds_host_memory(size):
         return ""
     return (
         f"{actions:,} actions on {ranks:,} ranks would take about {gibibytes(size)} of memory, and "

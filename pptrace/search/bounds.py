@@ -104,7 +104,7 @@ def work_bound(
     return replace(state, step_ns=busiest_ns)
 
 
-def exceeds_memory(workload: Workload, ranks: int, microbatches: int) -> bool:
+def exceeds_device_memory(workload: Workload, ranks: int, microbatches: int) -> bool:
     """Return whether 1F1B needs more memory than there is, with costs of one stage per rank."""
     in_flight = np.minimum(ranks - np.arange(ranks), microbatches)
     peaks = workload.static_bytes + workload.reserved_bytes + in_flight * workload.activation_bytes
@@ -230,12 +230,13 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
     row_ns = np.maximum(row_ns, _least_pairs_ns(table, workload, experiment, starts))
     first_ns = np.minimum.reduceat(before_ns, starts)
 
-    def latest(member_ns: Int64s, duration_ns: Int64s) -> Int64s:
-        """Return the time from which a pair seems to start: its end is late if a member starts late."""
-        late_ns: Int64s = np.maximum(first_ns, np.maximum.reduceat(before_ns + member_ns, starts) - duration_ns)
-        return late_ns
+    def earliest_start(member_ns: Int64s, duration_ns: Int64s) -> Int64s:
+        """Return the earliest start of a pair whose end respects the earliest start of each member."""
+        end_ns = np.maximum.reduceat(before_ns + member_ns, starts)
+        earliest_ns: Int64s = np.maximum(first_ns, end_ns - duration_ns)
+        return earliest_ns
 
-    ends_ns = _row_ends(row_ns, latest(np.maximum(computed_ns, chains_ns), row_ns), row)
+    ends_ns = _row_ends(row_ns, earliest_start(np.maximum(computed_ns, chains_ns), row_ns), row)
     start_ns = np.maximum(first_ns, np.where(np.diff(row, prepend=-1) == 0, np.append(0, ends_ns[:-1]), 0))
     pair_results_ns = np.maximum(start_ns[group], before_ns) + of_actions(times.results)
     done_ns = [(ends_ns, np.where(is_paired, pair_results_ns, ends_ns[group]), np.ones_like(is_single))]
@@ -247,7 +248,7 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
         last = np.append(-1, last[:-1])
         waits = is_single & ((last < np.searchsorted(row, row)) | is_single[last])
         is_last = waits | (busy_ns > 0)
-        begin_ns = np.where(waits, first_ns, np.where(busy_ns > 0, latest(of_stream, busy_ns), 0))
+        begin_ns = np.where(waits, first_ns, np.where(busy_ns > 0, earliest_start(of_stream, busy_ns), 0))
         stream_ends_ns = _row_ends(np.where(waits, alone_ns[starts], busy_ns), begin_ns, row)
         is_end = is_single & is_last
         done_ns.append((stream_ends_ns, np.where(is_end[group], stream_ends_ns[group], 0), is_end))
@@ -351,12 +352,14 @@ def _moves_memory(workload: Workload, experiment: Experiment) -> bool:
     choice = experiment.schedule
     return bool(
         choice.offload is not None or choice.recompute is not None or workload.classes
-        or not all(map(partial(_allocates_early, workload), PASSES))
+        or not all(map(partial(_bounds_memory, workload), PASSES))
     )  # fmt: skip
 
 
-def _allocates_early(workload: Workload, kind: Kind) -> bool:
-    """Return whether actions of a kind free no more than without segments, and allocate as much in time.
+def _bounds_memory(workload: Workload, kind: Kind) -> bool:
+    """Return whether the bound of memory also holds for actions of a kind with segments.
+
+    It does if they free no more than without segments, and allocate as much in time.
 
     A segment allocates in time if a computation with a duration depends on it, or is it.
     """
@@ -367,12 +370,12 @@ def _allocates_early(workload: Workload, kind: Kind) -> bool:
         for segments, change in zip(workload.segments.get(kind, ()), changes.tolist(), strict=False)
     }
     return all(
-        shared(partial(_keeps_change, segments, change), ("keeps", change), segments)
+        shared(partial(_keeps_bound, segments, change), ("keeps", change), segments)
         for (_, change), segments in stages.items()
     )
 
 
-def _keeps_change(segments: Sequence[Segment], change: int) -> bool:
+def _keeps_bound(segments: Sequence[Segment], change: int) -> bool:
     """Return whether segments allocate as much as a change of memory in time, and free no more."""
     stated = [part.activation_bytes or 0 for part in segments]
     if all(part.activation_bytes is None for part in segments):
@@ -513,9 +516,9 @@ class Times(Struct, frozen=True, kw_only=True):
             before = np.concatenate([[0], before_forwards, before_backwards])
             after = np.concatenate([[0], after_forwards, after_backwards])
             return before, after
-        first, up = np.append(0, forward.cumsum()), np.append(0, backward.cumsum())
-        before = np.concatenate([[0], first[:-1], first[-1] + up[-1] - up[1:]])
-        after = np.concatenate([[0], first[-1] - first[1:] + up[-1], up[:-1]])
+        forward_ns, backward_ns = np.append(0, forward.cumsum()), np.append(0, backward.cumsum())
+        before = np.concatenate([[0], forward_ns[:-1], forward_ns[-1] + backward_ns[-1] - backward_ns[1:]])
+        after = np.concatenate([[0], forward_ns[-1] - forward_ns[1:] + backward_ns[-1], backward_ns[:-1]])
         return before, after
 
 
@@ -534,8 +537,8 @@ def _longest(durations: Int64s, least: Int64s | int, edges: Sequence[tuple[int, 
     return np.array(longest, dtype=np.int64)
 
 
-class Outline(Struct, frozen=True, kw_only=True):
-    """A few actions of each row of a table, for fast bounds with many costs.
+class TableSummary(Struct, frozen=True, kw_only=True):
+    """Counts of the actions of each row of a table, for fast bounds with many costs.
 
     A span of a row begins with the first action or the first backward, and ends with the last action or the last
     backward that other ranks wait for. Arrays have the shape (spans, ranks, ...) or (ranks, ...). A rank's stages
@@ -571,7 +574,7 @@ class Outline(Struct, frozen=True, kw_only=True):
     """Whether the table copies or recomputes activations."""
 
     @classmethod
-    def of(cls, table: Schedule) -> Outline:
+    def of(cls, table: Schedule) -> TableSummary:
         """Return the outline of a table."""
         kinds = tuple(kind for kind in Kind if COMPUTE.mask(np.array([kind]))[0] and (table.kind == kind).any())
         copies = table.placement.copies()
@@ -694,7 +697,7 @@ _WHOLE_ROWS = 0
 
 
 def _roles(pair: Int32s, actions: NDArray[Any]) -> NDArray[Any]:
-    """Return the role of each action of a row, see :class:`Outline`; ``actions`` are its computations."""
+    """Return the role of each action of a row, see :class:`TableSummary`; ``actions`` are its computations."""
     role = np.zeros(pair.size, dtype=np.int64)
     paired = actions[pair[actions] >= 0]
     if paired.size:

@@ -801,8 +801,8 @@ class Space:
         """
         axis = self.problem.axes.get("schedule.name")
         offers, default = self.problem.registry.schedules, self.problem.schedule
-        requested = [value.text for value in axis.values] if axis else []
-        if requested == ["all"]:
+        requested = axis.values if axis else ()
+        if [value.text for value in requested] == ["all"]:
             return tuple(entry for name in sorted(offers) for entry in self._option_entries(name))
         if requested:
             return tuple(
@@ -810,7 +810,7 @@ class Space:
                     label=value.text, name=str(value.varied[0].value), settings=(), varied=value.varied,
                     source="--vary",
                 )
-                for value in (axis.values if axis else ())
+                for value in requested
             )  # fmt: skip
         other_names = [
             name

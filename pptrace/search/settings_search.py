@@ -53,7 +53,7 @@ Settings: TypeAlias = Mapping[str, Any]
 """Values by key."""
 
 _MICRO = (2, 0.5, 4, 0.25)
-_LESS = (Fraction(15, 16), Fraction(7, 8), Fraction(13, 16), Fraction(3, 4))
+_ACTIVATION_SHARES = (Fraction(15, 16), Fraction(7, 8), Fraction(13, 16), Fraction(3, 4))
 """Shares of a variant's activations for which another order is generated."""
 _MIB = 2**20
 _RATIOS = (0.25, 0.5, 1)
@@ -134,7 +134,7 @@ def _order_memory(search: SettingsSearch) -> list[Settings]:
     """Return memory limits below that of an order; an order for a lower limit is sometimes shorter."""
     if search.provided is None or search.options.get("order") == "fixed" or "memory" not in search.options:
         return []
-    sizes = [int(search.activation_bytes * part) // _MIB * _MIB for part in _LESS]
+    sizes = [int(search.activation_bytes * part) // _MIB * _MIB for part in _ACTIVATION_SHARES]
     return [{"schedule.options.memory": exact_size(size)} for size in sizes if size]
 
 
@@ -199,19 +199,19 @@ def memory_actions(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple
     )
 
 
-_ESTIMATED, _OTHERS = 16, 20
+_BY_ESTIMATE, _NEAR_BEST = 16, 20
 """Limits of simulated variants: the best by estimate, and variants near the best of these."""
 
-_NEARLY = 2
+_NOT_FITTING = 2
 """Variants that do not fit, whose other settings are varied too."""
 
-_SMALLEST = 4
+_LEAST_MEMORY = 4
 """Variants of least memory that replace the best by estimate while none fits."""
 
-_SHORTER = 0.9
+_STEP_RATIO = 0.9
 """The least expected ratio of a step to its estimate."""
 
-_LESS_MEMORY = 0.6
+_MEMORY_RATIO = 0.6
 """The same ratio of memory; orders that are generated for a limit take less than their estimate."""
 
 _ACTIONS, _OF_CONFIGURED = 4_000_000, 8
@@ -427,13 +427,13 @@ class SettingsSearch:
         return max(work_ns, self.work_ns) <= _SAME_WORK * min(work_ns, self.work_ns)
 
     def _may_fit(self, guess: Estimate) -> bool:
-        return guess.peak_bytes * _LESS_MEMORY <= self.limit_bytes
+        return guess.peak_bytes * _MEMORY_RATIO <= self.limit_bytes
 
     def _simulate_likeliest(self, estimates: Sequence[tuple[Change, Estimate]]) -> None:
         """Simulate variants until no estimate promises a shorter step; if none fits, those of least memory too."""
-        until = len(self.tried) + _ESTIMATED
+        until = len(self.tried) + _BY_ESTIMATE
         for change, guess in estimates:
-            if self._is_hopeless(guess) or len(self.tried) >= until - (0 if self.fits else _SMALLEST):
+            if self._is_hopeless(guess) or len(self.tried) >= until - (0 if self.fits else _LEAST_MEMORY):
                 break
             self._simulate(change)
         for change, _ in sorted(estimates, key=lambda pair: (pair[1].peak_bytes, pair[1].step_ns)):
@@ -442,11 +442,11 @@ class SettingsSearch:
 
     def _is_hopeless(self, guess: Estimate) -> bool:
         best = self.best
-        return best is not None and best.fits and guess.step_ns * _SHORTER >= (best.step_ns or 0)
+        return best is not None and best.fits and guess.step_ns * _STEP_RATIO >= (best.step_ns or 0)
 
     def _refine(self) -> None:
         """Vary settings without estimates on the best variant, and on shorter variants that nearly fit."""
-        best, until = self.best, len(self.tried) + _OTHERS
+        best, until = self.best, len(self.tried) + _NEAR_BEST
         if best is None:
             return
         self._refine_variant(best, until)
@@ -456,7 +456,7 @@ class SettingsSearch:
             for variant in self.tried
             if not variant.fits and variant.step_ns is not None and variant.step_ns < fastest_ns
         ]
-        for start in sorted(shorter, key=attrgetter("order"))[:_NEARLY]:
+        for start in sorted(shorter, key=attrgetter("order"))[:_NOT_FITTING]:
             self._refine_variant(start, until)
 
     def _refine_variant(self, first: Tried, until: int) -> None:

@@ -30,16 +30,16 @@ from pptrace.run.table_changes import NO_COPY_TIMES, copies_take_time, count_uni
 from pptrace.search.basis import short_reason
 from pptrace.search.bounds import (
     Bound,
-    Outline,
+    TableSummary,
     bound_of,
-    exceeds_memory,
+    exceeds_device_memory,
     least,
     sharded_step_ns,
     state_bound,
     work_bound,
 )
 from pptrace.search.launch_arguments import FRAMEWORKS
-from pptrace.search.plan_axes import LAYERS, PLAIN, RECOMPUTE, RECOMPUTE_OPTIONS, setting
+from pptrace.search.plan_axes import LAYERS, PLAIN, RECOMPUTE, RECOMPUTE_OPTIONS, SCHEDULE_OPTION, setting
 from pptrace.steps.action_insertion import with_branches, with_units
 from pptrace.steps.workload import Workload
 
@@ -130,7 +130,7 @@ class GroupBounds(Struct, frozen=True, kw_only=True):
     """Of the training state alone, for any batch and recomputation."""
     bubble: float = 0.0
     """Expected bubble of interleaved 1F1B, as a share of the work of a rank."""
-    is_short: bool = False
+    exceeds_device: bool = False
     """Whether 1F1B needs more memory than there is."""
     overlaps: bool = False
     """Whether overlapped pairs hide communication on one rank."""
@@ -149,7 +149,7 @@ class GroupBounds(Struct, frozen=True, kw_only=True):
         exposure = 1.0
         if has_pairs and self.plain and self.paired and self.paired.step_ns:
             exposure = (self.plain.step_ns + self.paired.step_ns) / (2 * self.paired.step_ns)
-        return (1 + self.bubble) * (1 + self.is_short) * exposure
+        return (1 + self.bubble) * (1 + self.exceeds_device) * exposure
 
     @property
     def has_room(self) -> bool:
@@ -164,7 +164,7 @@ class GroupBounds(Struct, frozen=True, kw_only=True):
         if self.plain is None or self.paired is None or self.state is None:
             return self if self.concerns_sizes else None
         plain, paired = (replace(self.state, step_ns=bound.step_ns) for bound in (self.plain, self.paired))
-        return replace(self, plain=plain, paired=paired, is_short=False)
+        return replace(self, plain=plain, paired=paired, exceeds_device=False)
 
     def of(self, *, has_pairs: bool) -> Bound | None:
         """Return the bound of schedules with or without overlapped pairs."""
@@ -195,7 +195,7 @@ class MemberBound(Struct, kw_only=True):
 class _TableOutline(NamedTuple):
     """A table's outline, or why there is none."""
 
-    outline: Outline | None = None
+    outline: TableSummary | None = None
     """None if the table depends on times, or has parts of microbatches."""
     foreign: str = ""
     """The reason why the framework of the plan never runs the table."""
@@ -280,7 +280,7 @@ class SpaceBounds:
             plain=least([bound(workload) for workload in plain]),
             paired=least([bound(workload, has_pairs=True) for workload in paired]),
             bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(layout))),
-            is_short=all(exceeds_memory(workload, ranks, microbatches) for workload in plain),
+            exceeds_device=all(exceeds_device_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
 
     def _state_bounds(self, group: Group, state: Hashable) -> GroupBounds:
@@ -359,7 +359,7 @@ class SpaceBounds:
         )
         if error is not None:
             raise error
-        if outline is None or _changes_more(entry) or (result.foreign and not foreign):
+        if outline is None or _other_settings(entry) or (result.foreign and not foreign):
             return
         name = self._costs_name[entry.label]
         fault = self._pair_fault(group, name) if outline.has_pairs and not foreign else ""
@@ -389,7 +389,7 @@ class SpaceBounds:
             foreign = next((f"schedule {entry.name}: {fault}" for fault in faults if fault), "")
         if table is None or table.microbatches > cached.request.microbatches:
             return _TableOutline(foreign=foreign)
-        return _TableOutline(outline=Outline.of(table), foreign=foreign)
+        return _TableOutline(outline=TableSummary.of(table), foreign=foreign)
 
     def _split_costs(
         self,
@@ -408,11 +408,11 @@ class SpaceBounds:
         """
         stages = group.layout.pp * chunks
         result.chunks = chunks
-        bounding_costs = self._bounding_costs_of(group, self._costs_name[self.entries[member.entry].label])
         if isinstance(member.split, list):
             result.splits = {LAYERS: member.split}
         elif member.split == "balanced" and edges == group.layout.edges:
-            result.splits = bounding_costs.balanced_splits(stages, edges)
+            name = self._costs_name[self.entries[member.entry].label]
+            result.splits = self._bounding_costs_of(group, name).balanced_splits(stages, edges)
         result.is_even = not result.splits and member.split == "balanced"
         return None if result.is_even else costs.workload(stages, result.splits, edges=edges, has_pairs=has_pairs)
 
@@ -482,7 +482,7 @@ class SpaceBounds:
         return bool(names) and self._segmented.of(state, lambda: any(map(has_segments, sorted(names))))
 
     def _name_costs(self) -> None:
-        """Choose for each schedule the one whose costs it has; empty for those of the configured schedule.
+        """Choose one of the schedules with equal costs for each schedule; empty for the configured one.
 
         Rules of the stack on the name of the schedule give schedules other costs. Bounds of groups with overlapped
         pairs have no collectives, so rules that change only these do not matter to them.
@@ -612,10 +612,12 @@ def _concerns_all(error: PptraceError) -> bool:
     return not isinstance(error, ConstraintError) and not key.startswith(("parallel", "batch", "device.ranks"))
 
 
-def _changes_more(entry: Entry) -> bool:
-    """Return whether an entry has settings beside its schedule and its options."""
-    keys = (key_text(override.path) for override in entry.varied)
-    return any(key != "schedule.name" and not key.startswith("schedule.options.") for key in keys)
+def _other_settings(entry: Entry) -> list[tuple[str, str]]:
+    """Return keys and values of an entry beside its schedule and its options."""
+    settings = [(key_text(setting.path), repr(setting.value)) for setting in entry.varied]
+    return sorted(
+        item for item in settings if item[0] != "schedule.name" and not item[0].startswith(SCHEDULE_OPTION)
+    )
 
 
 class _GroupCosts:
@@ -695,14 +697,8 @@ def _sharded_step_ns(costs: Costs, table: Schedule) -> int:
 def _step_key(costs: _GroupCosts, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
     """Return a key that is equal for configurations with the same step."""
     settings = [(key_text(setting.path), repr(setting.value)) for setting in costs.varied]
-    entry_settings = [(key_text(setting.path), repr(setting.value)) for setting in entry.varied]
-    other_settings = sorted(
-        (key, value)
-        for key, value in entry_settings
-        if key != "schedule.name" and not key.startswith("schedule.options.")
-    )
     group_settings = sorted((key, value) for key, value in settings if key not in _COST_KEYS)
-    return cached.digest, _digest(workload), str(group_settings), str(other_settings)
+    return cached.digest, _digest(workload), str(group_settings), str(_other_settings(entry))
 
 
 def _digest(workload: Workload) -> str:

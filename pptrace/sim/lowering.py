@@ -154,7 +154,7 @@ def lower(
         PluginError: the network returns invalid paths.
     """
 
-    def lower_all(*, reusable: bool) -> tuple[TaskGraph, CostRows | None]:
+    def lower_all(*, reusable: bool) -> tuple[TaskGraph, DistinctCostRows | None]:
         return _lower(
             schedule, workload, network, policy, barrier=barrier, stage_replicas=stage_replicas, slows=slows,
             segmented=segmented, reusable=reusable,
@@ -164,14 +164,14 @@ def lower(
         eager = workload.edge_bytes.tobytes() if policy.largest_eager >= 0 else b""
         classes = len(workload.classes), workload.microbatch_class.tobytes()
         key = policy, barrier, stage_replicas, workload.one_copy_stream, eager, classes
-        # The first step alone needs no costs of rows, which take longer to find than they save it.
+        # A graph for other costs takes longer to build, so only the second step with a table builds it.
         earlier: list[None] = shared(list, ("steps", key), schedule, rows=len(schedule))
         if earlier:
             rows = _ROWS_PER_ACTION * len(schedule)
             graph, costs = shared(partial(lower_all, reusable=True), ("graph", key), schedule, rows=rows)
-            priced = costs.priced(graph, workload, network) if costs else None
-            if priced is not None:
-                return priced
+            with_costs = costs.with_costs(graph, workload, network) if costs else None
+            if with_costs is not None:
+                return with_costs
         else:
             earlier.append(None)
     return lower_all(reusable=False)[0]
@@ -179,7 +179,7 @@ def lower(
 
 def lower_for_costs(
     schedule: Schedule, workload: Workload, network: Network, policy: Policy
-) -> tuple[TaskGraph, CostRows]:
+) -> tuple[TaskGraph, DistinctCostRows]:
     """Return the task graph of whole actions without its times, and the rows whose costs determine them.
 
     Raises:
@@ -190,7 +190,7 @@ def lower_for_costs(
         schedule, workload, network, policy, barrier=False, stage_replicas=False, slows=False, segmented=False,
         reusable=True,
     )  # fmt: skip
-    return graph, cast("CostRows", costs)
+    return graph, cast("DistinctCostRows", costs)
 
 
 _ROWS_PER_ACTION = 3
@@ -208,7 +208,7 @@ def _lower(
     slows: bool,
     segmented: bool,
     reusable: bool,
-) -> tuple[TaskGraph, CostRows | None]:
+) -> tuple[TaskGraph, DistinctCostRows | None]:
     """Return the task graph and, for ``reusable`` dependencies, the rows whose costs determine all costs."""
     issued = issue(schedule, policy)
     graph = graph_of(issued.placement)
@@ -227,7 +227,7 @@ def _lower(
     placed = lowering.place(workload)
     costs = None
     if reusable:
-        costs = CostRows.of(lowering, placed.place, workload)
+        costs = DistinctCostRows.of(lowering, placed.place, workload)
         placed = placed.without_times()
     called = find_call_tasks(issued, placed.place, placed.task.fork)
     cross_rank = find_cross_rank_edges(
@@ -457,7 +457,7 @@ def _join_parts(pairs: Pairs, begins: Sequence[int], ends: Sequence[int]) -> int
     return edges
 
 
-class CostRows(NamedTuple):
+class DistinctCostRows(NamedTuple):
     """Rows with different costs, from which the costs of all rows follow."""
 
     lowering: _Lowering
@@ -466,7 +466,7 @@ class CostRows(NamedTuple):
     """Shape (rows of the graph,): the row among these that has equal costs."""
 
     @classmethod
-    def of(cls, lowering: _Lowering, place: Int32s, workload: Workload) -> CostRows:
+    def of(cls, lowering: _Lowering, place: Int32s, workload: Workload) -> DistinctCostRows:
         """Find the rows of a lowering that can differ in costs; ``place`` is the place of each of its rows."""
         issued, rows = lowering.issued, lowering.rows
         rank = np.repeat(np.arange(rows.graph.ranks), np.diff(issued.row_ptr))
@@ -510,7 +510,7 @@ class CostRows(NamedTuple):
             lag_ns[:-1, number] = task.lag_ns[: len(lag_ns) - 1]
         return duration_ns, lag_ns
 
-    def priced(self, graph: TaskGraph, workload: Workload, network: Network) -> TaskGraph | None:
+    def with_costs(self, graph: TaskGraph, workload: Workload, network: Network) -> TaskGraph | None:
         """Return a graph with other costs; None if messages spread over another number of paths.
 
         Raises:
@@ -558,15 +558,15 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
 def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     """Insert messages into the issue order. Recomputed forwards stay adjacent to their backward.
 
-    The position of messages does not depend on copies and reductions within a row, on gathers unless the policy
-    has a lowering, or on recomputed forwards that wait for gradients or that a program ignores: these are inserted
-    after the messages.
+    Actions that do not affect the position of messages are removed before, and inserted after it. These are copies
+    and reductions within a row, and gathers unless the policy has a lowering. So are recomputed forwards that wait
+    for gradients, or that a program ignores.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    off_messages = COPIES if policy.lowering is not None else KindSet({*SHARDING, *COPIES})
-    rows, waits = _rows_off_messages(schedule, off_messages), False
+    without_messages = COPIES if policy.lowering is not None else KindSet({*SHARDING, *COPIES})
+    rows, waits = _rows_without_messages(schedule, without_messages), False
     if not rows.size and (schedule.recompute_waits or policy.program is not None):
         rows, waits = np.flatnonzero(RECOMPUTES.mask(schedule.kind)), schedule.recompute_waits
     if rows.size:
@@ -581,20 +581,20 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
-def _rows_off_messages(schedule: Schedule, off_messages: KindSet) -> NDArray[np.int64]:
+def _rows_without_messages(schedule: Schedule, without_messages: KindSet) -> NDArray[np.int64]:
     """Return actions of some kinds, and reductions of microbatches, that a computation of their rank follows.
 
     Reductions between shard groups follow those of microbatches.
     """
     kind = schedule.kind
-    if not off_messages.union({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS}).intersection(present(kind).tolist()):
+    if not without_messages.union({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS}).intersection(present(kind).tolist()):
         return np.zeros(0, dtype=np.int64)
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
     per_microbatch = distinct(cells).size < cells.size
     between_groups = np.equal(kind, int(Kind.REDUCE_GROUPS))
-    candidate = off_messages.mask(kind) | ((reduces | between_groups) & per_microbatch)
+    candidate = without_messages.mask(kind) | ((reduces | between_groups) & per_microbatch)
     if not candidate.any() or schedule.has_communication:
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))

@@ -316,9 +316,9 @@ def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int6
     """
     recomputed = _recomputed_microbatches(timeline, rows)
     by_action = _action_changes(timeline, workload, rows, recomputed)
-    recomputed = np.where(TABLE.copied[timeline.kind[rows]] == 0, recomputed, 0)
     if timeline.parts is None:
         return by_action
+    recomputed = np.where(TABLE.copied[timeline.kind[rows]] == 0, recomputed, 0)
     number = timeline.parts.number[rows]
     last = last_segments(timeline, rows)[rows] == rows
     delta: Int64s = np.where((number < 0) | np.where(by_action > 0, number == 0, last), by_action, 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from pptrace.config.limits import exceeds_memory, gibibytes, memory_key
+from pptrace.config.limits import exceeds_host_memory, gibibytes, memory_key
 from pptrace.errors import TraceError
 from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.kinds import Kind, Stream
@@ -262,7 +262,7 @@ def _check_size(timeline: Timeline, path: Path) -> None:
         message = f"{len(timeline):,} slices cannot fill {stages:,} stages x {microbatches:,} microbatches"
         raise ValueError(message)
     needed = cells * _CELL_BYTES
-    if exceeds_memory(needed):
+    if exceeds_host_memory(needed):
         message = f"needs {gibibytes(needed)} of memory for {stages:,} stages x {microbatches:,} microbatches"
         raise TraceError(f"{message}: {memory_key()}", file=path)
 

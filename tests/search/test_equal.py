@@ -216,9 +216,9 @@ def test_what_a_schedule_sets_itself_is_kept_and_only_what_was_named_differs() -
 
 @pytest.mark.needs_plugins
 def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_search, "_ESTIMATED", 2)
-    monkeypatch.setattr(settings_search, "_SMALLEST", 1)
-    monkeypatch.setattr(settings_search, "_OTHERS", 1)
+    monkeypatch.setattr(settings_search, "_BY_ESTIMATE", 2)
+    monkeypatch.setattr(settings_search, "_LEAST_MEMORY", 1)
+    monkeypatch.setattr(settings_search, "_NEAR_BEST", 1)
 
     comparison = compare(LLAMA, schedules="zb-h1,interleaved-1f1b", memory="60GiB", microbatches=16, p2p="ordered")
 

@@ -20,7 +20,7 @@ from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.preparation import build_costs
 from pptrace.search import plan_search
-from pptrace.search.bounds import Outline, bound_of, sharded_step_ns, work_bound
+from pptrace.search.bounds import TableSummary, bound_of, sharded_step_ns, work_bound
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
 from pptrace.search.plan_axes import LAYERS
@@ -173,7 +173,7 @@ def test_bounds_with_encoders_side_by_side_have_fill_and_drain(
     table, workload, experiment = prepared.stage_table, prepared.workload, prepared.resolved.experiment
 
     bound_ns = bound_of(table, prepared.request, workload, experiment, provided).step_ns
-    outline_ns = Outline.of(table).bound(workload, experiment).step_ns
+    outline_ns = TableSummary.of(table).bound(workload, experiment).step_ns
     assert outline_ns <= bound_ns <= run.metrics.step_ns
     if sequences == 1 and schedule != "zb-h1":
         assert bound_ns == run.metrics.step_ns  # the longest path through encoders and decoder, and back
@@ -330,7 +330,7 @@ def test_the_outline_of_a_table_bounds_even_stages_as_the_whole_table(registry: 
     experiment = load(None, flags={"schedule": name, "pp": 4, "microbatches": 8}).experiment
 
     outline, whole = (
-        Outline.of(table).bound(workload, experiment),
+        TableSummary.of(table).bound(workload, experiment),
         bound_of(table, request, workload, experiment, provided),
     )
 
@@ -610,7 +610,7 @@ def test_bounds_of_overlapped_pairs_are_at_most_the_step_and_its_memory(
     experiment, provided = load(None, flags=flags).experiment, registry.schedules["combined-1f1b"]
     request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=1)
 
-    outline = Outline.of(table).bound(workload, experiment)
+    outline = TableSummary.of(table).bound(workload, experiment)
     whole = bound_of(table, request, workload, experiment, provided)
     work = work_bound(workload, ranks, microbatches, has_pairs=True)
 
@@ -641,7 +641,7 @@ def test_memory_between_overlapped_pairs_is_part_of_the_bound(registry: Registry
     workload = Workload.uniform(4, activation_bytes=7).segmented(kinds)
     experiment = load(None, flags={"schedule": "combined-1f1b", "pp": 2, "microbatches": 8}).experiment
 
-    outline = Outline.of(table).bound(workload, experiment)
+    outline = TableSummary.of(table).bound(workload, experiment)
     whole = bound_of(table, request, workload, experiment, provided)
 
     # The peak is inside of a pair, whose forward allocates before its backward frees.

@@ -287,7 +287,7 @@ def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
             _error_table((*figures.sources, *figures.groups)),
         "peak memory, error in % of the printed one": _error_table(figures.memory),
         "best microbatch": Table(
-            head=("series", "measured s by microbatch", "best", "chosen", "costs"),
+            head=("series", "measured s by microbatch", "best", "chosen", "regret"),
             rows=tuple(
                 (series.name, ", ".join(f"{micro}: {step_s:.1f}" for micro, step_s in series.measured),
                  str(series.best), str(series.chosen), f"{series.regret:+.1f}%")

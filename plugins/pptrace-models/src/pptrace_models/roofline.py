@@ -483,7 +483,10 @@ class _Job(Struct, frozen=True, kw_only=True):
                 rows.append(_total(map(compute, self._modules(costing, stage))))
                 continue
             (kind,) = stage.layers
-            parts = [memory.matrix_held(self.model, self.part, matrix) for matrix in self._matrices(kind)]
+            parts = [
+                memory.matrix_held(self.model, self.part, matrix)
+                for matrix in _matrices(self.model, self.part, kind)
+            ]
             beside = self.layer_held(kind) - summed(memory.Held(), parts)
             parts[0] = parts[0] + beside
             frozen = self.model.frozen
@@ -491,9 +494,6 @@ class _Job(Struct, frozen=True, kw_only=True):
                 compute(_Module(costing, [part.untrained() if frozen else part], muon.NONE)) for part in parts
             ]
         return {name: [row[name] for row in rows] for name in rows[0]}
-
-    def _matrices(self, kind: Layer) -> list[Linear]:
-        return _matrices(self.model, self.part, kind)
 
     def _matrix_times(self, costing: Costing, stage: Stage) -> list[dict[str, int]]:
         """Return the time of each matrix of a layer in each pass, in ns; one entry for a stage that is no layer.
@@ -503,7 +503,7 @@ class _Job(Struct, frozen=True, kw_only=True):
         if not stage.layers:
             return [dict.fromkeys("fiw", 1)]
         (kind,) = stage.layers
-        matrices = self._matrices(kind)
+        matrices = _matrices(self.model, self.part, kind)
         first_half = [place for place, matrix in enumerate(matrices) if is_attention(matrix.group)]
         second_half = [place for place in range(len(matrices)) if place not in first_half]
         times = [dict.fromkeys("fiw", 0) for _ in matrices]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Actions, Filled, Int32s, Int64s, Placement, ScheduleRequest, Timeline
 
-__all__ = ["built", "merged", "without_weights"]
+__all__ = ["built", "merged", "without_weight_gradients"]
 
 _WORK = 400_000
 """Budget of placed actions; after half of it, no further order is tried."""
@@ -94,7 +94,7 @@ def _merge(times: Times, filled: Filled) -> Iterator[tuple[Schedule, int, int]]:
         yield table, *_lengths(_run(times, table))
 
 
-def without_weights(table: Schedule) -> Schedule:
+def without_weight_gradients(table: Schedule) -> Schedule:
     """Return a table without its weight gradients."""
     return table.selected(np.flatnonzero(table.kind != Kind.W))
 
@@ -168,7 +168,7 @@ def _bounded(times: Times, placement: Placement) -> Iterator[Schedule]:
         more = free[rank] // max(int(taken[stage]), 1)
         limit[stage] += more
         free[rank] -= more * taken[stage]
-    yield without_weights(
+    yield without_weight_gradients(
         list_schedule(
             placement, times.durations, priority=_gradients_first, in_flight=InFlight(stage=limit[None]),
             transfer=times.transfer,

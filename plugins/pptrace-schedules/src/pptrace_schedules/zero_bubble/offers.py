@@ -74,17 +74,17 @@ def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
         fixed: the table for equal times.
         most: chunks' activations that a rank may hold.
     """
-    from pptrace_schedules.zero_bubble.generate import built, without_weights
+    from pptrace_schedules.zero_bubble.generate import built, without_weight_gradients
     from pptrace_schedules.zero_bubble.v_blocks import half_blocks, min_blocks, pack_blocks
 
     def orders(times: Times) -> Iterator[Schedule]:
-        yield without_weights(fixed)
+        yield without_weight_gradients(fixed)
         chunks = int(times.room.sets(fixed.placement).min()) * _CHUNKS
         for blocks in (half_blocks(request.ranks), min_blocks(request.ranks)):
             for forwards in (False, True):
                 packed = pack_blocks(blocks, request.microbatches, chunks, forwards=forwards)
                 yield packed
-                yield without_weights(packed)
+                yield without_weight_gradients(packed)
 
     return built(request, fixed, most, orders)
 

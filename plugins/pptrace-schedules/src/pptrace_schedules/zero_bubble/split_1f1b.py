@@ -114,12 +114,12 @@ ZB_H2 = ScheduleOffer(
 
 def _build_interleaved(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.generate import built, without_weights
+    from pptrace_schedules.zero_bubble.generate import built, without_weight_gradients
 
     fixed = _fixed_interleaved(request)
 
     def orders(_times: Times) -> Iterator[Schedule]:
-        yield without_weights(fixed)
+        yield without_weight_gradients(fixed)
 
     return built(request, fixed, _most_interleaved(request), orders)
 

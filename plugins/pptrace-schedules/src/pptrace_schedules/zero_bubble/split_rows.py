@@ -8,7 +8,7 @@ import numpy as np
 
 from pptrace.plugin import InFlight, Kind, Placement, Schedule, list_schedule
 from pptrace_schedules.row_patterns import in_rounds
-from pptrace_schedules.zero_bubble.generate import without_weights
+from pptrace_schedules.zero_bubble.generate import without_weight_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,21 +27,21 @@ _DRAINS = (1, 3)
 
 
 def one_forward_one_input_gradient(
-    request: ScheduleRequest, ahead: Sequence[int], late: Sequence[int], passes: Passes
+    request: ScheduleRequest, warm_up: Sequence[int], deferred: Sequence[int], passes: Passes
 ) -> Schedule:
     """Return the table of rows ``F…F  F I F I …  F I W F I W …  I W I W …  W…W``.
 
     Args:
         request: the sizes.
-        ahead: per rank, forwards before the alternation of forwards and input gradients.
-        late: per rank, input gradients before its first weight gradient.
+        warm_up: per rank, forwards before the alternation of forwards and input gradients.
+        deferred: per rank, input gradients before its first weight gradient.
         passes: the forwards and as many backwards.
     """
     ranks, count = request.ranks, passes.forward.shape[1]
     kind = np.empty((ranks, 3 * count), dtype=np.int8)
     cells = np.empty((2, *kind.shape), dtype=np.int32)
     for rank in range(ranks):
-        positions = _positions(count, min(ahead[rank], count), late[rank])
+        positions = _positions(count, min(warm_up[rank], count), deferred[rank])
         kinds = (Kind.F, passes.forward), (Kind.I, passes.backward), (Kind.W, passes.backward)
         for position, (action_kind, values) in zip(positions, kinds, strict=True):
             kind[rank, position] = action_kind
@@ -54,20 +54,20 @@ def one_forward_one_input_gradient(
     )  # fmt: skip
 
 
-def _positions(count: int, ahead: int, late: int) -> tuple[Int64s, Int64s, Int64s]:
+def _positions(count: int, warm_up: int, deferred: int) -> tuple[Int64s, Int64s, Int64s]:
     """Return the positions of forwards, input gradients and weight gradients in a row."""
     turn = np.arange(count)
-    weights_before = np.maximum(turn - late, 0)
+    weights_before = np.maximum(turn - deferred, 0)
     forward, weight = turn.copy(), turn + 2 * count
-    forward[ahead:] = (ahead + 2 * turn + weights_before)[: count - ahead]
-    backward = ahead + turn + np.minimum(turn + 1, count - ahead) + weights_before
-    weight[: max(count - late, 0)] = backward[late:] + 1
+    forward[warm_up:] = (warm_up + 2 * turn + weights_before)[: count - warm_up]
+    backward = warm_up + turn + np.minimum(turn + 1, count - warm_up) + weights_before
+    weight[: max(count - deferred, 0)] = backward[deferred:] + 1
     return forward, backward, weight
 
 
-def one_chunk(request: ScheduleRequest, ahead: Sequence[int], late: Sequence[int]) -> Schedule:
+def one_chunk(request: ScheduleRequest, warm_up: Sequence[int], deferred: Sequence[int]) -> Schedule:
     """Return the table of :func:`one_forward_one_input_gradient` with one chunk per rank."""
-    return one_forward_one_input_gradient(request, ahead, late, in_rounds(request, request.microbatches))
+    return one_forward_one_input_gradient(request, warm_up, deferred, in_rounds(request, request.microbatches))
 
 
 def one_chunk_orders(request: ScheduleRequest, times: Times) -> Iterator[Schedule]:
@@ -80,39 +80,41 @@ def one_chunk_orders(request: ScheduleRequest, times: Times) -> Iterator[Schedul
     for quarters in _QUARTERS:
         fitting = _warm_up(request, times, quarters)
         falling = _falling(fitting, request.microbatches)
-        warm_ups += [ahead for ahead in (fitting, falling) if ahead not in warm_ups]
-    for ahead in warm_ups:
-        yield without_weights(one_chunk(request, [forwards - 1 for forwards in ahead], [0] * request.ranks))
-    for ahead in warm_ups:
-        yield _gradients_first(request, times, ahead)
-    for ahead in warm_ups:
-        if ahead[0] > request.ranks and ahead == _falling(ahead, request.microbatches):
+        warm_ups += [warm_up for warm_up in (fitting, falling) if warm_up not in warm_ups]
+    for warm_up in warm_ups:
+        yield without_weight_gradients(
+            one_chunk(request, [forwards - 1 for forwards in warm_up], [0] * request.ranks)
+        )
+    for warm_up in warm_ups:
+        yield _gradients_first(request, times, warm_up)
+    for warm_up in warm_ups:
+        if warm_up[0] > request.ranks and warm_up == _falling(warm_up, request.microbatches):
             for drain in _DRAINS:
-                yield _draining(request, ahead, drain)
+                yield _draining(request, warm_up, drain)
 
 
-def _gradients_first(request: ScheduleRequest, times: Times, ahead: Sequence[int]) -> Schedule:
-    """Return an order that prefers input gradients, with at most ``ahead`` microbatches in flight per rank."""
+def _gradients_first(request: ScheduleRequest, times: Times, warm_up: Sequence[int]) -> Schedule:
+    """Return an order that prefers input gradients, with at most ``warm_up`` microbatches in flight per rank."""
     placement = Placement.looped(request.ranks, request.microbatches)
     table = list_schedule(
         placement, {Kind.F: times.forward, Kind.B: times.input_gradient},
-        in_flight=InFlight(stage=np.array([ahead])), transfer=times.transfer,
+        in_flight=InFlight(stage=np.array([warm_up])), transfer=times.transfer,
     )  # fmt: skip
     kind = np.where(table.kind == Kind.B, Kind.I, Kind.F).astype(np.int8)
     return Schedule.from_columns(placement, table.row_ptr, kind, table.stage, table.microbatch)
 
 
-def _draining(request: ScheduleRequest, ahead: Sequence[int], drain: int) -> Schedule:
+def _draining(request: ScheduleRequest, warm_up: Sequence[int], drain: int) -> Schedule:
     """Return an order whose microbatches in flight decrease by one each ``drain`` microbatches.
 
     Rank ``r`` keeps ``ranks - r`` of them or more in flight, which fills the pipeline.
     """
     ranks, count = request.ranks, request.microbatches
     microbatch = np.arange(count, dtype=np.int32)
-    most = np.maximum(ahead[0] - microbatch // drain, ranks)
+    most = np.maximum(warm_up[0] - microbatch // drain, ranks)
     kind = np.full((ranks, 2 * count), Kind.F, dtype=np.int8)
     microbatches = np.empty((ranks, 2 * count), dtype=np.int32)
-    for rank, first in enumerate(ahead):
+    for rank, first in enumerate(warm_up):
         forwards = np.minimum(microbatch + np.minimum(first, most - rank), count)
         gradient = microbatch + forwards
         kind[rank, gradient] = Kind.I
@@ -130,23 +132,23 @@ def _warm_up(request: ScheduleRequest, times: Times, quarters: int) -> list[int]
     hops = np.cumsum(times.forward + times.transfer)
     start = hops - times.forward - times.transfer
     most = np.minimum(times.room.rank // np.maximum(times.room.taken, 1), request.microbatches)
-    ahead = [1] * ranks
+    warm_up = [1] * ranks
     due = int(start[-1] + times.forward[-1] + times.input_gradient[-1])
     for rank in range(ranks - 2, -1, -1):
         due += times.transfer
         forward_ns = max(int(times.forward[rank]), 1)
         fitting = (due - int(start[rank]) + forward_ns * quarters // 4) // forward_ns
-        ahead[rank] = min(max(fitting, 1), int(most[rank]))
-        due = max(due, int(start[rank]) + ahead[rank] * forward_ns) + int(times.input_gradient[rank])
+        warm_up[rank] = min(max(fitting, 1), int(most[rank]))
+        due = max(due, int(start[rank]) + warm_up[rank] * forward_ns) + int(times.input_gradient[rank])
     # A rank with more forwards than the previous rank would deadlock.
-    falling: list[int] = np.minimum.accumulate(ahead).tolist()
+    falling: list[int] = np.minimum.accumulate(warm_up).tolist()
     return falling
 
 
-def _falling(ahead: Sequence[int], microbatches: int) -> list[int]:
+def _falling(warm_up: Sequence[int], microbatches: int) -> list[int]:
     """Return numbers of forwards that decrease by at least one per rank, down to 1, after ranks that run all."""
-    falling = list(ahead[:1])
-    for forwards in ahead[1:]:
+    falling = list(warm_up[:1])
+    for forwards in warm_up[1:]:
         fewer = max(1, min(forwards, falling[-1] - 1))
         falling.append(forwards if forwards == microbatches else fewer)
     return falling
