@@ -394,7 +394,7 @@ def paths(findings: StepDiff) -> tuple[Block, ...]:
 def _memory_title(findings: StepDiff) -> str:
     if not any(rank.peak_bytes is not None for rank in findings.memory):
         return "microbatches whose activations are held, at most, by rank"
-    capacities = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}
+    capacities = {int(size) for metrics in findings.metrics for size in metrics.memory.device_bytes} - {0}
     devices = f" (a device has {format_size(capacities.pop())})" if len(capacities) == 1 else ""
     return f"memory at its peak{devices}, by rank"
 

@@ -214,7 +214,7 @@ class _Search:
         wider_tp = (2.0,) if self.run.prepared.job is not None else ()
         if self.deep:
             return (1, 0.5, 2, 0.25, 4, 0.125, 8), (1, 0.5, 0.25, 0.125, *wider_tp), (1, 2, 0.5, 4)
-        peak_bytes, capacity_bytes = metrics.memory.fullest_bytes, metrics.memory.fullest_room_bytes
+        peak_bytes, capacity_bytes = metrics.memory.fullest_bytes, metrics.memory.fullest_device_bytes
         collective = int(metrics.collective_ns.sum()) > _MIN_SAVING * metrics.ranks * metrics.step_ns
         is_nearly_full = capacity_bytes and peak_bytes > _HIGH_MEMORY_SHARE * capacity_bytes
         return (

@@ -57,7 +57,7 @@ def plain_values(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> 
         "communication": _communication(metrics),
         "reduction_ns": int(metrics.reduction_ns.max(initial=0)),
         "peak_memory_bytes": metrics.memory.fullest_bytes,
-        "device_memory_bytes": metrics.memory.fullest_room_bytes or None,
+        "device_memory_bytes": metrics.memory.fullest_device_bytes or None,
         "over_memory": {"rank": over[0], "at_ns": over[1], "bytes": over[2]} if over else None,
         "critical_path": {
             "by_kind_ns": dict(path.by_kind_ns),
@@ -94,7 +94,7 @@ def rank_rows(run: SimulatedStep) -> list[dict[str, Any]]:
         row["peak_memory_bytes"] = int(memory.peak_bytes[rank])
         row |= {name: int(getattr(memory, name)[rank]) for name in _MEMORY_COLUMNS}
         if memory.devices_differ:
-            row["device_memory_bytes"] = int(memory.room_bytes[rank])
+            row["device_memory_bytes"] = int(memory.device_bytes[rank])
         rows.append(row)
     return rows
 
@@ -223,7 +223,7 @@ FIGURES: Mapping[str, Callable[[Levels], Cell]] = {
     "mfu": lambda levels: levels.run.metrics.mfu,
     "plausible_mfu": lambda levels: levels.run.metrics.plausible_mfu,
     "peak_memory_bytes": lambda levels: levels.run.metrics.memory.fullest_bytes,
-    "device_memory_bytes": lambda levels: levels.run.metrics.memory.fullest_room_bytes or None,
+    "device_memory_bytes": lambda levels: levels.run.metrics.memory.fullest_device_bytes or None,
     "fits": lambda levels: levels.run.metrics.memory.over_capacity is None,
     "peak_activation_bytes": lambda levels: int(levels.run.metrics.memory.peak_activation_bytes.max(initial=0)),
     "peak_activations": lambda levels: int(levels.run.metrics.memory.peak_activations.max(initial=0)),

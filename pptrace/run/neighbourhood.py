@@ -483,7 +483,7 @@ class Tried(Struct, frozen=True):
     """The memory of its fullest rank; 0 for costs without memory."""
     rank: int = 0
     """The fullest rank; the lowest number in case of a tie."""
-    room_bytes: int = 0
+    device_bytes: int = 0
     """The memory of that rank's device; 0 where unknown."""
     activation_bytes: int = 0
     """Peak activations on a rank."""
@@ -498,7 +498,7 @@ class Tried(Struct, frozen=True):
         memory = run.memory
         return cls(
             change=change, step_ns=run.step_ns, peak_bytes=memory.fullest_bytes,
-            rank=memory.fullest, room_bytes=memory.fullest_room_bytes, fits=memory.over_capacity is None,
+            rank=memory.fullest, device_bytes=memory.fullest_device_bytes, fits=memory.over_capacity is None,
             activation_bytes=int(memory.peak_activation_bytes.max(initial=0)),
         )  # fmt: skip
 

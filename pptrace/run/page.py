@@ -109,7 +109,7 @@ def _time(run: SimulatedStep) -> Iterator[_Bar]:
 def _memory(run: SimulatedStep) -> Iterator[_Bar]:
     """Yield each rank's memory at its peak; nothing for costs without memory."""
     memory = run.metrics.memory
-    most = max(int(memory.peak_bytes.max(initial=0)), int(memory.room_bytes.max(initial=0)), 1)
+    most = max(int(memory.peak_bytes.max(initial=0)), int(memory.device_bytes.max(initial=0)), 1)
     for rank in range(run.metrics.ranks if memory.peak_bytes.any() else 0):
         held = [(name, int(getattr(memory, column)[rank]), color) for name, column, color in _MEMORY]
         shares = [
@@ -117,7 +117,7 @@ def _memory(run: SimulatedStep) -> Iterator[_Bar]:
             for name, size, color in held
             if size
         ]
-        of = f" of {format_size(int(memory.room_bytes[rank]))}" if memory.devices_differ else ""
+        of = f" of {format_size(int(memory.device_bytes[rank]))}" if memory.devices_differ else ""
         yield _Bar(rank, shares, format_size(int(memory.peak_bytes[rank])) + of)
 
 

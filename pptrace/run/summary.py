@@ -168,12 +168,12 @@ def _network(run: SimulatedStep) -> str:
     return f"{name}, {nodes} of {job.network.gpus}"
 
 
-def _peak_text(size_bytes: int, room_bytes: int | None) -> str:
+def _peak_text(size_bytes: int, device_bytes: int | None) -> str:
     """Return a peak and the device's memory, with one unit if both have the same."""
     size = format_size(size_bytes)
-    if not room_bytes:
+    if not device_bytes:
         return size
-    room = format_size(room_bytes)
+    room = format_size(device_bytes)
     number, unit = size.split(" ")
     return f"{number if unit == room.split(' ')[1] else size} of {room}"
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.run.inputs import Prepared
     from pptrace.search.bounds import Bound
-    from pptrace.search.plan_axes import Group, Layout, Score
+    from pptrace.search.plan_axes import Group, PlanLayout, Score
     from pptrace.search.runner import ExecutorChoice
     from pptrace.search.space_bounds import Member
 
@@ -71,7 +71,7 @@ class Candidate(Struct, kw_only=True, eq=False):
 
     number: int
     """Its place in the order of the space: unique and ascending."""
-    layout: Layout
+    layout: PlanLayout
     """The division of the GPUs, and the batch."""
     schedule: str
     """The label of the schedule."""

@@ -314,7 +314,7 @@ def _notes(comparison: Comparison) -> list[str]:
     notes += plausibility_notes((label, run.metrics.mfu, run.metrics.plausible_mfu) for label, run in runs)
     over = [run.metrics.memory for _, run in runs if run.metrics.memory.over_capacity]
     if over:
-        capacities = sorted({int(size) for memory in over for size in memory.room_bytes})
+        capacities = sorted({int(size) for memory in over for size in memory.device_bytes})
         reserve = runs[0][1].prepared.workload.reserve_text
         notes.append(f"!: more than the device has, {' or '.join(map(format_size, capacities))}{reserve}")
     return notes

@@ -451,7 +451,7 @@ def _figures(run: Run, limit_bytes: int) -> Row:
         "memory_limit_bytes": limit_bytes,
         "fullest_rank": fullest,
         "peak_memory_bytes": peak,
-        "left_bytes": (memory.fullest_room_bytes or limit_bytes) - peak,
+        "left_bytes": (memory.fullest_device_bytes or limit_bytes) - peak,
         **{name: int(getattr(memory, name)[fullest]) for name in _STATE},
         "activation_bytes": int(memory.peak_activation_bytes[fullest]),
     }
@@ -474,7 +474,7 @@ def _shortage_reason(row: EqualSchedule, limit_bytes: int) -> str:
     if row.variants is None or best is None or run is None:
         return f"{row.reason}{with_remedy or ''}"
     state = int(run.metrics.memory.static_bytes[best.rank])
-    variant, capacity = variant_text(best.change, row.variants.configured.change), best.room_bytes or limit_bytes
+    variant, capacity = variant_text(best.change, row.variants.configured.change), best.device_bytes or limit_bytes
     text = f"{needs(best.rank, best.peak_bytes, capacity)}{f', with {variant}' if variant else ''}"
     if state > capacity:
         text += f", {format_size(state)} of it without activations"
@@ -603,7 +603,7 @@ def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
             continue
         configured, reason = row.variants.configured, f"{_verdict(row)}: {row.reason}"
         if not configured.reason:
-            reason = needs(configured.rank, configured.peak_bytes, configured.room_bytes or limit_bytes)
+            reason = needs(configured.rank, configured.peak_bytes, configured.device_bytes or limit_bytes)
         step = time_text(row.run, row.run.metrics.step_ns)
         lines.append(f"{row.entry.label} as configured: {reason}: fits with {row.variant} at {step}")
     return lines

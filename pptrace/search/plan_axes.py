@@ -83,7 +83,7 @@ class EncoderSizes(NamedTuple):
         return self.pp * (self.tp or tp) * (self.cp or cp)
 
 
-class Layout(Struct, frozen=True, kw_only=True):
+class PlanLayout(Struct, frozen=True, kw_only=True):
     """A division of GPUs with a batch; the sizes but ``pp`` are those of the decoder."""
 
     gpus: int
@@ -132,7 +132,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
     number: int
     """Its index in the order of the space."""
-    layout: Layout
+    layout: PlanLayout
     varied: tuple[Assignment, ...]
     """Its settings."""
 
@@ -187,7 +187,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
         except ConfigError as error:
             raise ConfigError(error.message, file="--time") from None
 
-    def score(self, step_ns: int, layout: Layout) -> Score:
+    def score(self, step_ns: int, layout: PlanLayout) -> Score:
         """Return the score of a step of a layout, or of a lower bound on it."""
         if self.objective == "step":
             return (Fraction(step_ns),)
@@ -618,7 +618,7 @@ class Space:
         first = self._ends[division - 1] if division else 0
         return division, *divmod(number - first, len(self._settings_of(division)))
 
-    def _divisions(self) -> Iterator[Layout]:
+    def _divisions(self) -> Iterator[PlanLayout]:
         """Yield every division of the GPUs, without a batch.
 
         Default numbers of pipeline ranks are those of the decoder.
@@ -635,7 +635,7 @@ class Space:
             dp, remainder = divmod(gpus - separate, devices)
             if not remainder and dp > 0 and (not self.sizes["dp"] or dp in self.sizes["dp"]):
                 pp = encoder_ranks + decoder_ranks
-                yield Layout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, grids=grids)
+                yield PlanLayout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, grids=grids)
 
     def _grid_choices(self, key: str) -> list[EncoderSizes]:
         """Return the sizes of a grid of encoders: varied, configured, or by default.
@@ -673,7 +673,7 @@ class Space:
         named = facts.get("encoders") or {"": facts.get("encoder")}
         return [encoder for own, encoder in named.items() if encoder and (key == grid_key("") or own == name)]
 
-    def _size_settings(self, layout: Layout) -> tuple[Assignment, ...]:
+    def _size_settings(self, layout: PlanLayout) -> tuple[Assignment, ...]:
         """Return the settings of a layout's sizes."""
         values = {f"parallel.{name}": getattr(layout, name) for name in ("pp", "tp", "cp", "ep", "dp")}
         values |= {"batch.micro": layout.micro, "batch.global": layout.sequences}
@@ -699,7 +699,7 @@ class Space:
             self._combinations[shard] = list(by_text.values())
         return self._combinations[shard]
 
-    def _shard_group(self, layout: Layout) -> int:
+    def _shard_group(self, layout: PlanLayout) -> int:
         """Return the size of shard groups to try beside sharding over all replicas of a layout.
 
         Returns:
@@ -717,7 +717,7 @@ class Space:
         sizes = range(2, self.problem.node_gpus // (tp * cp) + 1)
         return max((size for size in sizes if layout.dp % size == 0 and size * cp % layout.ep == 0), default=1)
 
-    def chunks_of(self, layout: Layout) -> tuple[int, ...]:
+    def chunks_of(self, layout: PlanLayout) -> tuple[int, ...]:
         """Return the chunks per rank: the requested ones, or all that divide the layers.
 
         Where the number of ranks does not divide the layers, such as 61 or 126, they are powers of two. With

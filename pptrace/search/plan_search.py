@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pptrace.search.bias import Bias
     from pptrace.search.bounds import Bound
     from pptrace.search.candidates import CandidateRunner
-    from pptrace.search.plan_axes import Group, Layout, Score
+    from pptrace.search.plan_axes import Group, PlanLayout, Score
 
 
 class CandidateGroup(Struct, kw_only=True, eq=False):
@@ -308,7 +308,7 @@ class Search:
         """Return the parts of a group that have members and can run."""
         return [GroupPart(group, has_pairs) for has_pairs in sorted(group.sizes)]
 
-    def _score(self, bound: Bound, layout: Layout) -> Score:
+    def _score(self, bound: Bound, layout: PlanLayout) -> Score:
         return self.request.score(self.bias.bound_ns(bound.step_ns), layout)
 
     def _part_score(self, part: GroupPart) -> Score:

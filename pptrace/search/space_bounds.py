@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.requests import CostRequest
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
-    from pptrace.search.plan_axes import Group, Layout, PlanProblem, Space
+    from pptrace.search.plan_axes import Group, PlanLayout, PlanProblem, Space
     from pptrace.steps.schedule import Schedule
 
 
@@ -227,7 +227,7 @@ class SpaceBounds:
         self._states: dict[Any, GroupBounds] = {}
         self._fixed: dict[Any, frozenset[str]] = {}
 
-    def members(self, layout: Layout, *, overlaps: bool) -> tuple[tuple[Member, ...], Mapping[bool, int]]:
+    def members(self, layout: PlanLayout, *, overlaps: bool) -> tuple[tuple[Member, ...], Mapping[bool, int]]:
         """Return the members of a layout's groups, and the number that can run, without and with overlapped pairs.
 
         There is one member per schedule, accepted number of chunks, and split.
@@ -373,7 +373,7 @@ class SpaceBounds:
         if workload is not None:
             result.bound = outline.bound(workload, costs.experiment)
 
-    def _outline(self, entry: Entry, layout: Layout, chunks: int | None) -> _TableOutline:
+    def _outline(self, entry: Entry, layout: PlanLayout, chunks: int | None) -> _TableOutline:
         try:
             cached = self.tables.of(entry, layout, chunks)
         except PptraceError as error:
@@ -444,7 +444,7 @@ class SpaceBounds:
             self._bounds[result.step_key] = bound
         result.bound = self._bounds[result.step_key]
 
-    def _of_entry(self, layout: Layout, index: int, entry: Entry, *, overlaps: bool) -> Iterator[Member]:
+    def _of_entry(self, layout: PlanLayout, index: int, entry: Entry, *, overlaps: bool) -> Iterator[Member]:
         """Yield a schedule's members: one per accepted number of chunks and per split."""
         is_covered = layout.pp == 1 and self.space.is_covered_by_plain(entry)
         if is_covered and not (overlaps and self.has_pairs(entry)):
@@ -456,7 +456,7 @@ class SpaceBounds:
             for split in self.space.splits:
                 yield Member(entry=index, chunks=chunks, split=split, reason=reason)
 
-    def _chunks_of(self, layout: Layout, entry: Entry) -> list[int | None]:
+    def _chunks_of(self, layout: PlanLayout, entry: Entry) -> list[int | None]:
         """Return the chunks per rank that a schedule accepts; its default if it accepts no requested number."""
         requested = self.space.sizes["vp"]
         default = None if self.problem.registry.schedules[entry.name].offer.chunks is not None else 1
@@ -589,7 +589,7 @@ def _request_values(request: CostRequest) -> dict[str, Any]:
     return {key: values[key] for key in _COST_REQUEST_KEYS if key in values}
 
 
-def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: Layout) -> Costs:
+def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: PlanLayout) -> Costs:
     """Return costs with other values of :data:`_COST_REQUEST_KEYS`."""
     model, options = (
         {**section, **{key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}}
@@ -763,7 +763,7 @@ class TableCache:
             inputs = Inputs(resolved=resolved, registry=self.registry)
             self._options[entry.label] = inputs.fill_options("schedule", options_model)
 
-    def refusal(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
+    def refusal(self, entry: Entry, layout: PlanLayout, chunks: int | None) -> PptraceError | None:
         """Return the error with which a schedule rejects sizes before it builds a table; None without an error."""
         key = (entry.label, layout.pp, layout.branches, layout.microbatches, chunks)
         if key not in self._refusals:
@@ -777,7 +777,7 @@ class TableCache:
                 self._refusals[key] = error
         return self._refusals[key]
 
-    def of(self, entry: Entry, layout: Layout, chunks: int | None) -> CachedTable:
+    def of(self, entry: Entry, layout: PlanLayout, chunks: int | None) -> CachedTable:
         """Return the table of a schedule on a layout's ranks and microbatches.
 
         Args:
@@ -819,7 +819,7 @@ class TableCache:
         if refused is not None:
             raise refused
 
-    def _request(self, entry: Entry, layout: Layout, chunks: int | None) -> ScheduleRequest:
+    def _request(self, entry: Entry, layout: PlanLayout, chunks: int | None) -> ScheduleRequest:
         provided = self.registry.schedules[entry.name]
         request = ScheduleRequest(
             ranks=layout.depth,
@@ -842,7 +842,7 @@ class TableCache:
             raise ConfigError(reason, key="batch.microbatches")
         return request
 
-    def _build(self, entry: Entry, layout: Layout, chunks: int | None) -> CachedTable:
+    def _build(self, entry: Entry, layout: PlanLayout, chunks: int | None) -> CachedTable:
         request = self._request(entry, layout, chunks)
         timed = CachedTable(
             request=request, table=None, digest="", chunks=request.chunks, branches=layout.branches

@@ -49,7 +49,7 @@ class Memory(Struct, frozen=True):
     """Peak number of activations in memory; each pair of stage and microbatch counts once."""
     capacity_bytes: int
     """The device's memory, the smallest where devices differ; 0 where unknown."""
-    room_bytes: Int64s
+    device_bytes: Int64s
     """Memory of each rank's device; 0 where unknown."""
     gathered_bytes: Int64s
     """The part of weights and gradients that is allocated at the peak, but not during the whole step."""
@@ -71,7 +71,7 @@ class Memory(Struct, frozen=True):
         """
         if not self.capacity_bytes:
             return None
-        excess_bytes, rank = self.peak_bytes - self.room_bytes, self.fullest
+        excess_bytes, rank = self.peak_bytes - self.device_bytes, self.fullest
         if not excess_bytes.size or excess_bytes[rank] <= 0:
             return None
         return rank, int(self.peak_at_ns[rank]), int(excess_bytes[rank])
@@ -82,7 +82,7 @@ class Memory(Struct, frozen=True):
 
         0 where there are no ranks.
         """
-        excess_bytes = self.peak_bytes - self.room_bytes
+        excess_bytes = self.peak_bytes - self.device_bytes
         return int(np.argmax(excess_bytes)) if excess_bytes.size else 0
 
     @property
@@ -91,14 +91,14 @@ class Memory(Struct, frozen=True):
         return int(self.peak_bytes[self.fullest]) if self.peak_bytes.size else 0
 
     @property
-    def fullest_room_bytes(self) -> int:
+    def fullest_device_bytes(self) -> int:
         """The memory of that rank's device; 0 where unknown."""
-        return int(self.room_bytes[self.fullest]) if self.room_bytes.size else 0
+        return int(self.device_bytes[self.fullest]) if self.device_bytes.size else 0
 
     @property
     def devices_differ(self) -> bool:
         """Whether the memory of devices differs between ranks."""
-        return len({*self.room_bytes.tolist()}) > 1
+        return len({*self.device_bytes.tolist()}) > 1
 
     @property
     def peak_bytes(self) -> Int64s:
@@ -195,10 +195,10 @@ def _memory(
     """
     copies, buffers = placement.copies().astype(np.int64), _buffers(placement, workload.buffer_bytes)
     allocated = copies @ workload.static_bytes + buffers + peaks.size_bytes + gathered + unreduced
-    room_bytes = workload.capacities(placement.ranks)
+    device_bytes = workload.capacities(placement.ranks)
     cached = -(-allocated * workload.reserved_permille // 1000)
     if workload.capacity_bytes:
-        cached = np.minimum(cached, np.maximum(room_bytes - allocated - workload.reserved_bytes, 0))
+        cached = np.minimum(cached, np.maximum(device_bytes - allocated - workload.reserved_bytes, 0))
     return Memory(
         weights_bytes=copies @ workload.weights_bytes + gathered,
         gradients_bytes=copies @ workload.gradients_bytes + unreduced,
@@ -209,7 +209,7 @@ def _memory(
         peak_at_ns=peak_at_ns,
         peak_activations=peaks.microbatches,
         capacity_bytes=workload.capacity_bytes,
-        room_bytes=room_bytes,
+        device_bytes=device_bytes,
         gathered_bytes=gathered + unreduced,
     )
 

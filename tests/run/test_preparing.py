@@ -165,7 +165,7 @@ def make(simulator):
     measured = {name: measure(one.simulate().timeline, one.workload) for name, one in prepared.items()}
     assert {name: metrics.step_ns for name, metrics in measured.items()} == %s
     assert measured["eager"].memory.peak_bytes.tolist() == [5 * 2**20, 5 * 2**20]
-    assert measured["eager"].memory.room_bytes.tolist() == [9 * 2**20, 9 * 2**20]
+    assert measured["eager"].memory.device_bytes.tolist() == [9 * 2**20, 9 * 2**20]
     return tables["eager"]
 """
 
