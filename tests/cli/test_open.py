@@ -108,6 +108,15 @@ def started(trace: Path, ui: Path) -> Iterator[Callable[..., subprocess.Popen[st
         process.communicate()
 
 
+def test_the_view_begins_at_the_marked_step(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace.write_bytes(CONTENT.replace(b"F 3", b"ProfilerStep#3"))
+    served: list[Site] = []
+    monkeypatch.setattr(open_module, "_serve", lambda _, site, *__, **___: served.append(site))
+
+    assert invoke(trace).exit_code == 0
+    assert [site.view for site in served] == [(0, 5000)]
+
+
 def test_with_a_display_the_browser_opens_and_the_command_ends(
     trace: Path, free_port: int, browser: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
