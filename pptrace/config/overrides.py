@@ -217,7 +217,7 @@ def plain(value: object, source: str) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _copy(below) for key, below in value.items()}
     return [_copy(below) for below in value] if isinstance(value, list) else value
 

@@ -33,6 +33,8 @@ _OPTIONS_APART = (ScheduleChoice, PointToPoint)
 Config: TypeAlias = str | Path | Mapping[str, Any]
 """A YAML file, or its content."""
 
+_NO_SCHEDULE = {"schedule": {"name": "none"}}
+"""The only section without a default."""
 _SECTION_ROWS = 100
 """Rows of a memo that take as much memory as a section."""
 _MAPPING = "config"
@@ -113,19 +115,12 @@ class Resolved(Struct, frozen=True, kw_only=True):
 
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
-        return [(key, value, self.origin(key)) for leaves in self.leaves() for key, value in leaves.items()]
-
-    def leaves(self) -> Iterator[dict[str, Any]]:
-        """Yield the values of each section by key, in the order of the experiment; equal sections share them."""
-        for name, section in self._sections():
-            yield shared(
-                lambda: leaves_by_key({name: _dumped(section)}), ("leaves", name), section,  # noqa: B023 - used at once
-                rows=_SECTION_ROWS,
-            )  # fmt: skip
+        leaves = leaves_by_key({name: plain_section(section) for name, section in self.sections()})
+        return [(key, value, self.origin(key)) for key, value in leaves.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON that :func:`load` reads again; absolute paths keep their last part."""
-        plain: dict[str, Any] = _portable({name: _dumped(section) for name, section in self._sections()})
+        plain: dict[str, Any] = _portable({name: plain_section(section) for name, section in self.sections()})
         if is_yaml_file(plain.get("stack", "")):  # its values are filled in
             del plain["stack"]
         return plain
@@ -144,7 +139,10 @@ class Resolved(Struct, frozen=True, kw_only=True):
         section = getattr(self.experiment, key)
         fields = type(section).model_fields
         origins = {f"{key}.{fields[name].alias or name}": origin for name in values}
-        return self.with_section(key, section.model_copy(update=values), origins)
+        changed = shared(
+            lambda: section.model_copy(update=values), ("values", key, repr(values)), section, rows=_SECTION_ROWS
+        )
+        return self.with_section(key, changed, origins)
 
     def with_key(self, key: str, value: Any, origin: str) -> Resolved:
         """Return this with the value of one key of a section that takes any subset of its keys, and its origin.
@@ -166,8 +164,8 @@ class Resolved(Struct, frozen=True, kw_only=True):
         }
         return self.with_section(name, section.model_copy(update=update), {key: origin})
 
-    def _sections(self) -> Iterator[tuple[str, Any]]:
-        """Yield the sections that the experiment has, by name."""
+    def sections(self) -> Iterator[tuple[str, Any]]:
+        """Yield the sections that the experiment has, by name, in the order of the experiment."""
         experiment = self.experiment
         for name in type(experiment).model_fields:
             section = getattr(experiment, name)
@@ -175,7 +173,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
                 yield name, section
 
 
-def _dumped(section: Any) -> Any:
+def plain_section(section: Any) -> Any:
     """Return a section as plain JSON."""
     if isinstance(section, PointToPoint):  # a file may say how rules run, and another policy be named over it
         section = section.taken
@@ -207,10 +205,7 @@ def load(
     tree, positions = overlaid(document.value, document.places, [*assignments(sets, flags), *varied])
     has_schedule = bool(tree.get("schedule"))
     # Without one the rest is checked first, for the key may be there and misspelt.
-    complete = tree if has_schedule else {**tree, "schedule": {"name": "none"}}
-    experiment = _with_shared_sections(
-        validate_options(Experiment, complete, "", positions, file=document.source), tree
-    )
+    experiment = _validated(tree if has_schedule else {**tree, **_NO_SCHEDULE}, positions, document.source)
     if not has_schedule:
         message = "missing: write a schedule, such as --schedule 1f1b"
         raise ConfigError(message, key="schedule", file=document.source)
@@ -219,17 +214,30 @@ def load(
     return _with_derived_values(bare)
 
 
-def _with_shared_sections(experiment: Experiment, tree: Mapping[str, Any]) -> Experiment:
-    """Return an experiment whose sections are those of earlier ones that were written alike."""
+def _validated(tree: Mapping[str, Any], positions: Places, source: str) -> Experiment:
+    """Return the checked values of a tree; sections that earlier experiments wrote alike are theirs.
+
+    Raises:
+        ConfigError: as for :func:`~pptrace.config.validation.validate_options`.
+    """
+
+    def validate(written: Mapping[str, Any]) -> Experiment:
+        return validate_options(Experiment, written, "", positions, file=source)
+
+    def section(name: str) -> Any:
+        # Pydantic copies the default of p2p, which takes longer than its validation.
+        return getattr(validate({**_NO_SCHEDULE, "p2p": {}, name: tree[name]}), name)
+
     if not shares():
-        return experiment
-    sections = {
-        name: shared(
-            partial(getattr, experiment, name), ("section", name, repr(tree.get(name))), rows=_SECTION_ROWS
-        )
-        for name in type(experiment).model_fields
-    }
-    return experiment.model_copy(update=sections)
+        return validate(tree)
+    try:
+        sections = {
+            name: shared(partial(section, name), ("section", name, repr(tree[name])), rows=_SECTION_ROWS)
+            for name in tree
+        }
+    except ConfigError:
+        return validate(tree)  # the first error of all sections
+    return shared(partial(validate, _NO_SCHEDULE), "absent sections").model_copy(update=sections)
 
 
 def document_of(source: Config | Document | None) -> Document:

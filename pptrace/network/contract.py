@@ -87,11 +87,11 @@ class Paths(Struct, frozen=True, kw_only=True, eq=False):
             force_setattr(self, name, column(getattr(self, name), np.int64))
         if not np.size(self.weight):
             force_setattr(self, "weight", np.ones(np.size(self.link), dtype=np.int32))
-        if not np.size(self.route_ptr):
-            force_setattr(self, "route_ptr", self.link_ptr)
-            force_setattr(self, "route", self.link)
-        for name in ("link_ptr", "link", "weight", "route_ptr", "route"):
+        for name in ("link_ptr", "link", "weight"):
             force_setattr(self, name, column(getattr(self, name), np.int32))
+        has_route = np.size(self.route_ptr) > 0
+        for name, default in (("route_ptr", self.link_ptr), ("route", self.link)):
+            force_setattr(self, name, column(getattr(self, name) if has_route else default, np.int32))
         columns = ("overhead_ns", "latency_ns", "rate_kbps", "link_ptr", "link", "weight", "route_ptr", "route")
         if any(np.ndim(getattr(self, name)) != 1 for name in columns):
             msg = "paths are columns of one dimension"
@@ -215,8 +215,9 @@ def check_paths(paths: Paths, pairs: int, links: int) -> None:
         if low < least or high >= _LARGEST:
             invalid = low if low < least else high
             raise PluginError(f"the network gives {name} of {invalid} between two ranks: expected 0 to 2**60")
-    for ptr, link in (("link_ptr", "link"), ("route_ptr", "route")):
-        _check_link_lists(getattr(paths, ptr), getattr(paths, link), rows, links, link)
+    _check_link_lists(paths.link_ptr, paths.link, rows, links, "link")
+    if paths.route_ptr is not paths.link_ptr or paths.route is not paths.link:
+        _check_link_lists(paths.route_ptr, paths.route, rows, links, "route")
     if paths.weight.size != paths.link.size or int(paths.weight.min(initial=1)) < 1:
         raise PluginError("the network's weights are not one positive number for each link of each path")
 
@@ -255,6 +256,11 @@ class Flat(Struct, frozen=True, kw_only=True):
     """Wire latency."""
     overhead_ns: int = 0
     """Launch overhead on the stream."""
+
+    def __post_init__(self) -> None:
+        if self.rate_kbps < NO_ROUTE or min(self.latency_ns, self.overhead_ns) < 0:
+            msg = "a network has a rate, a latency and an overhead from 0"
+            raise ValueError(msg)
 
     @property
     def links(self) -> Links:

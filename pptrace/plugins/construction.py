@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
 from pptrace.memo import shared
-from pptrace.network.contract import Links, Paths, check_links, check_paths
+from pptrace.network.contract import Flat, Links, Paths, check_links, check_paths
 from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
 from pptrace.steps.actions import Action
 from pptrace.steps.message_calls import Policy, checked_calls
@@ -124,6 +124,8 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
     if not callable(getattr(network, "paths", None)) or not has_links:
         message = f"returned {_describe(network)}, expected an object with links and paths(src, dst)"
         raise plugin_error(provider, f"network {offer.name!r} {message}")
+    if type(network) is Flat:  # it has no code of the plugin
+        return network
     guarded = GuardedNetwork(provider=provider, name=offer.name, network=network)
     try:
         check_links(guarded.links)

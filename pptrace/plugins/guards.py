@@ -103,7 +103,8 @@ def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
         for name, value in asdict(offer).items()
         if callable(value)
     }
-    return replace(offer, **guards)
+    models = {name: functools.cache(guard) for name, guard in guards.items() if _RETURNS.get(name) is _MODEL}
+    return replace(offer, **guards | models)
 
 
 def _guard(provider: Provider, title: str, field: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from pptrace.memo import shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,6 +145,10 @@ class EncoderGrid(Struct, frozen=True, kw_only=True):
     """Whether one GPU of each replica gets messages, and broadcasts them to its tensor-parallel group."""
 
 
+_TEXT_ROWS = 20
+"""Rows of a memo that take as much memory as the text of parameters."""
+
+
 class CostRequest(Struct, frozen=True, kw_only=True):
     """Inputs from which a cost model builds a :class:`~pptrace.steps.workload.Workload`."""
 
@@ -224,6 +232,12 @@ class CostRequest(Struct, frozen=True, kw_only=True):
     def vocabulary_shares(self) -> int:
         """Number of last stages that feed no stage: several of them share the embedding and the LM head."""
         return self.stages - len({low for low, _ in self.edges}) if self.edges else 1
+
+    def texts(self) -> tuple[str, ...]:
+        """Return texts that are equal for equal requests; requests with the same parameters share theirs."""
+        parameters = self.model, self.device, self.rank_devices, self.options
+        sizes = replace(self, model={}, device={}, rank_devices=(), options={})
+        return repr(sizes), *(shared(partial(repr, each), "text", each, rows=_TEXT_ROWS) for each in parameters)
 
 
 class NetworkRequest(Struct, frozen=True, kw_only=True):

@@ -154,7 +154,7 @@ class Costs(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if isinstance(self.network, RankNetwork):
             return build_workload(self.offer, request)
         return shared(
-            lambda: build_workload(self.offer, request), ("costs", repr(request)), self.offer.offer,
+            lambda: build_workload(self.offer, request), ("costs", request.texts()), self.offer.offer,
             rows=_STAGE_ROWS * request.stages,
         )  # fmt: skip
 

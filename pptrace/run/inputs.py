@@ -156,16 +156,17 @@ class Inputs(Struct, kw_only=True):
             keeps: as for :func:`~pptrace.memo.shared`.
         """
 
-        def run() -> tuple[Result, Inputs]:
+        def run() -> tuple[Result, Inputs, dict[str, Any], dict[str, str]]:
             filled = replace(self, plugins={}, notes=())
-            return compute(filled), filled
+            result = compute(filled)
+            values = {section: getattr(filled.experiment, section) for section in fills}
+            texts = filled.resolved.origins.items()
+            return result, filled, values, {key: text for key, text in texts if key.partition(".")[0] in values}
 
         sections = (getattr(self.experiment, section) for section in reads)
-        result, filled = shared(run, name, self.registry, *sections, rows=rows, keeps=keeps)
+        result, filled, values, origins = shared(run, name, self.registry, *sections, rows=rows, keeps=keeps)
         self.plugins |= filled.plugins
         self.notes = (*self.notes, *(note for note in filled.notes if note not in self.notes))
-        values = {section: getattr(filled.experiment, section) for section in fills}
-        origins = {key: text for key, text in filled.resolved.origins.items() if key.partition(".")[0] in values}
         self.resolved = replace(
             self.resolved, experiment=self.experiment.model_copy(update=values),
             origins={**self.resolved.origins, **origins},
@@ -268,8 +269,9 @@ def layout_of(resolved: Resolved) -> Layout:
         ConfigError: an order with a missing, doubled or unknown axis; sizes that do not fit each other.
     """
     parallel, reduction = resolved.experiment.parallel, resolved.experiment.data_parallel
+    key = "layout", reduction.shard, reduction.expert_shard, reduction.subgroup
     with at_location(resolved, "parallel"):
-        return shared(lambda: parallel_layout(parallel, reduction), "layout", parallel, reduction)
+        return shared(lambda: parallel_layout(parallel, reduction), key, parallel)
 
 
 def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -> Layout:

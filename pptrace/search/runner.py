@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from msgspec import Struct
 
 from pptrace.config.overrides import parse_value
-from pptrace.config.resolution import document_of, load
+from pptrace.config.resolution import document_of, leaves_by_key, load, plain_section
 from pptrace.errors import ConfigError, DeadlockError, OutputError, PptraceError
 from pptrace.memo import Memo, shared, sharing
 from pptrace.plugins.construction import checked_options
@@ -405,16 +405,20 @@ def row_or_error(simulate_row: Callable[[], Row], reason_of: Callable[[PptraceEr
     return {"error": " ".join(reason.split())}
 
 
+_SECTION_ROWS = 100
+"""Rows of a memo that take as much memory as the cells of a section."""
+
+
 def inputs_of(resolved: Resolved) -> Row:
     """Return the resolved keys with their values: lists as JSON, absolute paths as their last part."""
     cells: Row = {}
-    for leaves in resolved.leaves():
-        cells |= shared(partial(_cells, leaves), "cells", leaves, rows=len(leaves))
+    for name, section in resolved.sections():
+        cells |= shared(partial(_cells, name, section), ("cells", name), section, rows=_SECTION_ROWS)
     return cells
 
 
-def _cells(leaves: Mapping[str, Any]) -> Row:
-    return {key: _cell(value) for key, value in leaves.items()}
+def _cells(name: str, section: Any) -> Row:
+    return {key: _cell(value) for key, value in leaves_by_key({name: plain_section(section)}).items()}
 
 
 def plugins_text(plugins: Mapping[str, str]) -> str:

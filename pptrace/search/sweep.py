@@ -6,7 +6,8 @@ import csv
 import re
 from collections import Counter
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -214,7 +215,7 @@ def _rows_of_all_columns(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     axes_cell: Row = {"over": ", ".join(axes)}
     table = [empty | row | axes_cell for row in rows]
     for column in columns:
-        if {type(row[column]) for row in table} - {type(None)} == {int, float}:
+        if {*map(type, map(itemgetter(column), table))} - {type(None)} == {int, float}:
             for row in table:
                 value = row[column]
                 row[column] = float(value) if isinstance(value, int) else value
@@ -425,7 +426,9 @@ _PARQUET = "Parquet needs pyarrow: pip install pyarrow, or name a .csv"
 
 def columns_of(axes: Sequence[str], rows: Iterable[Row]) -> list[str]:
     """Return the columns: axes, inputs in the order of configurations, figures, and :data:`IDENTITY`."""
-    seen = dict.fromkeys(key for row in rows for key in row)
+    seen: Row = {}
+    for row in rows:
+        seen |= row
     other = [key for key in seen if key not in {*axes, *IDENTITY}]
     inputs = sorted((key for key in other if is_input(key)), key=_place_of_input())
     return [*axes, *inputs, *(key for key in other if not is_input(key)), *IDENTITY]
@@ -439,10 +442,14 @@ def is_input(column: str) -> bool:
 def write_table(path: Path, temporary: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Write rows under a temporary name, in the format of ``path``'s suffix; equal rows give equal bytes."""
     if path.suffix.lower() == ".csv":
+        # The writer itself writes numbers as :func:`_written` does.
+        texts: dict[type, Callable[[Any], str]] = {str: cache(csv_written), bool: _written}
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows([csv_written(_written(row.get(column))) for column in columns] for row in rows)
+            for row in rows:
+                cells = map(row.get, columns)
+                writer.writerow([texts[type(cell)](cell) if type(cell) in texts else cell for cell in cells])
         return
     pa, pq = _pyarrow(path)
     arrays = [_array(pa, column, [row.get(column) for row in rows]) for column in columns]

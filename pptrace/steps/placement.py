@@ -128,6 +128,9 @@ class Placement(Columns, frozen=True, kw_only=True, eq=False):
     @property
     def graph(self) -> tuple[tuple[int, int], ...]:
         """The edges as (from, to), empty for a chain of all stages."""
+        return shared(self._list_edges, "edges", self)
+
+    def _list_edges(self) -> tuple[tuple[int, int], ...]:
         return () if self.is_chain else tuple((int(low), int(high)) for low, high in self.edges)
 
     @property

@@ -47,10 +47,15 @@ def index_timeline(timeline: Timeline, graph: StageGraph) -> RowIndex:
 
 def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
     """Return each rank's first lane of a stream, -1 where it has none; shape (ranks,)."""
-    first_lane = np.full(timeline.ranks, -1, dtype=np.int32)
-    lanes = np.flatnonzero(timeline.lane_stream == stream)[::-1]
-    first_lane[timeline.lane_rank[lanes]] = lanes
-    return first_lane
+
+    def find() -> Int32s:
+        first_lane = np.full(timeline.ranks, -1, dtype=np.int32)
+        lanes = np.flatnonzero(timeline.lane_stream == stream)[::-1]
+        first_lane[timeline.lane_rank[lanes]] = lanes
+        return first_lane
+
+    key = "first lane", stream, timeline.ranks
+    return shared(find, key, timeline.lane_stream, timeline.lane_rank, rows=timeline.ranks)
 
 
 class Messages(Struct, frozen=True):

@@ -265,14 +265,20 @@ def group_fabric(device: Accelerator, network: Mapping[str, int], extent: int) -
     """Return the links of a group that spans ``extent`` consecutive devices: those of the node, or the network."""
     if extent > device.scale_up_size and network:
         return data_parallel_fabric(network)
-    rate = device.scale_up_bandwidth * Fraction(str(device.network_efficiency))
+    rate = _reached(device.scale_up_bandwidth, device.network_efficiency)
     return Fabric(rate=rate, latency_ns=device.scale_up_latency)
+
+
+@lru_cache
+def _reached(rate: int, share: float) -> Fraction:
+    """Return a share of a rate."""
+    return rate * Fraction(str(share))
 
 
 def exchange_fabric(device: Accelerator) -> Fabric:
     """Return the node's links with the rate of exchanges between experts."""
-    share = Fraction(str(device.exchange_efficiency or device.network_efficiency))
-    return Fabric(rate=device.scale_up_bandwidth * share, latency_ns=device.scale_up_latency)
+    rate = _reached(device.scale_up_bandwidth, device.exchange_efficiency or device.network_efficiency)
+    return Fabric(rate=rate, latency_ns=device.scale_up_latency)
 
 
 def data_parallel_fabric(network: Mapping[str, int]) -> Fabric:

@@ -78,7 +78,7 @@ def build(request: CostRequest) -> Workload:
     network = ObservedNetwork(request.data_parallel)
     within = _build_within_replicas(request, network) if request.collectives is not None else shared(
         lambda: _build_within_replicas(request, network),
-        ("within replicas", repr(replace(request, data_parallel={})), bool(request.data_parallel)),
+        ("within replicas", replace(request, data_parallel={}).texts(), bool(request.data_parallel)),
         rows=_KNOWN_ROWS, keeps=lambda: not network.is_read,
     )  # fmt: skip
     times = within.times_between_replicas(request)
