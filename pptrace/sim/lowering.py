@@ -122,7 +122,7 @@ class _Rows(Struct, frozen=True):
     cells: CellColumns
     task: TaskColumns
     sender_row: Int32s
-    """The sender's row for the receiver's row of a message of a call, else -1."""
+    """The sender's row for the receiver's row of a message of a call, which linking fills in, else -1."""
 
     def without_times(self) -> _Rows:
         """Return the rows with no time, for which linking omits no edge that depends on times."""
@@ -313,9 +313,6 @@ class _Lowering(Struct, frozen=True):
             work=rows,
         )
         check_total(graph.ranks, duration, lag, longest_ns=max(longest_ns))
-        if self.rows.rules.called:
-            parts = halves(messages, work=rows)
-            run_parts(placement_kernels.match_sides, parts, (ends,), (sender_row,), work=messages)
         return placed
 
     def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked:
@@ -325,6 +322,10 @@ class _Lowering(Struct, frozen=True):
             DeadlockError: a rank needs a result that it computes later.
         """
         issued, rows, rules, sender_row = self.issued, len(self.issued), self.rows.rules, placed.sender_row
+        if rules.called:
+            messages = placed.ends.send_at.size
+            parts = halves(messages, work=rows)
+            run_parts(placement_kernels.match_sides, parts, (placed.ends,), (sender_row,), work=messages)
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = self.kinds
         awaited = kinds[TABLE.awaited[kinds] == 1]
