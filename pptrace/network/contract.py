@@ -257,11 +257,6 @@ class Flat(Struct, frozen=True, kw_only=True):
     overhead_ns: int = 0
     """Launch overhead on the stream."""
 
-    def __post_init__(self) -> None:
-        if self.rate_kbps < NO_ROUTE or min(self.latency_ns, self.overhead_ns) < 0:
-            msg = "a network has a rate, a latency and an overhead from 0"
-            raise ValueError(msg)
-
     @property
     def links(self) -> Links:
         """No links: the network has no contention."""

@@ -124,8 +124,8 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
     if not callable(getattr(network, "paths", None)) or not has_links:
         message = f"returned {_describe(network)}, expected an object with links and paths(src, dst)"
         raise plugin_error(provider, f"network {offer.name!r} {message}")
-    if type(network) is Flat:  # it has no code of the plugin
-        return network
+    if type(network) is Flat and min(network.rate_kbps, network.latency_ns, network.overhead_ns) >= 0:
+        return network  # valid, and without code of the plugin
     guarded = GuardedNetwork(provider=provider, name=offer.name, network=network)
     try:
         check_links(guarded.links)

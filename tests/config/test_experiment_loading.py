@@ -11,6 +11,7 @@ import yaml
 from pptrace.config.choices import Receive, StreamPer
 from pptrace.config.resolution import Resolved, load
 from pptrace.errors import ConfigError
+from pptrace.memo import Memo, sharing
 
 FULL = """\
 model: llama3-70b
@@ -260,3 +261,33 @@ def test_an_error_can_be_located_later(step: Any) -> None:
     assert str(resolved.error("network.other", "gone")) == "step.yaml:6:1: network.other: gone"
     assert str(resolved.error("nowhere", "gone")) == "step.yaml: nowhere: gone"
     assert str(load(None, flags=FLAGS).error("parallel.pp", "no")) == "--pp: parallel.pp: no"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schedule: 1f1b\nparallel: {pp: 8}\nbatch: {microbatches: many}\nnetwrk: {latency: 1 us}\n",
+        "parallel: {pp: 8}\nbatch: {microbatches: 4}\ndata_parallel: {bandwidth: 5}\n",
+        "schedule: {nam: 1f1b}\nparallel: {pp: 0}\n",
+    ],
+)
+def test_steps_that_share_sections_have_the_same_errors(step: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as alone:
+        step(text)
+
+    with sharing(Memo()):
+        step(FULL)
+        with pytest.raises(ConfigError) as together:
+            step(text)
+
+    assert str(together.value) == str(alone.value)
+
+
+def test_steps_share_the_sections_that_are_written_alike(step: Any) -> None:
+    with sharing(Memo()):
+        first, second = (step(FULL, f"network.latency={latency} us").experiment for latency in (1, 2))
+
+    assert second.network.values == {**first.network.values, "latency": "2 us"}
+    assert all(
+        getattr(first, name) is getattr(second, name) for name in type(first).model_fields if name != "network"
+    )
