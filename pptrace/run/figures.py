@@ -198,7 +198,7 @@ class Levels(Struct, frozen=True):
 def _idle_share(levels: Levels, cause: IdleCause) -> float:
     metrics = levels.run.metrics
     whole = metrics.ranks * metrics.step_ns
-    return int(metrics.idle_ns[:, cause].sum()) / whole if whole else 0.0
+    return metrics.idle_by_cause_ns[cause.word] / whole if whole else 0.0
 
 
 def _gpus(levels: Levels) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-class Memory(Struct, frozen=True):
+class Memory(Struct, frozen=True, dict=True):
     """Memory of every rank; all arrays have shape (ranks,)."""
 
     weights_bytes: Int64s
@@ -76,7 +77,7 @@ class Memory(Struct, frozen=True):
             return None
         return rank, int(self.peak_at_ns[rank]), int(excess_bytes[rank])
 
-    @property
+    @cached_property
     def fullest(self) -> int:
         """The rank with the least free memory, or with the highest peak where capacities are unknown.
 
@@ -100,7 +101,7 @@ class Memory(Struct, frozen=True):
         """Whether the memory of devices differs between ranks."""
         return len({*self.device_bytes.tolist()}) > 1
 
-    @property
+    @cached_property
     def peak_bytes(self) -> Int64s:
         """The most bytes in use."""
         total: Int64s = self.static_bytes + self.gathered_bytes + self.peak_activation_bytes

@@ -100,10 +100,11 @@ class Metrics:
         total: Int64s = self.idle_ns[:, list(COMMUNICATION)].sum(axis=1) + self.collective_ns
         return total
 
-    @property
+    @cached_property
     def idle_by_cause_ns(self) -> dict[str, int]:
         """Idle time of all ranks by cause, in the order of :class:`IdleCause`."""
-        return {cause.word: int(self.idle_ns[:, cause].sum()) for cause in IdleCause}
+        total_ns = self.idle_ns.sum(axis=0).tolist()
+        return {cause.word: total_ns[cause] for cause in IdleCause}
 
     @property
     def tokens_per_s(self) -> float | None:
