@@ -11,7 +11,7 @@ from pptrace.steps.kinds import BACKWARD, COMPUTE, GRADIENTS, PASSES, SENDS, WEI
 from pptrace.timeline.actions import folded, in_group
 from pptrace.timeline.idle import COMMUNICATION
 from pptrace.timeline.link_use import busiest_links
-from pptrace.timeline.memory import changes_of_rank, measure_memory
+from pptrace.timeline.memory import changes_of_rank, held_at_start, measure_memory
 from pptrace.timeline.metrics import received_spans
 from pptrace.timeline.timeline import Counter, step_functions
 from pptrace.timeline.trim import update_intervals
@@ -49,9 +49,10 @@ def counters_of(
 def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ...]:
     """Return each rank's memory over time, static bytes included, as counters."""
     static = measure_memory(timeline, workload).static_bytes
+    held_bytes = held_at_start(timeline, workload).size_bytes
     counters = []
     for rank in range(timeline.ranks):
-        change_ns, changes = changes_of_rank(timeline, workload, rank)
+        change_ns, changes = changes_of_rank(timeline, workload, rank, held_bytes)
         time_ns, first = np.unique(change_ns, return_index=True)
         value = static[rank] + np.add.reduceat(changes.sum(axis=0), first).cumsum() if time_ns.size else time_ns
         if not time_ns.size or time_ns[0] > 0:

@@ -114,7 +114,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     Without a clock, all but the times of peaks is equal in steps with the same rows and sizes, which share it.
     """
     if needs_clock(timeline, workload):
-        peaks = _peaks_in_order(folded(timeline), workload, _held_at_start(timeline, workload).microbatches)
+        peaks = _peaks_in_order(folded(timeline), workload, held_at_start(timeline, workload).microbatches)
         size_bytes, peak_at_ns, gathered, unreduced = _peaks(timeline, workload)
         peaks = peaks._replace(size_bytes=size_bytes)
         return _memory(timeline.placement, workload, peaks, peak_at_ns, gathered, unreduced)
@@ -229,8 +229,16 @@ def needs_clock(timeline: Timeline, workload: Workload) -> bool:
     return sharded or in_parts or shared(moves, "moves memory", kind, rows=kind.size)
 
 
-def changes_of_rank(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
+def changes_of_rank(
+    timeline: Timeline, workload: Workload, rank: int, held_bytes: Int64s
+) -> tuple[Int64s, Int64s]:
     """Return the changes of a rank's memory by time; at equal times, memory is freed first.
+
+    Args:
+        timeline: the step.
+        workload: its costs.
+        rank: the rank.
+        held_bytes: activations that ranks hold at the start (:func:`held_at_start`).
 
     Returns:
         Times, and bytes of activations, gathered weights and unreduced gradients, shape (3, changes).
@@ -245,7 +253,7 @@ def changes_of_rank(timeline: Timeline, workload: Workload, rank: int) -> tuple[
     category, index = category[order], index[order]
     changes = np.zeros((len(categories), order.size), dtype=np.int64)
     changes[category, np.arange(order.size)] = delta[category, index]
-    change_ns, held = time_ns[category, index], int(_held_at_start(timeline, workload).size_bytes[rank])
+    change_ns, held = time_ns[category, index], int(held_bytes[rank])
     if held:
         change_ns = np.insert(change_ns, 0, 0)
         changes = np.insert(changes, 0, [held, 0, 0], axis=1)
@@ -261,7 +269,7 @@ class _Held(NamedTuple):
     """Number of them, once for each of the rank's stages."""
 
 
-def _held_at_start(timeline: Timeline, workload: Workload) -> _Held:
+def held_at_start(timeline: Timeline, workload: Workload) -> _Held:
     """Return the activations that a step frees and does not allocate; none where the pipeline starts empty."""
     held = _Held(*np.zeros((2, timeline.ranks), dtype=np.int64))
     if not update_intervals(timeline):
@@ -285,8 +293,9 @@ def _held_at_start(timeline: Timeline, workload: Workload) -> _Held:
 def _peaks(timeline: Timeline, workload: Workload) -> Int64s:
     """Return activations, time, gathered weights and unreduced gradients at each rank's peak; shape (4, ranks)."""
     peaks = np.zeros((4, timeline.ranks), dtype=np.int64)
+    held_bytes = held_at_start(timeline, workload).size_bytes
     for rank in range(timeline.ranks):
-        time_ns, changes = changes_of_rank(timeline, workload, rank)
+        time_ns, changes = changes_of_rank(timeline, workload, rank, held_bytes)
         if time_ns.size:
             allocated = changes.cumsum(axis=1)
             top = int(np.argmax(allocated.sum(axis=0)))

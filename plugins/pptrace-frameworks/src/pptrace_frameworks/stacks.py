@@ -286,8 +286,8 @@ _ADDED_GRADIENTS = _rule(
     {"costs.accumulation": "separate"}, unless=_SEGMENTED,
 )  # fmt: skip
 _REDUCED = _rule(
-    "DS deepspeed/runtime/pipe/engine.py _bf16_reduce_grads: all-reduces of buckets",
-    {"costs.all_reduce": True}, when={"costs.zero": 1},
+    "DS deepspeed/runtime/pipe/engine.py _bf16_reduce_grads: all-reduces of buckets; FP16 has ZeRO 1's reductions",
+    {"costs.all_reduce": True}, when={"costs.zero": 1, "model.precision": "bf16"},
 )  # fmt: skip
 _HALF_GRADIENTS = _rule(
     "DS deepspeed/runtime/engine.py communication_data_type: gradients in FP16 are reduced in FP16",
