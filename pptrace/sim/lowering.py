@@ -169,9 +169,9 @@ def lower(
         if earlier:
             rows = _ROWS_PER_ACTION * len(schedule)
             graph, costs = shared(partial(lower_all, reusable=True), ("graph", key), schedule, rows=rows)
-            with_costs = costs.with_costs(graph, workload, network) if costs else None
-            if with_costs is not None:
-                return with_costs
+            reused = costs.with_costs(graph, workload, network) if costs else None
+            if reused is not None:
+                return reused
         else:
             earlier.append(None)
     return lower_all(reusable=False)[0]
@@ -337,10 +337,8 @@ class _Lowering(Struct, frozen=True):
         if rules.called and alone and not awaited.size and not self.rows.graph.nearby:
             parts = []  # only calls have edges
         most = [self._most_edges(slice(*issued.row_ptr[[*part]].tolist())) for part in parts]
-        calls, further = (
-            issued.calls,
-            0 if issued.calls is None else issued.calls.row.size + issued.calls.later.size,
-        )
+        calls = issued.calls
+        further = 0 if calls is None else calls.row.size + calls.later.size
         bound = sum(most) + sum(part.edges for part in called.parts) + further
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # an upper bound; unused memory is not touched
@@ -566,8 +564,8 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    without_messages = COPIES if policy.lowering is not None else KindSet({*SHARDING, *COPIES})
-    rows, waits = _rows_without_messages(schedule, without_messages), False
+    independent = COPIES if policy.lowering is not None else KindSet({*SHARDING, *COPIES})
+    rows, waits = _message_independent_rows(schedule, independent), False
     if not rows.size and (schedule.recompute_waits or policy.program is not None):
         rows, waits = np.flatnonzero(RECOMPUTES.mask(schedule.kind)), schedule.recompute_waits
     if rows.size:
@@ -582,20 +580,20 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
-def _rows_without_messages(schedule: Schedule, without_messages: KindSet) -> NDArray[np.int64]:
+def _message_independent_rows(schedule: Schedule, independent: KindSet) -> NDArray[np.int64]:
     """Return actions of some kinds, and reductions of microbatches, that a computation of their rank follows.
 
     Reductions between shard groups follow those of microbatches.
     """
     kind = schedule.kind
-    if not without_messages.union({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS}).intersection(present(kind).tolist()):
+    if not independent.union({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS}).intersection(present(kind).tolist()):
         return np.zeros(0, dtype=np.int64)
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
     per_microbatch = distinct(cells).size < cells.size
     between_groups = np.equal(kind, int(Kind.REDUCE_GROUPS))
-    candidate = without_messages.mask(kind) | ((reduces | between_groups) & per_microbatch)
+    candidate = independent.mask(kind) | ((reduces | between_groups) & per_microbatch)
     if not candidate.any() or schedule.has_communication:
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))
