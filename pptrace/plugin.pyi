@@ -8,6 +8,7 @@ from pptrace.config.quantities import Rate as Rate
 from pptrace.config.quantities import Size as Size
 from pptrace.config.quantities import format_size as format_size
 from pptrace.config.resolution import load as load
+from pptrace.config.validation import Parameters as Parameters
 from pptrace.config.validation import validate_options as validate_options
 from pptrace.config.yaml_document import read_yaml as read_yaml
 from pptrace.config.yaml_document import yaml_text as yaml_text

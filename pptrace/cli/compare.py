@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -49,17 +48,7 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 @click.option(
     "--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV; with --policies one per policy."
 )
-def command(
-    source: Source,
-    schedules: tuple[str, ...],
-    outputs: tuple[str, ...],
-    *,
-    policies: bool,
-    memory: str | None,
-    vary: tuple[str, ...],
-    as_json: bool,
-    as_csv: bool,
-) -> None:
+def command(source: Source, outputs: tuple[str, ...], *, as_json: bool, as_csv: bool, **options: Any) -> None:
     """Compare schedules on CONFIG at three levels: formula, idealised table, simulation.
 
     The row of a schedule that cannot run has the reason. With --memory, each schedule runs with its best settings
@@ -67,17 +56,13 @@ def command(
     """
     if as_json and as_csv:
         raise click.UsageError("--json or --csv, not both")
-    file = source.file
     from pptrace.api import compare
     from pptrace.report.charts import check_picture
 
     for output in outputs:
         check_picture(Path(output))
     with status("comparing") as watch:
-        comparison = unwrap(compare)(  # without the wrapper that names arguments in place of flags
-            file, schedules=schedules, policies=policies, memory=memory, vary=vary, sets=source.sets,
-            progress=watch, **source.flags,
-        )  # fmt: skip
+        comparison = source.call(compare, progress=watch, **options)
     if as_csv:
         click.echo(comparison.to_csv(), nl=False)
     else:

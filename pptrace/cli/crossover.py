@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pptrace.cli.options import (
     complete_listed_offers,
-    complete_offers,
     complete_words,
+    executor_options,
     experiment_flags,
     json_option,
     share,
@@ -46,36 +45,18 @@ _MOST_POINTS = 1000
     "--tolerance", type=share, metavar="PERCENT", default=0.01, show_default="1%",
     help="Relative accuracy of a crossover; counts are exact.",
 )  # fmt: skip
-@click.option(
-    "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=complete_offers("executors"),
-    help="Executor of the simulations; by default, sequential in this process.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
+@executor_options(None, "Executor of the simulations; by default, sequential in this process.")
 @experiment_flags(without=["schedule"])
 @json_option("Print everything as JSON.")
-def command(
-    source: Source,
-    between: tuple[str, ...],
-    over: tuple[str, ...],
-    points: int,
-    tolerance: float,
-    executor: str | None,
-    workers: int | None,
-    *,
-    as_json: bool,
-) -> None:
+def command(source: Source, over: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
     """Find where the ranking of two schedules by step time changes as a number of CONFIG grows.
 
     Without a range, microbatches go from 1 to 1024, and other keys over three decades around their value.
     """
     if len(over) > 1:
         raise click.UsageError(f"one axis at a time, not {' and '.join(over)}")
-    file = source.file
     from pptrace.api import crossover
 
     with status("searching") as watch:
-        result = unwrap(crossover)(  # without the wrapper that names arguments in place of flags
-            file, between=between, over=over[0], points=points, tolerance=tolerance, executor=executor,
-            workers=workers, sets=source.sets, progress=watch, **source.flags,
-        )  # fmt: skip
+        result = source.call(crossover, over=over[0], progress=watch, **options)
     echo_result(result, as_json=as_json)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
 
 _STARTUP_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
-"""Disable numpy's threads for float products, which pptrace does not use, and pydantic's search for plugins."""
+"""Variables, unless the user sets them, that disable slow start-up work of libraries: numpy's threads for float
+products, which pptrace does not use, and pydantic's search for plugins."""
 _ERROR = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -104,17 +105,12 @@ def main() -> NoReturn:
     """Run the command line; every error that a user can cause is one line and exit code 2."""
     warnings.showwarning = _show_warning
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the error names the plugin
-    _reduce_startup()
+    for name, value in _STARTUP_VARIABLES.items():
+        os.environ.setdefault(name, value)
     with plain_streams(), _handle_signals():
         code = _run()
     gc.freeze()  # no garbage collection at exit
     sys.exit(code)
-
-
-def _reduce_startup() -> None:
-    """Disable slow start-up work of libraries; variables that the user sets take precedence."""
-    for name, value in _STARTUP_VARIABLES.items():
-        os.environ.setdefault(name, value)
 
 
 @contextmanager
@@ -179,11 +175,6 @@ def _report_error(error: Exception) -> int:
         name = f"{printable_line(str(error.filename))}: " if error.filename else ""
         sys.stderr.write(f"pptrace: {name}{error.strerror}\n")
         return _ERROR
-    return _report_bug(error)
-
-
-def _report_bug(error: Exception) -> int:
-    """Print the traceback of a bug, and return its status, which no command uses."""
     import traceback
 
     traceback.print_exception(error)

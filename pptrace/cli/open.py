@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 from msgspec import Struct
@@ -74,24 +74,13 @@ pptrace open step.json.gz --ui perfetto/ui/out/dist
 @click.option(
     "--overview/--whole", default=None, help="Utilisation of ranks over time; the default for large traces."
 )
-def command(
-    file: Path,
-    ui: Path | None,
-    port: int,
-    timeout_s: int,
-    only: tuple[str, ...],
-    gpu: int | None,
-    replica: int | None,
-    *,
-    no_browser: bool,
-    overview: bool | None,
-) -> None:
+def command(file: Path, ui: Path | None, port: int, timeout_s: int, *, no_browser: bool, **part: Any) -> None:
     """Open FILE, a Perfetto (.pftrace) or Chrome JSON trace, also with .gz, in the Perfetto UI.
 
     Serves this file, to this machine only, until the UI has fetched it or Ctrl-C is pressed. The address has a
     secret token. The traces in a folder, one per rank, open as one trace of the median step.
     """
-    with open_part(file, PartRequest(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
+    with open_part(file, PartRequest(**part), _say) as trace:
         check(trace)
         _check_ui(ui, port)
         is_pptrace_trace = _is_pptrace_trace(trace)

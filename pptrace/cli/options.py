@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import wraps
+from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
+    from click import Context, Parameter
+
     from pptrace.steps.text_forms import TableFile
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
     Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-    from collections.abc import Callable
-
-    from click import Context, Parameter
-
     Items: TypeAlias = list[CompletionItem[str]]
     Completer: TypeAlias = Callable[[Context, Parameter, str], Items]
 
@@ -50,7 +49,21 @@ class Source(Struct, frozen=True):
         Raises:
             click.UsageError: there are several, or it is a schedule's file.
         """
-        return config_file(self.words)
+        files = [Path(word) for word in self.words]
+        if not files:
+            return None
+        if len(files) > 1:
+            raise click.UsageError(f"one configuration at a time, not {files[0]} and {files[1]}")
+        (file,) = files
+        if file.suffix.lower() in {".csv", ".txt"}:
+            raise click.UsageError(f"{file} is a schedule table: write --schedule {file}")
+        if not file.exists() and file.suffix.lower() not in {".yaml", ".yml"}:
+            raise click.UsageError(f"{file}: no such file; if it is a schedule, write --schedule {file}")
+        return file
+
+    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        """Return the result of a function of the Python interface; its errors name flags."""
+        return unwrap(function)(self.file, sets=self.sets, **arguments, **self.flags)
 
 
 def experiment_flags(*only: str, without: Sequence[str] = (), config: bool = True) -> Option:
@@ -107,25 +120,6 @@ def flag_option(name: str, parameter: str = "") -> Option:
     )
 
 
-def config_file(words: Sequence[str]) -> Path | None:
-    """Return the configuration among a command's arguments, if any.
-
-    Raises:
-        click.UsageError: there are several, or it is a schedule's file.
-    """
-    files = [Path(word) for word in words]
-    if not files:
-        return None
-    if len(files) > 1:
-        raise click.UsageError(f"one configuration at a time, not {files[0]} and {files[1]}")
-    (file,) = files
-    if file.suffix.lower() in {".csv", ".txt"}:
-        raise click.UsageError(f"{file} is a schedule table: write --schedule {file}")
-    if not file.exists() and file.suffix.lower() not in {".yaml", ".yml"}:
-        raise click.UsageError(f"{file}: no such file; if it is a schedule, write --schedule {file}")
-    return file
-
-
 def outputs_option(text: str) -> Option:
     """Return the repeatable option ``-o`` with a help text; its parameter is ``outputs``."""
     return click.option(
@@ -168,6 +162,21 @@ def share(text: str) -> float:
         return parse_share(text, "")
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def executor_options(default: str | None, text: str) -> Option:
+    """Return a decorator that adds the options ``--executor``, with a help text, and ``--workers``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        workers = click.option(
+            "--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core."
+        )
+        return click.option(
+            "--executor", default=default, show_default=default is not None, metavar="NAME[:KEY=VALUE]",
+            shell_complete=complete_offers("executors"), help=text,
+        )(workers(function))  # fmt: skip
+
+    return decorate
 
 
 def json_option(text: str = "Print JSON.") -> Option:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.cli.options import complete_offers, complete_words, experiment_flags, json_option, outputs_option
+from pptrace.cli.options import complete_words, executor_options, experiment_flags, json_option, outputs_option
 from pptrace.cli.output import echo_result, report_written, status
 
 if TYPE_CHECKING:
@@ -55,48 +54,21 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
     "Write the best configuration (.yaml), or a script (.sh) or recipe of Megatron-Bridge (.py) that runs it. "
     "Other names write all points (.csv, .parquet) or a picture (.png, .svg, .pdf). May be repeated."
 )
-@click.option(
-    "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=complete_offers("executors"), help="Executor of the simulations.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
+@executor_options("processes", "Executor of the simulations.")
 @click.option("--fresh", is_flag=True, help="Reuse no finished simulations of an earlier start.")
 @json_option("Print everything as JSON.")
-def command(
-    source: Source,
-    gpus: int,
-    memory: str | None,
-    objective: str,
-    framework: str,
-    vary: tuple[str, ...],
-    top: int,
-    measured: Path | None,
-    outputs: tuple[str, ...],
-    executor: str,
-    workers: int | None,
-    time: str | None,
-    *,
-    exhaustive: bool,
-    robust: bool,
-    fresh: bool,
-    as_json: bool,
-) -> None:
+def command(source: Source, outputs: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
     """Find the best configuration of CONFIG's model on a number of GPUs: division of the model, and schedule.
 
     Sizes in CONFIG vary; sizes on the command line are fixed. Finished simulations are stored next to the first
     output: after an interruption, the same command continues. After Ctrl-C or --time, the best configuration so
     far is printed. Exits with 2 if no configuration can run and fits.
     """
-    file = source.file
     from pptrace.cli.sweep import report_journal
     from pptrace.search.plan import plan
 
     paths = [Path(output) for output in outputs]
     with report_journal(paths), status("planning") as watch:
-        result = unwrap(plan)(  # without the wrapper that names arguments in place of flags
-            file, gpus=gpus, memory=memory, objective=objective, vary=vary, top=top, exhaustive=exhaustive,
-            time=time, framework=framework, measured=measured, robust=robust, sets=source.sets, outputs=paths,
-            fresh=fresh, executor=executor, workers=workers, progress=watch, **source.flags,
-        )  # fmt: skip
+        result = source.call(plan, outputs=paths, progress=watch, **options)
     echo_result(result, as_json=as_json)
     report_written(result.files_of(paths))

@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
-from pptrace.cli.options import config_file, experiment_flags, json_option, outputs_option
+from pptrace.cli.options import experiment_flags, json_option, outputs_option
 from pptrace.cli.output import echo_documents
 from pptrace.sanitize import printable_line
 
@@ -66,9 +67,9 @@ def command(
 
     # A second part after --only is parsed as an argument: --only ranks=0,7 microbatches=0:32.
     parts = tuple(word for word in source.words if only and word.startswith(("ranks=", "microbatches=")))
-    file = config_file([word for word in source.words if word not in parts])
+    source = replace(source, words=tuple(word for word in source.words if word not in parts))
     only = tuple(part for text in (*only, *parts) for part in text.split())
-    resolved = load(file, source.sets, source.flags)
+    resolved = load(source.file, source.sets, source.flags)
     registry = Registry.load()
     if only and not outputs:
         raise click.UsageError("--only trims a trace: name one with -o")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli.options import complete_offers, complete_words, experiment_flags, json_option, outputs_option
+from pptrace.cli.options import complete_words, executor_options, experiment_flags, json_option, outputs_option
 from pptrace.cli.output import echo_documents, raw
 from pptrace.sanitize import printable_line
 
@@ -46,11 +46,7 @@ _REDRAW_S = 0.1
 @click.option(
     "--y", default="step_ns", show_default=True, metavar="FIGURE,...", help="The columns that pictures show."
 )
-@click.option(
-    "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=complete_offers("executors"), help="Executor of the points.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
+@executor_options("processes", "Executor of the points.")
 @click.option("--fresh", is_flag=True, help="Simulate all points again, and replace the outputs.")
 @json_option("Print the rows as JSON.")
 def command(

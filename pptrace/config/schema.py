@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pptrace.config.choices import (
     Balance,
@@ -21,6 +21,7 @@ from pptrace.config.choices import (
 )
 from pptrace.config.flags import FLAGS
 from pptrace.config.quantities import Duration, Rate, Size, parse_size
+from pptrace.config.validation import Parameters
 
 DEFAULT_COSTS = "unit"
 """The cost model of a step without a model."""
@@ -41,14 +42,10 @@ def is_yaml_file(name: str) -> bool:
     return name.lower().endswith(_YAML)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class OpenSection(BaseModel):
+class OpenSection(Parameters):
     """A section that takes keys of plugins."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
+    model_config = ConfigDict(extra="allow")
 
     @property
     def values(self) -> dict[str, Any]:
@@ -59,25 +56,19 @@ class OpenSection(BaseModel):
 class Preset(OpenSection):
     """A model or device: a preset's name, its parameters, or a preset with some changed."""
 
-    preset: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A preset that a plugin offers, or a file of parameters (.yaml), named after the file; keys "
-        "beside it override its values.",
-    )
+    preset: str | None = Field(default=None, min_length=1)
+    """A preset that a plugin offers, or a file of parameters (.yaml), named after the file; keys beside it
+    override its values."""
 
 
 class Device(Preset):
     """A device, and the devices of other pipeline ranks where they differ."""
 
     ranks: dict[str, str | dict[str, Any]] | None = Field(
-        default=None,
-        min_length=1,
-        description="Devices of some pipeline ranks, by rank or range of ranks: a preset's name, or parameters. "
-        "Parameters with a preset define a separate device, others override the device beside ranks, which all "
-        "other ranks have.",
-        examples=[{"4-7": "a100-sxm"}, {"3": {"compute_efficiency": 0.5}}],
+        default=None, min_length=1, examples=[{"4-7": "a100-sxm"}, {"3": {"compute_efficiency": 0.5}}]
     )
+    """Devices of some pipeline ranks, by rank or range of ranks: a preset's name, or parameters. Parameters with a
+    preset define a separate device, others override the device beside ranks, which all other ranks have."""
 
     def limited(self, size_bytes: int, written: Self | None = None) -> dict[str, str]:
         """Return settings by which no device has more memory than a limit; none without ``ranks``.
@@ -104,51 +95,39 @@ class Device(Preset):
 class NetworkChoice(OpenSection):
     """A network by name, with its options beside the name."""
 
-    name: str = Field(description="Name of a network, such as hockney; its options are keys next to the name.")
+    name: str
+    """Name of a network, such as hockney; its options are keys next to the name."""
 
 
 class CostChoice(OpenSection):
     """A cost model by name, with its options beside the name."""
 
-    name: str | None = Field(
-        default=None,
-        description="Name of a cost model; its options are keys next to the name. The default is unit, and "
-        "with a model the cost model that reads models, roofline.",
-    )
+    name: str | None = None
+    """Name of a cost model; its options are keys next to the name. The default is unit, and with a model the cost
+    model that reads models, roofline."""
 
 
-class DataParallel(_Section):
+class DataParallel(Parameters):
     """What data-parallel replicas do together: gradients are reduced, sharded weights gathered."""
 
-    overlap: bool = Field(
-        default=False,
-        description="Reduce a stage's gradients as soon as they are whole, while the pipeline drains; else when "
-        "every rank has finished.",
-    )
-    bandwidth: Rate | None = Field(
-        default=None, description="Rate per direction between replicas; as the pipeline's network by default."
-    )
-    latency: Duration = Field(
-        default=0,
-        description="Latency of one message between replicas; as the pipeline's network where that gives the "
-        "bandwidth.",
-    )
+    overlap: bool = False
+    """Reduce a stage's gradients as soon as they are whole, while the pipeline drains; else when every rank has
+    finished."""
+    bandwidth: Rate | None = None
+    """Rate per direction between replicas; as the pipeline's network by default."""
+    latency: Duration = 0
+    """Latency of one message between replicas; as the pipeline's network where that gives the bandwidth."""
     validation: Validation = Field(
         default=Validation.BEFORE,
         description=f"When a step learns the norm of all gradients. {Validation.explanations()}.",
     )
-    stage_replicas: bool = Field(
-        default=True,
-        description="Reduce gradients also between the ranks of one pipeline that hold the same stage, as "
-        "Chimera's do; by all-reduce over the pipeline's network or cluster. With false they are not exchanged.",
-    )
+    stage_replicas: bool = True
+    """Reduce gradients also between the ranks of one pipeline that hold the same stage, as Chimera's do; by
+    all-reduce over the pipeline's network or cluster. With false they are not exchanged."""
 
-    reduce_each: bool | None = Field(
-        default=None,
-        description="Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does with "
-        "sharded gradients. By default only if the stage has units, else once, after the last backward. Needs "
-        "overlap.",
-    )
+    reduce_each: bool | None = None
+    """Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does with sharded gradients.
+    By default only if the stage has units, else once, after the last backward. Needs overlap."""
     reshard: Reshard | Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
         description="When a rank frees the gathered weights of a stage, if costs shard them (costs.zero: 3). By "
@@ -156,55 +135,40 @@ class DataParallel(_Section):
         "the GPUs of a shard group, is also a rule for units (PyTorch's reshard_after_forward). Between forward "
         "and backward, weights are sharded over so many consecutive GPUs, and the backward gathers them there.",
     )
-    units: Annotated[int, Field(ge=1, le=2**20)] | Literal["weights"] | None = Field(
-        default=None,
-        description="Without a pipeline, the units whose weights are gathered, and whose gradients are reduced, "
-        "separately. By default, with overlapped reductions or with costs.zero of 2 or more, these are embedding, "
-        "each layer, and LM head. With `weights`, each matrix of a layer is a unit, as with Megatron-LM's GTP.",
-    )
-    prefetch: Annotated[int, Field(ge=0, le=2**20)] | None = Field(
-        default=None,
-        description="Units that a pass gathers ahead of the unit that computes; 1 by default. Memory has the "
-        "gathered weights of one more.",
-    )
-    shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None,
-        description="Replicas that share a shard group (HSDP, data_parallel_shard_degree): state is sharded in "
-        "the group, and gradients are then reduced between the groups. It divides parallel.dp, the default. With "
-        "Megatron-LM's GTP, it is tensor-parallel-num-weight-shards over tp.",
-    )
-    expert_shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None,
-        description="Replicas of an expert that share its state, if not those in a shard group. It divides the "
-        "replicas of an expert. With Megatron-LM's GTP, it is expert-tensor-parallel-num-weight-shards over etp.",
-    )
+    units: Annotated[int, Field(ge=1, le=2**20)] | Literal["weights"] | None = None
+    """Without a pipeline, the units whose weights are gathered, and whose gradients are reduced, separately. By
+    default, with overlapped reductions or with costs.zero of 2 or more, these are embedding, each layer, and LM
+    head. With `weights`, each matrix of a layer is a unit, as with Megatron-LM's GTP."""
+    prefetch: Annotated[int, Field(ge=0, le=2**20)] | None = None
+    """Units that a pass gathers ahead of the unit that computes; 1 by default. Memory has the gathered weights of
+    one more."""
+    shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Replicas that share a shard group (HSDP, data_parallel_shard_degree): state is sharded in the group, and
+    gradients are then reduced between the groups. It divides parallel.dp, the default. With Megatron-LM's GTP, it
+    is tensor-parallel-num-weight-shards over tp."""
+    expert_shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Replicas of an expert that share its state, if not those in a shard group. It divides the replicas of an
+    expert. With Megatron-LM's GTP, it is expert-tensor-parallel-num-weight-shards over etp."""
     reduce_groups: ReduceGroups | None = Field(
         default=None,
         description="When shard groups reduce gradients between them, if gradients are reduced after each "
         f"microbatch's backward; each by default. {ReduceGroups.explanations()}",
     )
-    active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None,
-        description="Under reshard: never, number of stages of a rank whose sharded weights are gathered at the "
-        "same time. They are the stages that compute next. 3 by default, as in PyTorch's pipeline runtime.",
-    )
+    active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Under reshard: never, number of stages of a rank whose sharded weights are gathered at the same time. They
+    are the stages that compute next. 3 by default, as in PyTorch's pipeline runtime."""
 
     speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
-        default=None,
-        min_length=1,
-        description="Relative speeds of slower devices (stragglers) in forwards and backwards. Keys are a "
-        "replica, a range of replicas, or a rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1. "
-        "A rank is as fast as its slowest GPU, and reductions wait for the slowest replica.",
-        examples=[{"3": 0.5, "8-11": 0.9, "0/2": 0.7}],
+        default=None, min_length=1, examples=[{"3": 0.5, "8-11": 0.9, "0/2": 0.7}]
     )
-    spread: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
-        default=None,
-        description="Relative standard deviation of the times of forwards and backwards between GPUs. Each GPU of "
-        "the job has a random factor around 1. It cannot be combined with costs.spread.",
-    )
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Seed of the random numbers of spread, 1 by default."
-    )
+    """Relative speeds of slower devices (stragglers) in forwards and backwards. Keys are a replica, a range of
+    replicas, or a rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1. A rank is as fast as its
+    slowest GPU, and reductions wait for the slowest replica."""
+    spread: Annotated[float, Field(ge=0, le=0.5)] | None = None
+    """Relative standard deviation of the times of forwards and backwards between GPUs. Each GPU of the job has a
+    random factor around 1. It cannot be combined with costs.spread."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Seed of the random numbers of spread, 1 by default."""
 
     @property
     def reshard_rule(self) -> Reshard | None:
@@ -232,42 +196,31 @@ _Speed = Annotated[float, Field(ge=0.001, le=1)]
 _Places = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
-class _Modifier(_Section):
-    stages: _Places | None = Field(
-        default=None, description="Stages that this applies to, from 0; all by default."
-    )
-    chunks: _Places | None = Field(
-        default=None, description="Which of each rank's stages, from 0 in the model's order; all by default."
-    )
+class _Modifier(Parameters):
+    stages: _Places | None = None
+    """Stages that this applies to, from 0; all by default."""
+    chunks: _Places | None = None
+    """Which of each rank's stages, from 0 in the model's order; all by default."""
 
 
 class Offload(_Modifier):
     """Activations that are in host memory between forward and backward."""
 
-    ratio: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1, description="Share of each activation's bytes that is copied."
-    )
-    ahead: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="Computations, or overlapped pairs, by which a copy back is ahead of its backward. By default "
-        "the smallest number that hides the copy in the step without copies.",
-    )
-    behind: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="The rank waits for a copy out before the computation that follows its forward by this "
-        "number. This frees memory in time. By default it does not wait.",
-    )
-    gap: Annotated[float, Field(ge=0)] = Field(
-        default=3,
-        description="Activations are copied only if the time between forward and backward, in the step without "
-        "copies, exceeds this multiple of the time of both copies. With 0 all are copied.",
-    )
-    alone: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1,
-        description="Share of its time that a copy takes if no copy in the other direction overlaps with it on "
-        "its rank. With `pair`, both ranks count. The overlap is that of a step in which all copies take their "
-        "whole time. PipeOffload's program has 0.7.",
-    )
+    ratio: Annotated[float, Field(gt=0, le=1)] = 1
+    """Share of each activation's bytes that is copied."""
+    ahead: Annotated[int, Field(ge=0)] | None = None
+    """Computations, or overlapped pairs, by which a copy back is ahead of its backward. By default the smallest
+    number that hides the copy in the step without copies."""
+    behind: Annotated[int, Field(ge=0)] | None = None
+    """The rank waits for a copy out before the computation that follows its forward by this number. This frees
+    memory in time. By default it does not wait."""
+    gap: Annotated[float, Field(ge=0)] = 3
+    """Activations are copied only if the time between forward and backward, in the step without copies, exceeds
+    this multiple of the time of both copies. With 0 all are copied."""
+    alone: Annotated[float, Field(gt=0, le=1)] = 1
+    """Share of its time that a copy takes if no copy in the other direction overlaps with it on its rank. With
+    `pair`, both ranks count. The overlap is that of a step in which all copies take their whole time.
+    PipeOffload's program has 0.7."""
     stream: CopyStream = Field(
         default=CopyStream.DIRECTION,
         description=f"Granularity of copy streams. {CopyStream.explanations()}",
@@ -277,38 +230,27 @@ class Offload(_Modifier):
 class Recompute(_Modifier):
     """Forwards that are computed again, by actions of their own, before the backward."""
 
-    early: bool = Field(
-        default=False,
-        description="Recompute forwards as soon as the rank is free, without waiting for their gradients.",
-    )
+    early: bool = False
+    """Recompute forwards as soon as the rank is free, without waiting for their gradients."""
 
 
-class ScheduleChoice(_Section):
+class ScheduleChoice(Parameters):
     """A schedule: a plugin's by name, a function in a Python file, or a table in a file."""
 
-    name: str = Field(
-        min_length=1,
-        description="A schedule that a plugin offers, FILE.py:FUNCTION, or a table file (.csv or .txt).",
-        examples=["1f1b", "./mine.py:make", "table.csv"],
-    )
-    options: dict[str, Any] = Field(
-        default={},
-        description="Options of the schedule; of a table file only slices, into how many each sequence is cut: "
-        "its microbatches are then slices.",
-    )
+    name: str = Field(min_length=1, examples=["1f1b", "./mine.py:make", "table.csv"])
+    """A schedule that a plugin offers, FILE.py:FUNCTION, or a table file (.csv or .txt)."""
+    options: dict[str, Any] = Field(default={})
+    """Options of the schedule; of a table file only slices, into how many each sequence is cut: its microbatches
+    are then slices."""
     interleave: dict[str, _Places] | None = Field(
-        default=None,
-        min_length=1,
-        description="Order of computations in an overlapped pair, by its kinds, such as F+B: the member of each "
-        "next computation, from 0, repeated. By default the schedule's order, or whichever is ready first.",
-        examples=[{"F+B": [0, 1, 1, 0, 1, 1]}],
+        default=None, min_length=1, examples=[{"F+B": [0, 1, 1, 0, 1, 1]}]
     )
-    offload: Offload | None = Field(
-        default=None, description="Activations that are copied to host memory and back; none by default."
-    )
-    recompute: Recompute | None = Field(
-        default=None, description="Forwards that are recomputed before their backward; none by default."
-    )
+    """Order of computations in an overlapped pair, by its kinds, such as F+B: the member of each next computation,
+    from 0, repeated. By default the schedule's order, or whichever is ready first."""
+    offload: Offload | None = None
+    """Activations that are copied to host memory and back; none by default."""
+    recompute: Recompute | None = None
+    """Forwards that are recomputed before their backward; none by default."""
 
     @property
     def kind(self) -> Literal["plugin", "python", "table"]:
@@ -319,37 +261,29 @@ class ScheduleChoice(_Section):
         return "table" if self.name.lower().endswith((".csv", ".txt")) else "plugin"
 
 
-class TableFileOptions(_Section):
+class TableFileOptions(Parameters):
     """What a table file does not contain."""
 
-    slices: _Count = Field(
-        default=1,
-        description="Slices of each microbatch's sequence; as many consecutive microbatches of the table are one.",
-    )
+    slices: _Count = 1
+    """Slices of each microbatch's sequence; as many consecutive microbatches of the table are one."""
 
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
-class EncoderParallel(_Section):
+class EncoderParallel(Parameters):
     """How an encoder's processes are divided, where it has sizes other than the decoder's."""
 
-    pp: Annotated[int, Field(ge=0, le=_LARGEST)] = Field(
-        default=0,
-        description="Pipeline ranks with only the encoder: the first of parallel.pp, with one stage each, on "
-        "separate GPUs before those of the decoder. With 0, the encoder is on the GPUs of the first stage.",
-    )
-    tp: _Count | None = Field(
-        default=None, description="Tensor-parallel size of the encoder; parallel.tp by default."
-    )
-    dp: _Count | None = Field(
-        default=None,
-        description="Replicas of the encoder, which divide the items of a microbatch, of all replicas of the "
-        "decoder together. By default parallel.dp, or without pp as many as fill the GPUs of the decoder.",
-    )
-    cp: _Count | None = Field(
-        default=None, description="Context-parallel size of the encoder; parallel.cp by default."
-    )
+    pp: Annotated[int, Field(ge=0, le=_LARGEST)] = 0
+    """Pipeline ranks with only the encoder: the first of parallel.pp, with one stage each, on separate GPUs before
+    those of the decoder. With 0, the encoder is on the GPUs of the first stage."""
+    tp: _Count | None = None
+    """Tensor-parallel size of the encoder; parallel.tp by default."""
+    dp: _Count | None = None
+    """Replicas of the encoder, which divide the items of a microbatch, of all replicas of the decoder together. By
+    default parallel.dp, or without pp as many as fill the GPUs of the decoder."""
+    cp: _Count | None = None
+    """Context-parallel size of the encoder; parallel.cp by default."""
     bridge: Bridge | None = Field(
         default=None,
         description="Which GPUs exchange the messages between both modules with pp; pieces by default. "
@@ -357,7 +291,7 @@ class EncoderParallel(_Section):
     )
 
 
-class Parallel(_Section):
+class Parallel(Parameters):
     """How the job's processes are divided."""
 
     pp: _Count | None = Field(default=None, description=FLAGS["pp"].text)
@@ -365,28 +299,19 @@ class Parallel(_Section):
     dp: _Count = Field(default=1, description=FLAGS["dp"].text)
     cp: _Count = Field(default=1, description=FLAGS["cp"].text)
     ep: _Count = Field(default=1, description=FLAGS["ep"].text)
-    etp: _Count | None = Field(
-        default=None,
-        description="Processes that an expert's matrices are split over; as many as tp by default. With another "
-        "number ep divides tp x cp x dp / etp.",
-    )
+    etp: _Count | None = None
+    """Processes that an expert's matrices are split over; as many as tp by default. With another number ep divides
+    tp x cp x dp / etp."""
     vp: _Count = Field(default=1, description=FLAGS["vp"].text)
-    sequence_parallel: bool = Field(
-        default=False, description="Split activations between tensor-parallel regions over the sequence."
-    )
-    order: str = Field(
-        default="tp-cp-ep-dp-pp",
-        description="Which neighbours along the axes are neighbouring GPUs of a cluster, the nearest first.",
-    )
-    encoder: EncoderParallel | None = Field(
-        default=None,
-        description="Sizes of the grid of processes that the model's encoder has, or all its encoders together; "
-        "by default those of the decoder.",
-    )
-    encoders: dict[_Name, EncoderParallel] | None = Field(
-        default=None,
-        description="Sizes of the grid of each encoder of model.encoders by name, with the keys of encoder.",
-    )
+    sequence_parallel: bool = False
+    """Split activations between tensor-parallel regions over the sequence."""
+    order: str = "tp-cp-ep-dp-pp"
+    """Which neighbours along the axes are neighbouring GPUs of a cluster, the nearest first."""
+    encoder: EncoderParallel | None = None
+    """Sizes of the grid of processes that the model's encoder has, or all its encoders together; by default those
+    of the decoder."""
+    encoders: dict[_Name, EncoderParallel] | None = None
+    """Sizes of the grid of each encoder of model.encoders by name, with the keys of encoder."""
 
     @property
     def grids(self) -> dict[str, EncoderParallel]:
@@ -427,67 +352,54 @@ def module_title(name: str) -> str:
     return f"encoder {name}".rstrip()
 
 
-class Lognormal(_Section):
+class Lognormal(Parameters):
     """Lengths whose logarithms are normally distributed."""
 
-    median: Annotated[float, Field(gt=0, le=_LARGEST)] = Field(description="Median length in tokens.")
-    sigma: Annotated[float, Field(ge=0, le=10)] = Field(description="Standard deviation of the logarithm.")
+    median: Annotated[float, Field(gt=0, le=_LARGEST)]
+    """Median length in tokens."""
+    sigma: Annotated[float, Field(ge=0, le=10)]
+    """Standard deviation of the logarithm."""
 
 
-class Documents(_Section):
+class Documents(Parameters):
     """Documents that sequences consist of, in order of arrival, with attention inside each document."""
 
-    lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
-        default=None,
-        description="Tokens of each document, or a file of them, separated by commas, spaces or lines; from the "
-        "first again where the step needs more.",
-    )
-    lognormal: Lognormal | None = Field(
-        default=None,
-        description="Lengths with a lognormal distribution.",
-        examples=[{"median": 800, "sigma": 1.5}],
-    )
+    lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = None
+    """Tokens of each document, or a file of them, separated by commas, spaces or lines; from the first again where
+    the step needs more."""
+    lognormal: Lognormal | None = Field(default=None, examples=[{"median": 800, "sigma": 1.5}])
+    """Lengths with a lognormal distribution."""
     uniform: Annotated[list[_Count], Field(min_length=2, max_length=2)] | None = Field(
-        default=None, description="Shortest and longest of uniformly distributed lengths.", examples=[[64, 8192]]
+        default=None, examples=[[64, 8192]]
     )
-    fixed: _Count | None = Field(default=None, description="The length of all documents.")
+    """Shortest and longest of uniformly distributed lengths."""
+    fixed: _Count | None = None
+    """The length of all documents."""
     histogram: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
-        default=None,
-        min_length=1,
-        description="Share of documents by the longest length of a bin; lengths are uniform within a bin.",
-        examples=[{"512": 0.6, "4096": 0.3, "32768": 0.1}],
+        default=None, min_length=1, examples=[{"512": 0.6, "4096": 0.3, "32768": 0.1}]
     )
-    seed: Annotated[int, Field(ge=0, le=_LARGEST)] | None = Field(
-        default=None, description="Seed of random lengths, 1 by default."
-    )
-    count: _Count | None = Field(
-        default=None,
-        description="Documents of a step, each in one sequence; by default as many as fill its microbatches. "
-        "A replica has as many microbatches as its documents fill.",
-    )
-    equal: bool = Field(
-        default=False,
-        description="With count, give all replicas as many microbatches, as Megatron-LM and verl do: the last "
-        "documents of full sequences move to sequences of their own.",
-    )
-    whole: bool = Field(
-        default=False,
-        description="Put each document into one sequence, in order up to batch.sequence tokens, as Megatron's "
-        "dp_balanced does; longer ones end there. By default a document continues in the next sequence, and all "
-        "sequences are full. count and dynamic_cp imply true.",
-    )
+    """Share of documents by the longest length of a bin; lengths are uniform within a bin."""
+    seed: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
+    """Seed of random lengths, 1 by default."""
+    count: _Count | None = None
+    """Documents of a step, each in one sequence; by default as many as fill its microbatches. A replica has as
+    many microbatches as its documents fill."""
+    equal: bool = False
+    """With count, give all replicas as many microbatches, as Megatron-LM and verl do: the last documents of full
+    sequences move to sequences of their own."""
+    whole: bool = False
+    """Put each document into one sequence, in order up to batch.sequence tokens, as Megatron's dp_balanced does;
+    longer ones end there. By default a document continues in the next sequence, and all sequences are full. count
+    and dynamic_cp imply true."""
     balance: Balance = Field(
         default=Balance.NONE,
         description=f"How sequences are assigned to replicas, and whole documents to sequences. "
         f"{Balance.explanations()}",
     )
-    dynamic_cp: bool = Field(
-        default=False,
-        description="Compute each document on as few context-parallel ranks as it needs, as Megatron's "
-        "default_dynamic_cp. Their number is a power of two, at most parallel.cp, with batch.sequence / "
-        "parallel.cp tokens per rank. A microbatch fills parallel.cp ranks with such groups, and the group with "
-        "the most work determines its time.",
-    )
+    dynamic_cp: bool = False
+    """Compute each document on as few context-parallel ranks as it needs, as Megatron's default_dynamic_cp. Their
+    number is a power of two, at most parallel.cp, with batch.sequence / parallel.cp tokens per rank. A microbatch
+    fills parallel.cp ranks with such groups, and the group with the most work determines its time."""
 
     @property
     def sources(self) -> list[str]:
@@ -501,7 +413,7 @@ class Documents(_Section):
         return self.whole or self.dynamic_cp or self.count is not None
 
 
-class Batch(_Section):
+class Batch(Parameters):
     """What one training step works on; ``global`` and ``microbatches`` follow from each other."""
 
     global_batch: _Count | None = Field(default=None, alias="global", description=FLAGS["global"].text)
@@ -509,22 +421,16 @@ class Batch(_Section):
     microbatches: _Count | None = Field(default=None, description=FLAGS["microbatches"].text)
     sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
     lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
-        default=None,
-        description="Tokens in each microbatch's sequences. One number per microbatch, for all replicas or for "
-        "each replica in turn, or a file with numbers between commas, spaces or lines. None exceeds sequence, "
-        "by default the longest of them. With parallel.sequence_parallel they are padded to multiples of tp.",
-        examples=[[8192, 3072, 5120, 8192]],
+        default=None, examples=[[8192, 3072, 5120, 8192]]
     )
-    documents: Documents | None = Field(
-        default=None,
-        description="Documents that sequences are packed from: equal tokens and unequal attention.",
-    )
-    replica: int | None = Field(
-        default=None,
-        ge=0,
-        description="Data-parallel replica that the step shows where lengths differ, from 0; by default the one "
-        "that computes longest. The step takes the same time in all of them.",
-    )
+    """Tokens in each microbatch's sequences. One number per microbatch, for all replicas or for each replica in
+    turn, or a file with numbers between commas, spaces or lines. None exceeds sequence, by default the longest of
+    them. With parallel.sequence_parallel they are padded to multiples of tp."""
+    documents: Documents | None = None
+    """Documents that sequences are packed from: equal tokens and unequal attention."""
+    replica: int | None = Field(default=None, ge=0)
+    """Data-parallel replica that the step shows where lengths differ, from 0; by default the one that computes
+    longest. The step takes the same time in all of them."""
 
     @property
     def known_microbatches(self) -> int:
@@ -532,59 +438,53 @@ class Batch(_Section):
         return self.microbatches or 0
 
 
-class PostTraining(_Section):
+class PostTraining(Parameters):
     """What precedes the training microbatches of a step of reinforcement learning."""
 
-    generation: Duration = Field(default=0, description="Time of generation before the passes, on all ranks.")
-    forward_passes: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=0,
-        description="Forward-only passes over all microbatches, such as 2 for log-probabilities of the policy and "
-        "of the reference. Each starts when all ranks and replicas have finished the pass before it.",
-    )
+    generation: Duration = 0
+    """Time of generation before the passes, on all ranks."""
+    forward_passes: Annotated[int, Field(ge=0, le=100)] = 0
+    """Forward-only passes over all microbatches, such as 2 for log-probabilities of the policy and of the
+    reference. Each starts when all ranks and replicas have finished the pass before it."""
 
 
 class NetworkPart(OpenSection):
     """A part of a cluster: a network by name, with its options beside the name."""
 
-    name: str | None = Field(
-        default=None,
-        description="Network that a plugin offers, with its options beside the name; the preset's by default.",
-    )
+    name: str | None = None
+    """Network that a plugin offers, with its options beside the name; the preset's by default."""
 
 
-class Cluster(_Section):
+class Cluster(Parameters):
     """Nodes of GPUs and the fabric between them: a preset, one's own, or a preset with some changed."""
 
-    preset: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A preset of one node and its fabric; dgx-h100x32 is 32 nodes of dgx-h100.",
-        examples=["dgx-h100x32"],
-    )
-    nodes: _Count | None = Field(default=None, description="Nodes; as many as the job needs by default.")
-    gpus: _Count | None = Field(default=None, description="GPUs of a node.")
-    nics: Annotated[int, Field(ge=0, le=_LARGEST)] | None = Field(
-        default=None, description="NICs of a node; GPU g uses NIC g x nics / gpus."
-    )
-    node: NetworkPart | None = Field(default=None, description="The network of the GPUs and NICs of a node.")
-    fabric: NetworkPart | None = Field(default=None, description="The network that joins the NICs of all nodes.")
-    spare: bool = Field(default=False, description="Let GPUs that the job does not need stay unused.")
+    preset: str | None = Field(default=None, min_length=1, examples=["dgx-h100x32"])
+    """A preset of one node and its fabric; dgx-h100x32 is 32 nodes of dgx-h100."""
+    nodes: _Count | None = None
+    """Nodes; as many as the job needs by default."""
+    gpus: _Count | None = None
+    """GPUs of a node."""
+    nics: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
+    """NICs of a node; GPU g uses NIC g x nics / gpus."""
+    node: NetworkPart | None = None
+    """The network of the GPUs and NICs of a node."""
+    fabric: NetworkPart | None = None
+    """The network that joins the NICs of all nodes."""
+    spare: bool = False
+    """Let GPUs that the job does not need stay unused."""
 
 
-class Contending(_Section):
+class Contending(Parameters):
     """What traffic and computation that meet do to each other."""
 
     links: Sharing = Field(default=Sharing.MAX_MIN, description=Sharing.explanations())
-    compute: _Speed = Field(
-        default=1, description="Speed of computation while its rank communicates, relative to its speed alone."
-    )
-    communication: _Speed = Field(
-        default=1,
-        description="Speed of communication while one of its ranks computes, relative to its speed alone.",
-    )
+    compute: _Speed = 1
+    """Speed of computation while its rank communicates, relative to its speed alone."""
+    communication: _Speed = 1
+    """Speed of communication while one of its ranks computes, relative to its speed alone."""
 
 
-class PointToPoint(_Section):
+class PointToPoint(Parameters):
     """How transfers between pipeline ranks are issued and matched."""
 
     policy: str = Field(
@@ -593,16 +493,14 @@ class PointToPoint(_Section):
         description=f"{PolicyName.explanations()}. Plugins offer the policies of frameworks by name.",
         examples=["megatron"],
     )
-    options: dict[str, Any] = Field(default={}, description="The options of a policy that a plugin offers.")
+    options: dict[str, Any] = Field(default={})
+    """The options of a policy that a plugin offers."""
     stream: StreamPer = Field(
         default=StreamPer.DIRECTION,
         description=f"Under ordered, the granularity of communication streams. {StreamPer.explanations()}",
     )
-    eager: Size = Field(
-        default=0,
-        description="Under ordered, messages up to this size leave without waiting for their receiver; with 0 B "
-        "none does.",
-    )
+    eager: Size = 0
+    """Under ordered, messages up to this size leave without waiting for their receiver; with 0 B none does."""
     receive: Receive | None = Field(
         default=None,
         description="Under blocking, ordered and batched, the position of receives in a schedule without them. By "
@@ -625,17 +523,16 @@ class PointToPoint(_Section):
 _TAKEN_BY = {"stream": ("ordered",), "eager": ("ordered",), "receive": ("blocking", "ordered", "batched")}
 
 
-class Experiment(_Section):
+class Experiment(Parameters):
     """One simulated training step."""
 
     model: Preset | None = Field(default=None, description=FLAGS["model"].text)
-    parallel: Parallel = Field(
-        default=Parallel(), description="How the job's processes are divided: pp x tp x dp x cp of them."
-    )
-    batch: Batch = Field(default=Batch(), description="Sequences and microbatches of one step.")
-    rl: PostTraining | None = Field(
-        default=None, description="Generation and forward-only passes of a step of reinforcement learning."
-    )
+    parallel: Parallel = Parallel()
+    """How the job's processes are divided: pp x tp x dp x cp of them."""
+    batch: Batch = Batch()
+    """Sequences and microbatches of one step."""
+    rl: PostTraining | None = None
+    """Generation and forward-only passes of a step of reinforcement learning."""
     schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
     device: Device | None = Field(default=None, description=FLAGS["device"].text)
     stack: str | None = Field(
@@ -646,12 +543,9 @@ class Experiment(_Section):
     contention: Contending = Field(default=Contending(), description=FLAGS["contention"].text)
     p2p: PointToPoint = Field(default=PointToPoint(), description=FLAGS["p2p"].text)
     costs: CostChoice = Field(default=CostChoice(), description=FLAGS["costs"].text)
-    data_parallel: DataParallel = Field(
-        default=DataParallel(), description="Reduction of gradients over replicas, before the optimizer."
-    )
+    data_parallel: DataParallel = DataParallel()
+    """Reduction of gradients over replicas, before the optimizer."""
     plan: dict[str, Annotated[list[Any], Field(min_length=1)]] | None = Field(
-        default=None,
-        description="Values that `pptrace plan` tries, by key; as `--vary`. A single "
-        "step is simulated without it.",
-        examples=[{"pp": [4, 8], "schedule": ["1f1b", "interleaved-1f1b"]}],
+        default=None, examples=[{"pp": [4, 8], "schedule": ["1f1b", "interleaved-1f1b"]}]
     )
+    """Values that `pptrace plan` tries, by key; as `--vary`. A single step is simulated without it."""

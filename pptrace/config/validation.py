@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pptrace.config.flags import key_of
 from pptrace.config.places import KeyPath, Places, error_at, key_text
@@ -16,14 +20,47 @@ from pptrace.config.quantities import BARE_NUMBER, QUANTITY_ERRORS
 from pptrace.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _NOWHERE: Places = MappingProxyType({})
+_FIELD = re.compile(r'^    (\w+): .*(?:\n {5,}.*|\n    [)\]}].*)*\n    """((?s:.*?))"""', re.MULTILINE)
+"""A field, on one line or more, and its docstring."""
+
+
+class Parameters(BaseModel):
+    """A frozen set of parameters: no key beyond those declared, each described by its docstring."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Describe the fields.
+
+        ``use_attribute_docstrings`` does the same, but asks for the file of every module that is loaded to find
+        the class: a tenth of the time that a small simulation takes.
+        """
+        described = _docstrings(cls.__module__).get(cls.__name__, {})
+        for name, field in cls.model_fields.items():
+            field.description = field.description or described.get(name)
+
+
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings of the fields of each class of a module; none where it has no source.
+
+    A regular expression finds them in a tenth of the time that a syntax tree takes.
+    """
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None or not Path(file).is_file():
+        return {}
+    _, *classes = re.split(r"^class (\w+)", Path(file).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {
+        name: {field: " ".join(text.split()) for field, text in _FIELD.findall(body)}
+        for name, body in zip(classes[::2], classes[1::2], strict=True)
+    }
 
 
 def validate_options(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pptrace.config.quantities import Duration, Rate, Size
+from pptrace.config.validation import Parameters
 from pptrace.errors import ConfigError
 from pptrace.network.contract import Flat, FlatNodes
 from pptrace.steps.workload import Workload
@@ -23,22 +24,23 @@ _Bytes = Annotated[Size, Field(ge=0)]
 _Units = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class UnitOptions(BaseModel):
+class UnitOptions(Parameters):
     """Costs in abstract units of time, of a rank's part of the model; its chunks share them equally."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    forward: _Units = Field(default=1, description="Units of a forward through a rank's part of the model.")
-    backward: _Units = Field(default=2, description="Units of a full backward.")
-    input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
-    weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
-    unit: Annotated[Duration, Field(ge=1)] = Field(
-        default=1_000_000, description="Duration of a unit in traces, and relative to messages."
-    )
-    boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
-    activation: _Bytes = Field(
-        default=0, description="Bytes that a forward leaves on its rank's part of the model."
-    )
+    forward: _Units = 1
+    """Units of a forward through a rank's part of the model."""
+    backward: _Units = 2
+    """Units of a full backward."""
+    input_gradient: _Units = 1
+    """Units of a backward for the input gradient alone."""
+    weight_gradient: _Units = 1
+    """Units of a backward for the weight gradient alone."""
+    unit: Annotated[Duration, Field(ge=1)] = 1_000_000
+    """Duration of a unit in traces, and relative to messages."""
+    boundary: _Bytes = 0
+    """Bytes of a message between stages."""
+    activation: _Bytes = 0
+    """Bytes that a forward leaves on its rank's part of the model."""
 
 
 def unit(request: CostRequest) -> Workload:
@@ -75,34 +77,28 @@ def unit(request: CostRequest) -> Workload:
 _BANDWIDTH = "Rate of one message per direction, such as 400 Gb/s or 50 GB/s; or unlimited."
 
 
-class NodeOptions(BaseModel):
+class NodeOptions(Parameters):
     """Latency and bandwidth of ranks that share a node."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    ranks: Annotated[int, Field(ge=2)] = Field(description="Consecutive pipeline ranks that share a node.")
+    ranks: Annotated[int, Field(ge=2)]
+    """Consecutive pipeline ranks that share a node."""
     bandwidth: Rate | Literal["unlimited"] = Field(description=_BANDWIDTH)
-    latency: Annotated[Duration, Field(ge=0)] = Field(default=0, description="Wire latency within a node.")
-    overhead: Annotated[Duration, Field(ge=0)] = Field(
-        default=0, description="Launch overhead of each message within a node."
-    )
+    latency: Annotated[Duration, Field(ge=0)] = 0
+    """Wire latency within a node."""
+    overhead: Annotated[Duration, Field(ge=0)] = 0
+    """Launch overhead of each message within a node."""
 
 
-class HockneyOptions(BaseModel):
+class HockneyOptions(Parameters):
     """Latency and bandwidth of every pair of ranks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
     bandwidth: Rate | Literal["unlimited"] = Field(description=_BANDWIDTH)
-    latency: Annotated[Duration, Field(ge=0)] = Field(
-        default=0, description="Wire latency; back-to-back messages pay it once."
-    )
-    overhead: Annotated[Duration, Field(ge=0)] = Field(
-        default=0, description="Launch overhead of each message, on its stream."
-    )
-    node: NodeOptions | None = Field(
-        default=None, description="Wires between ranks of one node, where they differ from those above."
-    )
+    latency: Annotated[Duration, Field(ge=0)] = 0
+    """Wire latency; back-to-back messages pay it once."""
+    overhead: Annotated[Duration, Field(ge=0)] = 0
+    """Launch overhead of each message, on its stream."""
+    node: NodeOptions | None = None
+    """Wires between ranks of one node, where they differ from those above."""
 
 
 def hockney(request: NetworkRequest) -> Flat | FlatNodes:

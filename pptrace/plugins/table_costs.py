@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 from pptrace.config.quantities import Duration, Size, exact_size
+from pptrace.config.validation import Parameters
 from pptrace.errors import ConfigError
 from pptrace.steps.kinds import BACKWARD, Kind, Stream
 from pptrace.steps.segments import Segment, check_segments, problem_of, results_of
@@ -37,9 +31,7 @@ _STREAMS = {
 }
 
 
-class _SparseModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
+class _SparseModel(Parameters):
     @model_serializer(mode="wrap")
     def _serialize(self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """Return every key in Python mode, and only keys that were set in JSON mode."""
@@ -52,44 +44,29 @@ class _SparseModel(BaseModel):
 class SegmentOptions(_SparseModel):
     """One part of an action."""
 
-    name: str = Field(min_length=1, description="Name in traces.", examples=["attention"])
-    time: Annotated[Duration, Field(ge=0)] = Field(default=0, description="Time without overlap.")
-    stream: Literal["compute", "tensor-parallel", "expert-parallel", "context-parallel"] = Field(
-        default="compute",
-        description="Where it runs: compute, or tensor-parallel, expert-parallel or context-parallel, whose "
-        "communication may overlap the computation of another action.",
-    )
-    needs: list[Annotated[int, Field(ge=0)]] | None = Field(
-        default=None,
-        description="Indices, from 0, of earlier segments of the action that it depends on; by default the "
-        "segment before it.",
-    )
-    result: bool = Field(
-        default=False,
-        description="Whether the action's message may leave at its end; by default it leaves after all segments "
-        "that no other one needs.",
-    )
-    paired: bool = Field(
-        default=False,
-        description="Whether it takes time only in an overlapped pair, such as the wait for a host that issues "
-        "both actions.",
-    )
-    size: Annotated[Size, Field(ge=0)] = Field(default=0, description="Bytes that it moves, where known.")
-    link: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A shared link of the network that carries its bytes; size, not time, gives its duration.",
-    )
-    takes: Annotated[Size, Field(ge=0)] | None = Field(
-        default=None,
-        description="Bytes of activations that it holds from its start; by default a forward's first segment "
-        "holds all of them.",
-    )
-    frees: Annotated[Size, Field(ge=0)] | None = Field(
-        default=None,
-        description="Bytes of activations that it frees at its end; by default a backward's last segment frees "
-        "all of them.",
-    )
+    name: str = Field(min_length=1, examples=["attention"])
+    """Name in traces."""
+    time: Annotated[Duration, Field(ge=0)] = 0
+    """Time without overlap."""
+    stream: Literal["compute", "tensor-parallel", "expert-parallel", "context-parallel"] = "compute"
+    """Where it runs: compute, or tensor-parallel, expert-parallel or context-parallel, whose communication may
+    overlap the computation of another action."""
+    needs: list[Annotated[int, Field(ge=0)]] | None = None
+    """Indices, from 0, of earlier segments of the action that it depends on; by default the segment before it."""
+    result: bool = False
+    """Whether the action's message may leave at its end; by default it leaves after all segments that no other one
+    needs."""
+    paired: bool = False
+    """Whether it takes time only in an overlapped pair, such as the wait for a host that issues both actions."""
+    size: Annotated[Size, Field(ge=0)] = 0
+    """Bytes that it moves, where known."""
+    link: str | None = Field(default=None, min_length=1)
+    """A shared link of the network that carries its bytes; size, not time, gives its duration."""
+    takes: Annotated[Size, Field(ge=0)] | None = None
+    """Bytes of activations that it holds from its start; by default a forward's first segment holds all of
+    them."""
+    frees: Annotated[Size, Field(ge=0)] | None = None
+    """Bytes of activations that it frees at its end; by default a backward's last segment frees all of them."""
 
 
 _StageSegments: TypeAlias = Annotated[list[SegmentOptions], Field(min_length=1)]
@@ -99,19 +76,16 @@ _Segments: TypeAlias = _StageSegments | Annotated[list[_StageSegments], Field(mi
 class KindSegments(_SparseModel):
     """The segments of each kind of action: one list for all stages alike, or a list of them per stage."""
 
-    F: _Segments = Field(
-        default=None, description="Segments of a forward, in place of forward: a list for all stages, or one each."
-    )
-    B: _Segments = Field(default=None, description="Segments of a full backward, in place of backward.")
-    I: _Segments = Field(  # noqa: E741 - PyTorch's name
-        default=None, description="Segments of a backward for the input gradient, in place of input_gradient."
-    )
-    W: _Segments = Field(
-        default=None, description="Segments of a backward for the weight gradient, in place of weight_gradient."
-    )
-    RECOMPUTE: _Segments = Field(
-        default=None, description="Segments of a forward computed again, in place of recompute."
-    )
+    F: _Segments = None
+    """Segments of a forward, in place of forward: a list for all stages, or one each."""
+    B: _Segments = None
+    """Segments of a full backward, in place of backward."""
+    I: _Segments = None  # noqa: E741 - PyTorch's name
+    """Segments of a backward for the input gradient, in place of input_gradient."""
+    W: _Segments = None
+    """Segments of a backward for the weight gradient, in place of weight_gradient."""
+    RECOMPUTE: _Segments = None
+    """Segments of a forward computed again, in place of recompute."""
 
 
 def segments_of(
@@ -213,137 +187,101 @@ _Times = _Time | Annotated[list[_Time], Field(min_length=1)]
 _Sizes = _Bytes | Annotated[list[_Bytes], Field(min_length=1)]
 
 
-class Overheads(BaseModel):
+class Overheads(Parameters):
     """Additional times of computations by kind."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    forward: _Time = Field(
-        default=0,
-        description="Additional time of every forward, and of every recomputed one; "
-        "`costs.overhead: 1 ms` sets all four kinds.",
-    )
-    backward: _Time = Field(default=0, description="Additional time of every whole backward.")
-    input_gradient: _Time = Field(
-        default=0, description="Additional time of every backward for the input gradient alone."
-    )
-    weight_gradient: _Time = Field(
-        default=0, description="Additional time of every backward for the weight gradient alone."
-    )
+    forward: _Time = 0
+    """Additional time of every forward, and of every recomputed one; `costs.overhead: 1 ms` sets all four
+    kinds."""
+    backward: _Time = 0
+    """Additional time of every whole backward."""
+    input_gradient: _Time = 0
+    """Additional time of every backward for the input gradient alone."""
+    weight_gradient: _Time = 0
+    """Additional time of every backward for the weight gradient alone."""
 
 
-class TableOptions(BaseModel):
+class TableOptions(Parameters):
     """Times and bytes per stage: one value for all stages, or a list with one each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    slices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
-        default=None,
-        description="Equal slices of the model that the figures are for; one per stage by default. With 8, "
-        "each of 32 stages takes a quarter of them (times rounded down), each of 4 two. Messages stay whole.",
-    )
-    microbatches: Annotated[int, Field(ge=1, le=2**28)] | None = Field(
-        default=None,
-        description="Microbatches of the batch that the figures are for; this step's by default. With 8, each "
-        "of 32 takes a quarter of the times, messages and activations (rounded down).",
-    )
-    lengths: list[Annotated[float, Field(gt=0, le=1_000_000)]] | None = Field(
-        default=None,
-        min_length=1,
-        description="Relative lengths of the microbatches, one each, as of packed sequences; all 1 by default. "
-        "One of length 2.5 takes two and a half times the times, messages and activations (rounded down).",
-    )
-    forward: _Times | None = Field(
-        default=None, description="Forward of one microbatch; the sum of its segments where those are given."
-    )
-    backward: _Times | None = Field(
-        default=None, description="Full backward; the sum of both gradients' by default."
-    )
-    input_gradient: _Times | None = Field(
-        default=None, description="Backward for the input gradient alone; half the backward by default."
-    )
-    weight_gradient: _Times | None = Field(
-        default=None, description="Backward for the weight gradient alone; by default the remaining backward."
-    )
-    forward_attention: _Times | None = Field(
-        default=None,
-        description="Part of the forward that is attention inside one document of batch.sequence tokens; none by "
-        "default. Shorter documents (batch.documents) take the share of their squared lengths.",
-    )
-    backward_attention: _Times | None = Field(
-        default=None, description="The same part of the backward, and in proportion of both its gradients."
-    )
-    empty_input_gradient: bool = Field(
-        default=False,
-        description="Whether the first stage has no input gradient, as in PyTorch: its weight gradient then takes "
-        "the whole backward, and the whole activation until then.",
-    )
-    overhead: _Time | Overheads = Field(
-        default=0,
-        description="Additional time of every computation, for any number of slices: one time for all kinds, "
-        "or one for each. An empty input gradient has none.",
-    )
-    uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
-        default=None,
-        description="Relative uncertainty of simulated steps, as `pptrace calibrate` states it: 0.06 is 6 %. "
-        "`pptrace compare` then names schedules that are a tie.",
-    )
-    split_uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
-        default=None,
-        description="The same for schedules with split backwards, if the two gradients were not measured apart.",
-    )
-    boundary: _Bytes | list[_Bytes] = Field(
-        default=0, description="Bytes of a message from each stage to the next."
-    )
-    activation: _Sizes = Field(default=0, description="Bytes that a forward leaves.")
-    weight_activation: _Sizes = Field(
-        default=0,
-        description="Bytes that the weight gradient needs after the input gradient. They exceed the activation "
-        "if the backward recomputes the forward.",
-    )
-    checkpoint: _Sizes = Field(
-        default=0,
-        description="The part of them that is kept where a separate action recomputes the forward.",
-    )
-    weights: _Sizes = Field(default=0, description="Weights.")
-    gradients: _Sizes = Field(default=0, description="Gradient buffers.")
-    optimizer: _Sizes = Field(default=0, description="Optimizer state.")
-    reduction: _Times = Field(default=0, description="Reduction of gradients over replicas.")
-    update: _Times = Field(default=0, description="Optimizer update.")
-    gather: _Times | None = Field(default=None, description="Gathering of sharded weights; none by default.")
-    subgroup_gather: _Times | None = Field(
-        default=None,
-        description="Gathering of weights that data_parallel.reshard left sharded over a part of a shard group; "
-        "none by default.",
-    )
-    gathered: _Sizes | None = Field(
-        default=None,
-        description="Gathered weights until they are freed, in addition to weights; none by default.",
-    )
-    unreduced: _Sizes | None = Field(
-        default=None,
-        description="Unreduced gradients until they are reduced, in addition to gradients; none by default.",
-    )
-    sync: _Time = Field(
-        default=0,
-        description="Synchronisation of all ranks after gradients are complete; counts as idle, like a reduction.",
-    )
-    offload: _Times = Field(default=0, description="Copy of activations to host memory.")
-    reload: _Times = Field(default=0, description="Copy of activations back.")
-    recompute: _Times | None = Field(
-        default=None, description="Forward that a separate action recomputes; as the forward by default."
-    )
-    segments: KindSegments | None = Field(
-        default=None, description="Segments of actions, by kind; one segment of computation by default."
-    )
-    alone: Literal["in-order", "overlapped"] = Field(
-        default="in-order",
-        description="How segments of an action outside pairs run. `in-order`: one after another. `overlapped`: "
-        "computation overlaps the action's communication that it does not depend on (in Megatron-LM, that of "
-        "tensor parallelism).",
-    )
-    reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
-    capacity: _Sizes = Field(default=0, description="Memory of a device, or each's; 0 B: unknown.")
+    slices: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    """Equal slices of the model that the figures are for; one per stage by default. With 8, each of 32 stages
+    takes a quarter of them (times rounded down), each of 4 two. Messages stay whole."""
+    microbatches: Annotated[int, Field(ge=1, le=2**28)] | None = None
+    """Microbatches of the batch that the figures are for; this step's by default. With 8, each of 32 takes a
+    quarter of the times, messages and activations (rounded down)."""
+    lengths: list[Annotated[float, Field(gt=0, le=1_000_000)]] | None = Field(default=None, min_length=1)
+    """Relative lengths of the microbatches, one each, as of packed sequences; all 1 by default. One of length 2.5
+    takes two and a half times the times, messages and activations (rounded down)."""
+    forward: _Times | None = None
+    """Forward of one microbatch; the sum of its segments where those are given."""
+    backward: _Times | None = None
+    """Full backward; the sum of both gradients' by default."""
+    input_gradient: _Times | None = None
+    """Backward for the input gradient alone; half the backward by default."""
+    weight_gradient: _Times | None = None
+    """Backward for the weight gradient alone; by default the remaining backward."""
+    forward_attention: _Times | None = None
+    """Part of the forward that is attention inside one document of batch.sequence tokens; none by default. Shorter
+    documents (batch.documents) take the share of their squared lengths."""
+    backward_attention: _Times | None = None
+    """The same part of the backward, and in proportion of both its gradients."""
+    empty_input_gradient: bool = False
+    """Whether the first stage has no input gradient, as in PyTorch: its weight gradient then takes the whole
+    backward, and the whole activation until then."""
+    overhead: _Time | Overheads = 0
+    """Additional time of every computation, for any number of slices: one time for all kinds, or one for each. An
+    empty input gradient has none."""
+    uncertainty: Annotated[float, Field(ge=0, le=10)] | None = None
+    """Relative uncertainty of simulated steps, as `pptrace calibrate` states it: 0.06 is 6 %. `pptrace compare`
+    then names schedules that are a tie."""
+    split_uncertainty: Annotated[float, Field(ge=0, le=10)] | None = None
+    """The same for schedules with split backwards, if the two gradients were not measured apart."""
+    boundary: _Bytes | list[_Bytes] = 0
+    """Bytes of a message from each stage to the next."""
+    activation: _Sizes = 0
+    """Bytes that a forward leaves."""
+    weight_activation: _Sizes = 0
+    """Bytes that the weight gradient needs after the input gradient. They exceed the activation if the backward
+    recomputes the forward."""
+    checkpoint: _Sizes = 0
+    """The part of them that is kept where a separate action recomputes the forward."""
+    weights: _Sizes = 0
+    """Weights."""
+    gradients: _Sizes = 0
+    """Gradient buffers."""
+    optimizer: _Sizes = 0
+    """Optimizer state."""
+    reduction: _Times = 0
+    """Reduction of gradients over replicas."""
+    update: _Times = 0
+    """Optimizer update."""
+    gather: _Times | None = None
+    """Gathering of sharded weights; none by default."""
+    subgroup_gather: _Times | None = None
+    """Gathering of weights that data_parallel.reshard left sharded over a part of a shard group; none by
+    default."""
+    gathered: _Sizes | None = None
+    """Gathered weights until they are freed, in addition to weights; none by default."""
+    unreduced: _Sizes | None = None
+    """Unreduced gradients until they are reduced, in addition to gradients; none by default."""
+    sync: _Time = 0
+    """Synchronisation of all ranks after gradients are complete; counts as idle, like a reduction."""
+    offload: _Times = 0
+    """Copy of activations to host memory."""
+    reload: _Times = 0
+    """Copy of activations back."""
+    recompute: _Times | None = None
+    """Forward that a separate action recomputes; as the forward by default."""
+    segments: KindSegments | None = None
+    """Segments of actions, by kind; one segment of computation by default."""
+    alone: Literal["in-order", "overlapped"] = "in-order"
+    """How segments of an action outside pairs run. `in-order`: one after another. `overlapped`: computation
+    overlaps the action's communication that it does not depend on (in Megatron-LM, that of tensor parallelism)."""
+    reserved: _Bytes = 0
+    """Memory per rank that no action accounts for."""
+    capacity: _Sizes = 0
+    """Memory of a device, or each's; 0 B: unknown."""
 
 
 def table(request: CostRequest) -> Workload:

@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import Field, field_validator
 
 from pptrace.config.resolution import leaves_by_key
 from pptrace.config.schema import DEFAULT_STACK, is_yaml_file
-from pptrace.config.validation import validate_options
+from pptrace.config.validation import Parameters, validate_options
 from pptrace.errors import ConfigError, nearest
 from pptrace.memo import shared
 from pptrace.plugins.offers import StackOffer, StackRule
@@ -21,6 +21,8 @@ from pptrace.run.inputs import at_location
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+
+    from pydantic import BaseModel
 
     from pptrace.run.inputs import Inputs
 
@@ -133,13 +135,11 @@ def framework_of(inputs: Inputs) -> str:
     return framework
 
 
-class _Rule(BaseModel):
-    model_config = ConfigDict(extra="forbid", defer_build=True)
-
+class _Rule(Parameters):
     set: dict[str, Any]
     source: str
-    when: dict[str, Any] = {}
-    unless: dict[str, Any] = {}
+    when: dict[str, Any] = Field(default={})
+    unless: dict[str, Any] = Field(default={})
 
     @field_validator("when", "unless")
     @classmethod
@@ -151,9 +151,7 @@ class _Rule(BaseModel):
         return conditions
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", defer_build=True)
-
+class _File(Parameters):
     summary: str = ""
     inherits: str = ""
     rules: list[_Rule]

@@ -18,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
-from pptrace.plugin import ConfigError, Duration, Flops, Power, Rate, Size
-from pptrace_models.transformer import Parameters
+from pptrace.plugin import ConfigError, Duration, Flops, Parameters, Power, Rate, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -5,9 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pptrace.plugin import Duration, Size
+from pptrace.plugin import Duration, Parameters, Size
 from pptrace_models.casts import ScalingRecipe
-from pptrace_models.transformer import Parameters
 
 Moment = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8"]
 

@@ -1,41 +1,17 @@
 """Checked sizes of a transformer and its encoder."""
 
-import re
-import sys
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
-from inspect import cleandoc
 from math import ceil
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from pptrace.plugin import ConfigError, divisors_near, nearest, shared
+from pptrace.plugin import ConfigError, Parameters, divisors_near, nearest, shared
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PARAMETER_ROWS = 100
 """Rows of shared results that take as much memory as a set of parameters."""
-_FIELD = re.compile(r'^    (\w+): .*(?:\n {5,}.*|\n    [)\]}].*)*\n    """((?s:.*?))"""', re.MULTILINE)
-"""A field, on one line or more, and its docstring."""
-
-
-class Parameters(BaseModel):
-    """A frozen set of parameters: no key beyond those declared, each described by its docstring."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Describe the fields.
-
-        ``use_attribute_docstrings`` does the same, but asks for the file of every module that is loaded to find
-        the class: a tenth of the time that a small simulation takes.
-        """
-        described = _docstrings(cls.__module__).get(cls.__name__, {})
-        for name, field in cls.model_fields.items():
-            field.description = field.description or described.get(name)
 
 
 def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
@@ -66,22 +42,6 @@ def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
         message = f"{message[:1].lower()}{message[1:]}"
         message += f", not {first['input']!r}" if message.startswith("input should") else ""
     raise ConfigError(message, key=place)
-
-
-@cache
-def _docstrings(module: str) -> dict[str, dict[str, str]]:
-    """Return the docstrings of the fields of each class of a module; none where it has no source.
-
-    A regular expression finds them in a tenth of the time that a syntax tree takes.
-    """
-    file = getattr(sys.modules[module], "__file__", None)
-    if file is None or not Path(file).is_file():
-        return {}
-    _, *classes = re.split(r"^class (\w+)", Path(file).read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {
-        name: {field: cleandoc(text) for field, text in _FIELD.findall(body)}
-        for name, body in zip(classes[::2], classes[1::2], strict=True)
-    }
 
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
