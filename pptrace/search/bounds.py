@@ -477,11 +477,13 @@ class Times(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def _of_class(cls, costs: Workload, *, has_pairs: bool) -> Times:
-        alone = np.stack([costs.duration_ns(kind) for kind in Kind])
-        in_pairs = alone
+        alone = np.zeros((len(Kind), costs.stages), dtype=np.int64)
+        for kind in COMPUTE:
+            alone[kind] = costs.duration_ns(kind)
+        in_pairs, results, chains = alone.copy(), alone.copy(), np.zeros_like(alone)
         if has_pairs and not costs.segments:
-            in_pairs = alone - np.stack([costs.collective_ns(kind) for kind in Kind])
-        alone, in_pairs, results, chains = alone.copy(), in_pairs.copy(), alone.copy(), np.zeros_like(alone)
+            for kind in COMPUTE:
+                in_pairs[kind] -= costs.collective_ns(kind)
         streams = {stream: np.zeros_like(alone) for stream in Stream if stream.is_group} if costs.segments else {}
         for kind, stages in costs.segments.items():
             known: dict[int, SegmentTimes] = {}

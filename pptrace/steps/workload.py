@@ -481,4 +481,7 @@ def _of_distinct(
 
 def _computed_ns(segments: Sequence[Segment]) -> int:
     """Return the time of the computations of an action outside pairs."""
-    return sum(part.duration_ns for part in segments if part.is_computation and not part.paired)
+    return shared(
+        lambda: sum(part.duration_ns for part in segments if part.is_computation and not part.paired),
+        "computations", segments,
+    )  # fmt: skip

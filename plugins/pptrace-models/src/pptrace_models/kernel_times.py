@@ -326,19 +326,18 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
         ConfigError: wrong parameters, a table of measured products of another device, or a stage on ranks with
             different devices.
     """
-    descriptions = request.rank_devices or (request.device,)
+    descriptions = [tuple(values.items()) for values in request.rank_devices or (request.device,)]
     slowness = 1.0
     if options.spread:
         slowness += options.spread * expected_maximum(sum(request.rank_gpus))
     device_of: dict[tuple[tuple[str, Any], ...], Accelerator] = {}
     for rank, values in enumerate(descriptions):
-        if tuple(values.items()) not in device_of:
+        if values not in device_of:
             with _rank_errors(rank, is_same_device=len(descriptions) == 1):
-                device_of[tuple(values.items())] = shared(
-                    partial(_device, values, options, slowness),
-                    ("device", tuple(values.items()), slowness), options,
-                )  # fmt: skip
-    devices = tuple(device_of[tuple(values.items())] for values in descriptions)
+                device_of[values] = shared(
+                    partial(_device, dict(values), options, slowness), ("device", values, slowness), options
+                )
+    devices = tuple(map(device_of.__getitem__, descriptions))
     ranks = devices if request.rank_devices else devices * request.ranks
     ranks_of_stages = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))
     for stage, (first_rank, *other_ranks) in enumerate(ranks_of_stages):

@@ -81,9 +81,12 @@ def build(request: CostRequest) -> Workload:
         ("within replicas", replace(request, data_parallel={}).texts(), bool(request.data_parallel)),
         rows=_KNOWN_ROWS, keeps=lambda: not network.is_read,
     )  # fmt: skip
-    times = within.times_between_replicas(request)
-    _check_range([value for column in times.values() for value in column])
-    columns, workload = _arrays(times), within.workload
+    times, workload = within.times_between_replicas(request), within.workload
+    values = [value for column in times.values() for value in column]
+    if not any(values):
+        return workload
+    _check_range(values)
+    columns = _arrays(times)
     classes = tuple(replace(each, **columns) for each in workload.classes)
     return replace(workload, classes=classes, **columns)
 

@@ -61,7 +61,7 @@ def stage_segments(
         pairs = [(_encoder(costing, tower), _projector(costing, tower)) for tower in towers]
         (order,) = in_front(units, [stage], pairs)
     actions = _Actions(
-        units=tuple(unit.with_memory(item_kept) for unit, item_kept in zip(order, kept, strict=True)),
+        units=_with_memory(order, kept),
         host_ns=costing.stage_host_ns(stage.layers),
         pair_host_ns=(2 if model.frozen else 3) * costing.stage_host_ns(stage.layers, paired=True),
         frozen=model.frozen, delay_wgrad=costing.options.delay_wgrad, recomputes=model.recompute != "full",
@@ -409,6 +409,13 @@ class Unit(Struct, frozen=True):
         _change(backward, last_weight, -for_weights)
         _change(backward, _last(backward, for_weights=False), for_weights - kept.activation)
         return Unit(forward=tuple(forward), backward=tuple(backward))
+
+
+def _with_memory(units: Sequence[Unit], kept: Sequence[Kept]) -> tuple[Unit, ...]:
+    """Return the units of a stage with the bytes that they keep; equal ones are one object, and changed once."""
+    items = [((id(unit), id(unit_kept)), unit, unit_kept) for unit, unit_kept in zip(units, kept, strict=True)]
+    changed = {ids: unit.with_memory(unit_kept) for ids, unit, unit_kept in {item[0]: item for item in items}.values()}
+    return tuple(changed[ids] for ids, _, _ in items)
 
 
 def _change(parts: list[ActionPart], index: int, size_bytes: int) -> None:
