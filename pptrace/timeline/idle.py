@@ -63,9 +63,9 @@ COMMUNICATION = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LIN
 """Causes that are non-overlapped communication."""
 
 
-def time_spent(timeline: Timeline) -> TimeSpent:
-    """Split each rank's window into busy time and idle time by cause."""
-    spent, _ = _attribute(timeline, _allocate_waits(0))
+def time_spent(timeline: Timeline, window_ns: tuple[int, int]) -> TimeSpent:
+    """Split each rank's window, from a start to an end, into busy time and idle time by cause."""
+    spent, _ = _attribute(timeline, window_ns, _allocate_waits(0))
     return spent
 
 
@@ -74,9 +74,10 @@ def waits(timeline: Timeline) -> Waits:
 
     Adjacent intervals with the same cause that the same row ends are merged.
     """
-    _, count = _attribute(timeline, _allocate_waits(0))
+    window_ns = window(timeline)
+    _, count = _attribute(timeline, window_ns, _allocate_waits(0))
     columns = _allocate_waits(count)
-    _attribute(timeline, columns)
+    _attribute(timeline, window_ns, columns)
     keys = (columns.rank, columns.cause, columns.row)
     first = np.ones(columns.rank.size, dtype=bool)
     first[1:] = (columns.start[1:] != columns.end[:-1]) | np.logical_or.reduce([k[1:] != k[:-1] for k in keys])
@@ -99,10 +100,9 @@ def _peers(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
     return np.where(peer == rank, np.int32(-1), peer)
 
 
-def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent, int]:
+def _attribute(timeline: Timeline, window_ns: tuple[int, int], waits: kernels.WaitBuffer) -> tuple[TimeSpent, int]:
     """Attribute each rank's time, fill ``waits`` up to its size, and return the number of all intervals."""
     graph = graph_of(timeline.placement)
-    window_start, window_end = window(timeline)
     times = include_group_waits(timeline)
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
@@ -118,7 +118,7 @@ def _attribute(timeline: Timeline, waits: kernels.WaitBuffer) -> tuple[TimeSpent
                 timeline.enter_ns, times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns,
                 timeline.cause, times.collective_ns,
             ),
-            graph, TABLE, index_timeline(timeline, graph), _complete_ns(timeline), window_start, window_end,
+            graph, TABLE, index_timeline(timeline, graph), _complete_ns(timeline), *window_ns,
         ),
         (spent, waits),
         work=len(timeline),

@@ -129,7 +129,7 @@ _COMPARED = 2
 def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None) -> Metrics:
     """Measure a timeline; the workload gives tokens, FLOPs, and the memory unless ``memory`` is given."""
     opened, closed = window(timeline)
-    spent = time_spent(timeline)
+    spent = time_spent(timeline, (opened, closed))
     metrics = Metrics(
         timeline=timeline, start_ns=opened, end_ns=closed, busy_ns=spent.busy_ns, idle_ns=spent.idle_ns,
         collective_ns=spent.collective_ns, reduction_ns=spent.reduction_ns,

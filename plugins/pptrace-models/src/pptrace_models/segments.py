@@ -413,9 +413,12 @@ class Unit(Struct, frozen=True):
 
 def _with_memory(units: Sequence[Unit], kept: Sequence[Kept]) -> tuple[Unit, ...]:
     """Return the units of a stage with the bytes that they keep; equal ones are one object, and changed once."""
-    items = [((id(unit), id(unit_kept)), unit, unit_kept) for unit, unit_kept in zip(units, kept, strict=True)]
-    changed = {ids: unit.with_memory(unit_kept) for ids, unit, unit_kept in {item[0]: item for item in items}.values()}
-    return tuple(changed[ids] for ids, _, _ in items)
+    keys = [*zip(map(id, units), map(id, kept), strict=True)]
+    changed = {
+        key: unit.with_memory(unit_kept)
+        for key, (unit, unit_kept) in dict(zip(keys, zip(units, kept, strict=True), strict=True)).items()
+    }
+    return tuple(map(changed.__getitem__, keys))
 
 
 def _change(parts: list[ActionPart], index: int, size_bytes: int) -> None:
