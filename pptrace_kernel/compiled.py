@@ -17,14 +17,14 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,8 +37,10 @@ def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
     Raises:
         TypeError: the kernel is not in the language of kernels.
     """
-    words = np.array([word for value in arguments for word in _words(value)], dtype=np.int64)
-    return _entry_point(kernel, tuple(map(_layout, arguments)))(words.ctypes.data)
+    words: list[int] = []
+    entry_point = _entry_point(kernel, cast("Layout", _collect(arguments, words)))
+    memory = np.array(words, dtype=np.int64)
+    return entry_point(_address(memory))
 
 
 def call_loaded(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int | None:
@@ -100,7 +102,7 @@ def _address(array: NDArray[Any]) -> int:
 
 def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     """Return whether the compiled code for such arguments is available; load it from the cache if possible."""
-    return _loaded_entry_point(kernel, tuple(map(_layout, arguments))) is not None
+    return _loaded_entry_point(kernel, cast("Layout", _collect(arguments, []))) is not None
 
 
 def has_source(kernel: Callable[..., Any]) -> bool:
@@ -153,23 +155,6 @@ def _cache_folder() -> Path:
         return Path(configured)
     caches = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(caches) if caches else Path.home() / ".cache") / "pptrace"
-
-
-def _layout(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.dtype if value.flags.c_contiguous else value.dtype.str
-    return (type(value), *(_layout(field) for field in value)) if isinstance(value, tuple) else None
-
-
-def _words(value: Any) -> Iterator[int]:
-    if isinstance(value, np.ndarray):
-        yield _address(value)
-        yield value.size
-    elif isinstance(value, tuple):
-        for field in value:
-            yield from _words(field)
-    else:
-        yield value
 
 
 def _loaded_entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int] | None:

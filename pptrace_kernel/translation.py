@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import linecache
-from abc import ABC, abstractmethod
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,7 +30,7 @@ from pptrace_kernel.llvm_text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pptrace_kernel.llvm_text import Kind
 
@@ -46,24 +45,169 @@ _FETCH, _PUBLISH, _OBSERVE = (f"pptrace_kernel.{name}" for name in ("fetch", "pu
 """The functions whose calls become prefetches, and stores and loads that other threads see in order."""
 
 
-class Expressions(Writer, ABC):
-    """A writer of a function's expressions and assignments."""
+def translate(kernel: Callable[..., Any], layout: Sequence[Any], entry_point: str) -> str:
+    """Return an LLVM module with a function that takes the address of a kernel's arguments as words.
 
-    def __init__(self, module_globals: Mapping[str, Any]) -> None:
+    Args:
+        kernel: the kernel.
+        layout: the layouts of its arguments.
+        entry_point: the name of the function.
+
+    Raises:
+        TypeError: the kernel, or a function that it calls, is not in the language of kernels.
+    """
+    arguments = tuple(map(_kind, layout))
+    module = _Module()
+    name, result = module.function(kernel, arguments)
+    entry = Writer()
+    values, offset = [], 0
+    for kind in arguments:
+        values.append(entry.load_argument("%words", kind, offset))
+        offset += word_count(kind)
+    passed = entry.call_arguments(values)
+    if result == NO_RESULT:
+        entry.lines += [f"  call void @{name}({passed})", "  ret i64 0"]
+    else:
+        entry.lines.append(f"  ret i64 {entry.emit(f'call {result_type(result)} @{name}({passed})')}")
+    head = f"define i64 @{entry_point}(ptr %words) nounwind {{"
+    return "\n".join([PREFETCH_DECLARATION, *module.texts, head, *entry.lines, "}", "!0 = !{}", ""])
+
+
+def _kind(layout: Any) -> Kind:
+    """Return the kind of an argument with a layout, as in :mod:`pptrace_kernel.compiled`."""
+    if layout is None:
+        return Integer()
+    if isinstance(layout, tuple):
+        fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
+        return Record(layout[0].__name__, tuple(fields))
+    is_uniform = isinstance(layout, str)
+    dtype = np.dtype(layout)
+    if dtype.kind not in "iub" or not dtype.isnative:
+        message = f"a kernel's columns hold integers, not {dtype}"
+        raise TypeError(message)
+    return Column(dtype.name, is_uniform=is_uniform)
+
+
+def definition_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """Return the syntax tree of a function; None if its source is not installed."""
+    code = function.__code__
+    return _definitions(code.co_filename).get((code.co_name, code.co_firstlineno))
+
+
+@cache
+def _definitions(path: str) -> dict[tuple[str, int], ast.FunctionDef]:
+    """Return the functions of a file, by name and first line."""
+    tree = ast.parse("".join(linecache.getlines(path)))
+    return {(node.name, node.lineno): node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+class _Module:
+    """The functions of one kernel, each translated once for each combination of argument kinds."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.translated: dict[tuple[Callable[..., Any], tuple[Kind, ...]], tuple[str, Kind] | None] = {}
+        """The name and result of each function; None while it is being translated."""
+
+    def function(self, function: Callable[..., Any], kinds: tuple[Kind, ...]) -> tuple[str, Kind]:
+        """Return the name of a function in the module, and the kind of its result."""
+        key = function, kinds
+        if key not in self.translated:
+            self.translated[key] = None
+            name = f"{function.__name__}.{len(self.translated)}"
+            body = _Function(self, function, kinds)
+            self.texts.append(body.text(name))
+            self.translated[key] = name, body.result or NO_RESULT
+        translated = self.translated[key]
+        if translated is None:
+            message = f"{function.__module__}.{function.__name__}: a kernel's functions may not call themselves"
+            raise TypeError(message)
+        return translated
+
+
+class _Function(Writer):
+    """One function for one combination of argument kinds."""
+
+    def __init__(self, module: _Module, function: Callable[..., Any], kinds: tuple[Kind, ...]) -> None:
         super().__init__()
-        self.globals = module_globals
-        self.local_names: set[str] = set()
-        """The parameters and variables of the function."""
+        self.module, self.function, self.kinds = module, function, kinds
+        self.loops: list[tuple[str, str]] = []
+        """The targets of ``continue`` and ``break`` in each loop around the current statement."""
+        self.result: Kind | None = None
         self.variables: dict[str, tuple[Kind, tuple[str, ...]]] = {}
         """The kind and the stack slots of each variable that has a value."""
+        tree = definition_of(function)
+        if tree is None:
+            message = f"{function.__module__}.{function.__name__}: its source cannot be found"
+            raise TypeError(message)
+        signature = tree.args
+        not_positional = signature.vararg or signature.kwarg or signature.kwonlyargs or signature.defaults
+        if not_positional or len(signature.args) != len(kinds):
+            self.refuse(tree, "parameters that are not positional, or another number of arguments")
+        self.local_names = {  # parameters and variables
+            name.id for name in ast.walk(tree) if isinstance(name, ast.Name) and not isinstance(name.ctx, ast.Load)
+        }
+        for number, (argument, kind) in enumerate(zip(signature.args, kinds, strict=True)):
+            self.local_names.add(argument.arg)
+            parts = tuple(f"%a{number}.{place}" for place in range(len(llvm_types(kind))))
+            self.assign_name(argument, argument.arg, Value(kind, parts))
+        self.translate_body(tree.body)
 
-    @abstractmethod
     def refuse(self, node: ast.AST, what: str) -> NoReturn:
         """Raise an error about code that the language does not have."""
+        where = f"{self.function.__code__.co_filename}:{getattr(node, 'lineno', '')}"
+        message = f"{where}: {what}: not in the language of kernels (see pptrace_kernel/README.md)"
+        raise TypeError(message)
 
-    @abstractmethod
+    def text(self, name: str) -> str:
+        """Return the definition of the function."""
+        self.return_value(Value(NO_RESULT, ()))
+        result = result_type(self.result or NO_RESULT)
+        parameters = ", ".join(
+            f"{part_type} %a{number}.{place}"
+            for number, kind in enumerate(self.kinds) for place, part_type in enumerate(llvm_types(kind))
+        )  # fmt: skip
+        head = f"define internal {result} @{name}({parameters}) nounwind alwaysinline {{"
+        return "\n".join([head, *self.allocations, *self.lines, "}"])
+
     def call(self, function: Callable[..., Any], values: Sequence[Value]) -> Value:
         """Call a function of the language, and return its result."""
+        name = f"{function.__module__}.{function.__name__}"
+        if name == _FETCH:
+            self.prefetch_columns(values)
+            return Value(NO_RESULT, ())
+        if name in {_PUBLISH, _OBSERVE}:
+            return self._access_shared(values)
+        name, kind = self.module.function(function, tuple(value.kind for value in values))
+        call = f"call {result_type(kind)} @{name}({self.call_arguments(values)})"
+        count = len(llvm_types(kind))
+        if not count:
+            self.line(call)
+            return Value(kind, ())
+        result = self.emit(call)
+        if count == 1:
+            return Value(kind, (result,))
+        parts = (self.emit(f"extractvalue {result_type(kind)} {result}, {place}") for place in range(count))
+        return Value(kind, tuple(parts))
+
+    def prefetch_columns(self, values: Sequence[Value]) -> None:
+        """Translate a call of ``fetch``."""
+        index, *columns = values
+        for column in columns:
+            if index.kind != Integer() or not isinstance(column.kind, Column):
+                self.refuse(definition_of(self.function) or ast.Pass(), "fetch takes an index and columns")
+            self.prefetch(column.kind, column.parts[0], index.parts[0])
+
+    def _access_shared(self, values: Sequence[Value]) -> Value:
+        """Translate a call of ``observe``, or of ``publish``, which has a value."""
+        column, index, *stored = values
+        if column.kind != Column("int64") or any(value.kind != Integer() for value in (index, *stored)):
+            self.refuse(definition_of(self.function) or ast.Pass(), "publish and observe take a column of int64")
+        address = self.address(Column("int64"), column.parts[0], index.parts[0])
+        if stored:
+            self.line(f"store atomic i64 {stored[0].parts[0]}, ptr {address} release, align 8")
+            return Value(NO_RESULT, ())
+        return Value(Integer(), (self.emit(f"load atomic i64, ptr {address} acquire, align 8"),))
 
     def assign(self, target: ast.expr, value: Value) -> None:
         """Assign a value to a variable, to several variables, or to an element of a column."""
@@ -140,9 +284,9 @@ class Expressions(Writer, ABC):
     def _name(self, node: ast.Name) -> Value:
         if node.id in self.variables:
             return self.load(*self.variables[node.id])
-        if node.id in self.local_names or node.id not in self.globals:
+        if node.id in self.local_names or node.id not in self.function.__globals__:
             self.refuse(node, f"{node.id} before it has a value")
-        return self._constant_value(node, self.globals[node.id])
+        return self._constant_value(node, self.function.__globals__[node.id])
 
     def _attribute(self, node: ast.Attribute) -> Value:
         record = self.evaluate(node.value)
@@ -291,7 +435,7 @@ class Expressions(Writer, ABC):
     def _call(self, node: ast.Call) -> Value:
         if node.keywords or not isinstance(node.func, ast.Name) or node.func.id in self.local_names:
             self.refuse(node, f"the call {ast.unparse(node)}")
-        name, called = node.func.id, self.globals.get(node.func.id)
+        name, called = node.func.id, self.function.__globals__.get(node.func.id)
         values = [self.evaluate(argument) for argument in node.args]
         if isinstance(called, FunctionType):
             return self.call(called, values)
@@ -318,167 +462,6 @@ class Expressions(Writer, ABC):
             is_better = self.emit(f"icmp {comparison} i64 {word}, {best}")
             best = self.emit(f"select i1 {is_better}, i64 {word}, i64 {best}")
         return best
-
-
-def translate(kernel: Callable[..., Any], layout: Sequence[Any], entry_point: str) -> str:
-    """Return an LLVM module with a function that takes the address of a kernel's arguments as words.
-
-    Args:
-        kernel: the kernel.
-        layout: the layouts of its arguments.
-        entry_point: the name of the function.
-
-    Raises:
-        TypeError: the kernel, or a function that it calls, is not in the language of kernels.
-    """
-    arguments = tuple(map(_kind, layout))
-    module = _Module()
-    name, result = module.function(kernel, arguments)
-    entry = Writer()
-    values, offset = [], 0
-    for kind in arguments:
-        values.append(entry.load_argument("%words", kind, offset))
-        offset += word_count(kind)
-    passed = entry.call_arguments(values)
-    if result == NO_RESULT:
-        entry.lines += [f"  call void @{name}({passed})", "  ret i64 0"]
-    else:
-        entry.lines.append(f"  ret i64 {entry.emit(f'call {result_type(result)} @{name}({passed})')}")
-    head = f"define i64 @{entry_point}(ptr %words) nounwind {{"
-    return "\n".join([PREFETCH_DECLARATION, *module.texts, head, *entry.lines, "}", "!0 = !{}", ""])
-
-
-def _kind(layout: Any) -> Kind:
-    """Return the kind of an argument with a layout, as in :mod:`pptrace_kernel.compiled`."""
-    if layout is None:
-        return Integer()
-    if isinstance(layout, tuple):
-        fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
-        return Record(layout[0].__name__, tuple(fields))
-    is_uniform = isinstance(layout, str)
-    dtype = np.dtype(layout)
-    if dtype.kind not in "iub" or not dtype.isnative:
-        message = f"a kernel's columns hold integers, not {dtype}"
-        raise TypeError(message)
-    return Column(dtype.name, is_uniform=is_uniform)
-
-
-def definition_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """Return the syntax tree of a function; None if its source is not installed."""
-    code = function.__code__
-    return _definitions(code.co_filename).get((code.co_name, code.co_firstlineno))
-
-
-@cache
-def _definitions(path: str) -> dict[tuple[str, int], ast.FunctionDef]:
-    """Return the functions of a file, by name and first line."""
-    tree = ast.parse("".join(linecache.getlines(path)))
-    return {(node.name, node.lineno): node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-
-
-class _Module:
-    """The functions of one kernel, each translated once for each combination of argument kinds."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.translated: dict[tuple[Callable[..., Any], tuple[Kind, ...]], tuple[str, Kind] | None] = {}
-        """The name and result of each function; None while it is being translated."""
-
-    def function(self, function: Callable[..., Any], kinds: tuple[Kind, ...]) -> tuple[str, Kind]:
-        """Return the name of a function in the module, and the kind of its result."""
-        key = function, kinds
-        if key not in self.translated:
-            self.translated[key] = None
-            name = f"{function.__name__}.{len(self.translated)}"
-            body = _Function(self, function, kinds)
-            self.texts.append(body.text(name))
-            self.translated[key] = name, body.result or NO_RESULT
-        translated = self.translated[key]
-        if translated is None:
-            message = f"{function.__module__}.{function.__name__}: a kernel's functions may not call themselves"
-            raise TypeError(message)
-        return translated
-
-
-class _Function(Expressions):
-    """One function for one combination of argument kinds."""
-
-    def __init__(self, module: _Module, function: Callable[..., Any], kinds: tuple[Kind, ...]) -> None:
-        super().__init__(function.__globals__)
-        self.module, self.function, self.kinds = module, function, kinds
-        self.loops: list[tuple[str, str]] = []
-        """The targets of ``continue`` and ``break`` in each loop around the current statement."""
-        self.result: Kind | None = None
-        tree = definition_of(function)
-        if tree is None:
-            message = f"{function.__module__}.{function.__name__}: its source cannot be found"
-            raise TypeError(message)
-        signature = tree.args
-        not_positional = signature.vararg or signature.kwarg or signature.kwonlyargs or signature.defaults
-        if not_positional or len(signature.args) != len(kinds):
-            self.refuse(tree, "parameters that are not positional, or another number of arguments")
-        self.local_names = {
-            name.id for name in ast.walk(tree) if isinstance(name, ast.Name) and not isinstance(name.ctx, ast.Load)
-        }
-        for number, (argument, kind) in enumerate(zip(signature.args, kinds, strict=True)):
-            self.local_names.add(argument.arg)
-            parts = tuple(f"%a{number}.{place}" for place in range(len(llvm_types(kind))))
-            self.assign_name(argument, argument.arg, Value(kind, parts))
-        self.translate_body(tree.body)
-
-    def refuse(self, node: ast.AST, what: str) -> NoReturn:
-        where = f"{self.function.__code__.co_filename}:{getattr(node, 'lineno', '')}"
-        message = f"{where}: {what}: not in the language of kernels (see pptrace_kernel/README.md)"
-        raise TypeError(message)
-
-    def text(self, name: str) -> str:
-        """Return the definition of the function."""
-        self.return_value(Value(NO_RESULT, ()))
-        result = result_type(self.result or NO_RESULT)
-        parameters = ", ".join(
-            f"{part_type} %a{number}.{place}"
-            for number, kind in enumerate(self.kinds) for place, part_type in enumerate(llvm_types(kind))
-        )  # fmt: skip
-        head = f"define internal {result} @{name}({parameters}) nounwind alwaysinline {{"
-        return "\n".join([head, *self.allocations, *self.lines, "}"])
-
-    def call(self, function: Callable[..., Any], values: Sequence[Value]) -> Value:
-        name = f"{function.__module__}.{function.__name__}"
-        if name == _FETCH:
-            self.prefetch_columns(values)
-            return Value(NO_RESULT, ())
-        if name in {_PUBLISH, _OBSERVE}:
-            return self._access_shared(values)
-        name, kind = self.module.function(function, tuple(value.kind for value in values))
-        call = f"call {result_type(kind)} @{name}({self.call_arguments(values)})"
-        count = len(llvm_types(kind))
-        if not count:
-            self.line(call)
-            return Value(kind, ())
-        result = self.emit(call)
-        if count == 1:
-            return Value(kind, (result,))
-        parts = (self.emit(f"extractvalue {result_type(kind)} {result}, {place}") for place in range(count))
-        return Value(kind, tuple(parts))
-
-    def prefetch_columns(self, values: Sequence[Value]) -> None:
-        """Translate a call of ``fetch``."""
-        index, *columns = values
-        for column in columns:
-            if index.kind != Integer() or not isinstance(column.kind, Column):
-                self.refuse(definition_of(self.function) or ast.Pass(), "fetch takes an index and columns")
-            self.prefetch(column.kind, column.parts[0], index.parts[0])
-
-    def _access_shared(self, values: Sequence[Value]) -> Value:
-        """Translate a call of ``observe``, or of ``publish``, which has a value."""
-        column, index, *stored = values
-        if column.kind != Column("int64") or any(value.kind != Integer() for value in (index, *stored)):
-            self.refuse(definition_of(self.function) or ast.Pass(), "publish and observe take a column of int64")
-        address = self.address(Column("int64"), column.parts[0], index.parts[0])
-        if stored:
-            self.line(f"store atomic i64 {stored[0].parts[0]}, ptr {address} release, align 8")
-            return Value(NO_RESULT, ())
-        return Value(Integer(), (self.emit(f"load atomic i64, ptr {address} acquire, align 8"),))
 
     def translate_body(self, body: Sequence[ast.stmt]) -> None:
         """Translate statements in order."""

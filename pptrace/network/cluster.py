@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, lcm, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -349,13 +349,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         Raises:
             PluginError: the node's network offers several paths per pair.
         """
-        legs = self.legs(src, dst)
-        per_pair = max(leg.paths.per_pair for leg in legs)
-        merged: list[tuple[Int64s, Paths]] = []
-        for pairs in {id(leg.pairs): leg.pairs for leg in legs}.values():
-            of_pairs = [leg for leg in legs if leg.pairs is pairs]
-            merged.append((pairs, _concatenate(of_pairs, max(leg.paths.per_pair for leg in of_pairs))))
-        return _merge(src.size, per_pair, merged)
+        return _join_legs(src.size, self.legs(src, dst))
 
     def legs(self, src: Int32s, dst: Int32s) -> list[Leg]:
         """Return the parts of the paths between GPUs, those of a pair from source to target.
@@ -408,12 +402,6 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return replace(paths, link=link, route_ptr=paths.link_ptr, route=link)
 
 
-def _rows(paths: Paths, per_pair: int) -> Int64s:
-    """Return the row of ``paths`` for each of ``per_pair`` rows per pair; ``paths`` has 1 or as many."""
-    rows: Int64s = np.arange(len(paths) // paths.per_pair * per_pair) * paths.per_pair // per_pair
-    return rows
-
-
 def lowest_rates(rates: Sequence[Int64s]) -> Int64s:
     """Return the lowest rate of each row; a row without a route on any leg has no route."""
     stacked = np.array(rates)
@@ -422,45 +410,30 @@ def lowest_rates(rates: Sequence[Int64s]) -> Int64s:
     return limited
 
 
-def _concatenate(legs: Sequence[Leg], per_pair: int) -> Paths:
-    """Return paths that consist of consecutive legs of the same pairs."""
+def _join_legs(pairs: int, legs: Sequence[Leg]) -> Paths:
+    """Return the paths of all pairs, each of which consists of the legs of its pair in their order."""
+    per_pair = max(leg.paths.per_pair for leg in legs)
+    overhead_ns, latency_ns, rate_kbps, length = np.zeros((4, pairs * per_pair), dtype=np.int64)
     rows = [leg.rows(per_pair).ravel() for leg in legs]
+    path_rows = [(leg.pairs[:, None] * per_pair + np.arange(per_pair)).ravel() for leg in legs]
     lengths = [np.diff(leg.paths.link_ptr)[row] for leg, row in zip(legs, rows, strict=True)]
-    ptr = np.concatenate([[0], np.cumsum(sum(lengths))])
-    link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
-    target_ptr = ptr[:-1].copy()
-    for leg, row, length in zip(legs, rows, lengths, strict=True):
-        source, target = ranges(leg.paths.link_ptr[:-1][row], length), ranges(target_ptr, length)
-        link[target] = leg.paths.link[source] + leg.first_link
-        weight[target] = leg.paths.weight[source]
-        target_ptr += length
-    return Paths(
-        overhead_ns=np.sum([leg.paths.overhead_ns[row] for leg, row in zip(legs, rows, strict=True)], axis=0),
-        latency_ns=np.sum([leg.paths.latency_ns[row] for leg, row in zip(legs, rows, strict=True)], axis=0),
-        rate_kbps=lowest_rates([leg.paths.rate_kbps[row] for leg, row in zip(legs, rows, strict=True)]),
-        link_ptr=ptr, link=link, weight=weight, per_pair=per_pair,
-    )  # fmt: skip
-
-
-def _merge(pairs: int, per_pair: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
-    """Return the paths of all pairs; each part has the indices and paths of some pairs."""
-    rows = [_rows(paths, per_pair) for _, paths in parts]
-    target_rows = [ranges(pair * per_pair, np.full(pair.size, per_pair)) for pair, _ in parts]
-    length = np.zeros(pairs * per_pair, dtype=np.int64)
-    columns: dict[str, Any] = {
-        name: np.zeros(pairs * per_pair, dtype=np.int64) for name in ("overhead_ns", "latency_ns", "rate_kbps")
-    }
-    for (_, paths), source_row, target_row in zip(parts, rows, target_rows, strict=True):
-        length[target_row] = np.diff(paths.link_ptr)[source_row]
-        for name, values in columns.items():
-            values[target_row] = getattr(paths, name)[source_row]
+    for leg, row, path, count in zip(legs, rows, path_rows, lengths, strict=True):
+        overhead_ns[path] += leg.paths.overhead_ns[row]
+        latency_ns[path] += leg.paths.latency_ns[row]
+        rate_kbps[path] = lowest_rates([rate_kbps[path], leg.paths.rate_kbps[row]])
+        length[path] += count
     ptr = np.concatenate([[0], np.cumsum(length)])
     link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
-    for (_, paths), source_row, target_row in zip(parts, rows, target_rows, strict=True):
-        source = ranges(paths.link_ptr[:-1][source_row], np.diff(paths.link_ptr)[source_row])
-        target = ranges(ptr[:-1][target_row], length[target_row])
-        link[target], weight[target] = paths.link[source], paths.weight[source]
-    return Paths(**columns, link_ptr=ptr, link=link, weight=weight, per_pair=per_pair)
+    begin = ptr[:-1].copy()
+    for leg, row, path, count in zip(legs, rows, path_rows, lengths, strict=True):
+        source, target = ranges(leg.paths.link_ptr[:-1][row], count), ranges(begin[path], count)
+        link[target] = leg.paths.link[source] + leg.first_link
+        weight[target] = leg.paths.weight[source]
+        begin[path] += count
+    return Paths(
+        overhead_ns=overhead_ns, latency_ns=latency_ns, rate_kbps=rate_kbps, link_ptr=ptr, link=link,
+        weight=weight, per_pair=per_pair,
+    )  # fmt: skip
 
 
 class RankNetwork(NamedTuple):
