@@ -13,7 +13,7 @@ from pptrace.memo import shared
 from pptrace.sim.kernels.edges import JOINED, LAUNCHED, classify_calls
 from pptrace.sim.streams import Pairs, sort_edges
 from pptrace.steps.action_insertion import insert_stage_actions
-from pptrace.steps.actions import group_starts, microbatches_of
+from pptrace.steps.actions import group_ends, microbatches_of
 from pptrace.steps.columns import distinct, empty_columns, unset
 from pptrace.steps.kinds import BACKWARD, COMPUTE, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
 from pptrace_kernel import halves, run_parts
@@ -281,46 +281,22 @@ def _with_reductions(schedule: Schedule, takes: NDArray[np.bool_]) -> Schedule:
 
 def _with_epilogue(schedule: Schedule, takes: Mapping[Kind, NDArray[np.bool_]], *, overlap: bool) -> Schedule:
     """Add the actions that end the stages of a table; ``takes`` has the stages on which each kind takes time."""
-    in_table = {kind: _has_action(schedule, kind) for kind in STAGE_ENDS}
     table = schedule if overlap else schedule.selected(np.flatnonzero(~_EPILOGUE.mask(schedule.kind)))
-    last = _last_backward(table)
-    ends = table.row_ptr[1:, None]
+    last, ends = table.last_rows(BACKWARD.mask(table.kind)), table.row_ptr[1:, None]
     added = []
     for kind in (Kind.REDUCE_GRAD, *_LATE):
-        needed = (last >= 0) & takes[kind]
+        needed, in_table = (last >= 0) & takes[kind], schedule.last_rows(schedule.kind == kind) >= 0
         if kind is Kind.SYNC:
             needed[:, 1:] &= ~np.logical_or.accumulate(needed, axis=1)[:, :-1]
         elif table is schedule:
-            needed &= ~in_table[kind]
+            needed &= ~in_table
         else:
-            needed |= in_table[kind]
+            needed |= in_table
         early = overlap and kind is Kind.REDUCE_GRAD
-        position = _positions_after(table, last) if early else np.broadcast_to(ends, last.shape)
+        position = group_ends(table.pair, table.row_ptr)[last] if early else np.broadcast_to(ends, last.shape)
         rank, stage = np.nonzero(needed)
         added.append(np.stack([position[rank, stage], rank, np.full(rank.size, kind), stage]))
     return insert_stage_actions(table, np.concatenate(added, axis=1))
-
-
-def _has_action(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:
-    """Return whether each rank has an action of a kind for each stage, shape (ranks, stages)."""
-    has_action = np.zeros((schedule.ranks, schedule.stages), dtype=bool)
-    rows = np.flatnonzero(schedule.kind == kind)
-    has_action[schedule.rank_of_row()[rows], schedule.stage[rows]] = True
-    return has_action
-
-
-def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
-    """Return the position of each rank's last backward of each stage, -1 where there is none."""
-    last = np.full((schedule.ranks, schedule.stages), -1, dtype=np.int64)
-    backward = np.flatnonzero(BACKWARD.mask(schedule.kind))
-    last[schedule.rank_of_row()[backward], schedule.stage[backward]] = backward
-    return last
-
-
-def _positions_after(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions after rows, or after the overlapped pairs of these rows."""
-    starts = group_starts(schedule.pair, schedule.row_ptr)
-    return np.append(starts, len(schedule))[np.searchsorted(starts, rows, side="right")]
 
 
 class CallPart(NamedTuple):

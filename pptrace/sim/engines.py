@@ -196,15 +196,7 @@ def run_jobs(
     shared: events.SharedLinks,
     contention: Contention,
 ) -> tuple[Ran, Rates]:
-    """Run the event kernel; return the times of all tasks, and the flows' rates.
-
-    Args:
-        graph: all tasks.
-        ranks: number of ranks.
-        jobs: the tasks whose speed depends on other jobs.
-        shared: the links on which flows meet.
-        contention: effects of concurrent jobs on each other.
-    """
+    """Run the event kernel; return the times of all tasks, and the flows' rates."""
     tasks, count = graph.duration.size, jobs.task.size
     rules = events.Rules(
         first_come=int(contention.links is Sharing.FIFO),
@@ -307,21 +299,17 @@ class Ran(Struct, frozen=True):
 def run_graph(graph: TaskGraph) -> Ran:
     """Run the sweep."""
     tasks = new_tasks(graph.tasks)
-    (end,) = empty_columns(graph.tasks, np.int64)
     inputs = graph_record(graph), int(count_set(graph.next_peer) > 0)
     ranks = halves(graph.placement.ranks, work=graph.tasks)
     if len(ranks) == 1:
-        done = run(sweep_kernels.sweep, (*inputs, uniform(0, graph.tasks)), (tasks, end), work=graph.tasks)
+        done = run(sweep_kernels.sweep, (*inputs, uniform(0, graph.tasks)), (tasks,), work=graph.tasks)
     else:
-        done = _sweep_parts(graph, inputs, (tasks, end), ranks[1][0])
-    return Ran(tasks.start, end, tasks.cause, tasks.waiting, done)
+        done = _sweep_parts(graph, inputs, tasks, ranks[1][0])
+    return Ran(tasks.start, tasks.start + graph.duration_ns, tasks.cause, tasks.waiting, done)
 
 
 def _sweep_parts(
-    graph: TaskGraph,
-    inputs: tuple[sweep_kernels.Graph, int],
-    outputs: tuple[sweep_kernels.Tasks, Int64s],
-    rank: int,
+    graph: TaskGraph, inputs: tuple[sweep_kernels.Graph, int], tasks: sweep_kernels.Tasks, rank: int
 ) -> int:
     """Run the sweep in two threads, of which the second has the ranks from ``rank`` on; return the tasks that ran.
 
@@ -338,8 +326,8 @@ def _sweep_parts(
     counted, ended = empty_columns(count, np.int32, np.int32)
     handover = sweep_kernels.ThreadHandover(np.zeros(count, dtype=np.int8), counted, ended, progress)
     heads, done = [(part, _MAX_POLLS_PER_TASK * count) for part in parts], 0
-    if not all(run_parts(sweep_kernels.sweep_part, heads, inputs, (*outputs, handover), work=count)):
-        done = run(sweep_kernels.sweep_remaining, (*parts, *inputs, none), (*outputs, handover), work=count)
+    if not all(run_parts(sweep_kernels.sweep_part, heads, inputs, (tasks, handover), work=count)):
+        done = run(sweep_kernels.sweep_remaining, (*parts, *inputs, none), (tasks, handover), work=count)
     return done + int(progress[sweep_kernels.DONE :: sweep_kernels.SLOTS].sum())
 
 

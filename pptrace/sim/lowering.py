@@ -94,10 +94,10 @@ def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]
         paths = paths.with_links(network.links, [network.links.name.index(name) for name in links])
         nobody = np.full(len(links), -1, dtype=np.int32)
         source, target = np.concatenate([source, nobody]), np.concatenate([target, nobody])
-    known = paths.overhead_ns.size > 0
-    none = np.zeros(1, dtype=np.int64)
-    columns = (paths.overhead_ns, paths.latency_ns, paths.rate_kbps) if known else (none, none, none)
-    routes = RouteColumns(first_path, pairs.size * paths.per_pair, paths.per_pair, *columns)
+    routes = RouteColumns(
+        first_path, pairs.size * paths.per_pair, paths.per_pair, paths.overhead_ns, paths.latency_ns,
+        paths.rate_kbps,
+    )  # fmt: skip
     return RankRoutes(source=source, target=target, paths=paths, columns=routes)
 
 
@@ -153,13 +153,10 @@ def lower(
         ScheduleError: the times could exceed 2**62 ns.
         PluginError: the network returns invalid paths.
     """
-
-    def lower_all(*, reusable: bool) -> tuple[TaskGraph, DistinctCostRows | None]:
-        return _lower(
-            schedule, workload, network, policy, barrier=barrier, stage_replicas=stage_replicas, slows=slows,
-            segmented=segmented, reusable=reusable,
-        )  # fmt: skip
-
+    lower_all = partial(
+        _lower, schedule, workload, network, policy, barrier=barrier, stage_replicas=stage_replicas, slows=slows,
+        segmented=segmented,
+    )  # fmt: skip
     if shares() and not (slows or workload.segments or workload.released_ns.any() or workload.meeting_ns.size):
         eager = workload.edge_bytes.tobytes() if policy.largest_eager >= 0 else b""
         classes = len(workload.classes), workload.microbatch_class.tobytes()
@@ -174,7 +171,7 @@ def lower(
                 return reused
         else:
             earlier.append(None)
-    return lower_all(reusable=False)[0]
+    return lower_all()[0]
 
 
 def lower_for_costs(
@@ -186,10 +183,7 @@ def lower_for_costs(
         DeadlockError: as :func:`lower`.
         PluginError: the network returns invalid paths.
     """
-    graph, costs = _lower(
-        schedule, workload, network, policy, barrier=False, stage_replicas=False, slows=False, segmented=False,
-        reusable=True,
-    )  # fmt: skip
+    graph, costs = _lower(schedule, workload, network, policy, segmented=False, reusable=True)
     return graph, cast("DistinctCostRows", costs)
 
 
@@ -203,11 +197,11 @@ def _lower(
     network: Network,
     policy: Policy,
     *,
-    barrier: bool,
-    stage_replicas: bool,
-    slows: bool,
-    segmented: bool,
-    reusable: bool,
+    barrier: bool = False,
+    stage_replicas: bool = False,
+    slows: bool = False,
+    segmented: bool = True,
+    reusable: bool = False,
 ) -> tuple[TaskGraph, DistinctCostRows | None]:
     """Return the task graph and, for ``reusable`` dependencies, the rows whose costs determine all costs."""
     issued = issue(schedule, policy)
@@ -305,14 +299,14 @@ class _Lowering(Struct, frozen=True):
         )  # fmt: skip
         sender_row = unset(rows) if self.rows.rules.receive else uniform(-1, rows)
         placed = _Rows(place, ends, self.issued.cells.empty(rows), task, sender_row)
-        longest_ns = run_parts(
+        run_parts(
             placement_kernels.place_rows,
             halves(graph.ranks, work=rows),
             (self.rows, costs, self.routes.columns),
             (self.lanes.first.copy(), place, ends, placed.cells, task),
             work=rows,
         )
-        check_total(graph.ranks, duration, lag, longest_ns=max(longest_ns))
+        check_total(graph.ranks, duration, lag)
         return placed
 
     def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked:
@@ -469,17 +463,10 @@ class DistinctCostRows(NamedTuple):
         """Find the rows of a lowering that can differ in costs; ``place`` is the place of each of its rows."""
         issued, rows = lowering.issued, lowering.rows
         rank = np.repeat(np.arange(rows.graph.ranks), np.diff(issued.row_ptr))
-        columns: list[NDArray[np.integer]] = [
-            rank,
-            issued.kind,
-            issued.stage,
-            issued.span,
-            issued.edge,
-            rows.lanes.peer,
-        ]
+        columns = np.stack([rank, issued.kind, issued.stage, issued.span, issued.edge, rows.lanes.peer], axis=1)
         if workload.classes or lowering.routes.columns.per_pair > 1:
-            columns.append(issued.microbatch)
-        first, number = distinct_rows(np.column_stack(columns).astype(np.int32))
+            columns = np.column_stack([columns, issued.microbatch])
+        first, number = distinct_rows(columns.astype(np.int32))
         places = np.sort(place[first])
         kept = replace(issued.selected(first), calls=None)
         peer = rows.lanes.peer[first]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,14 +89,18 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
     ]
     order: list[OrderedSegment] = []
     place: dict[tuple[int, int], int] = {}
-    communication = _Communication(members)
-    communication.issue(order, place)
+    communication = [
+        (member, number)
+        for member, segments in enumerate(members)
+        for number, segment in enumerate(segments)
+        if not segment.is_computation
+    ]
+    _issue_communication(members, communication, order, place)
     for member in turns:
         number = next(computations[member])
         place[member, number] = len(order)
         order.append(OrderedSegment(member, number, ROW))
-        communication.follow(member, number)
-        communication.issue(order, place)
+        _issue_communication(members, communication, order, place)
     needs = [
         (place[member, need], index)
         for (member, number), index in sorted(place.items(), key=lambda item: item[1])
@@ -130,44 +133,24 @@ def least_pair_ns(members: Sequence[tuple[Segment, ...]], interleave: Sequence[i
     return computed_ns
 
 
-class _Communication:
-    """The communication of several actions that is not issued yet."""
-
-    def __init__(self, members: Sequence[Sequence[Segment]]) -> None:
-        self._members = members
-        self._dependents: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._unmet: dict[tuple[int, int], int] = {}
-        self._ready: list[tuple[int, int]] = []
-        for member, segments in enumerate(members):
-            for number, segment in enumerate(segments):
-                if segment.is_computation:
-                    continue
-                needs = {*segment.needs_of(number)}
-                self._unmet[member, number] = len(needs)
-                for need in needs:
-                    self._dependents.setdefault((member, need), []).append((member, number))
-                if not needs:
-                    heappush(self._ready, (member, number))
-
-    def follow(self, member: int, number: int) -> None:
-        """Note that a segment is issued."""
-        for dependent in self._dependents.get((member, number), ()):
-            self._unmet[dependent] -= 1
-            if not self._unmet[dependent]:
-                heappush(self._ready, dependent)
-
-    def issue(self, order: list[OrderedSegment], place: dict[tuple[int, int], int]) -> None:
-        """Issue all communication whose predecessors are issued, by member."""
-        while self._ready:
-            member, number = heappop(self._ready)
-            segments = self._members[member]
-            needs = [place[member, need] for need in segments[number].needs_of(number)]
-            computed = [
-                index for index in needs if self._members[order[index].member][order[index].number].is_computation
-            ]
-            place[member, number] = len(order)
-            order.append(OrderedSegment(member, number, max(computed, default=STREAM if number else ROW)))
-            self.follow(member, number)
+def _issue_communication(
+    members: Sequence[Sequence[Segment]],
+    waiting: list[tuple[int, int]],
+    order: list[OrderedSegment],
+    place: dict[tuple[int, int], int],
+) -> None:
+    """Issue all waiting communication whose predecessors are issued, by member."""
+    index = 0
+    while index < len(waiting):
+        member, number = waiting[index]
+        needs = [place.get((member, need), -1) for need in members[member][number].needs_of(number)]
+        if -1 in needs:
+            index += 1
+            continue
+        computed = [need for need in needs if members[order[need].member][order[need].number].is_computation]
+        place[member, number] = len(order)
+        order.append(OrderedSegment(member, number, max(computed, default=STREAM if number else ROW)))
+        del waiting[index]
 
 
 def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> list[int]:

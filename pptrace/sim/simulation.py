@@ -16,6 +16,7 @@ from pptrace.sim.cross_rank import with_epilogue
 from pptrace.sim.engines import (
     FINER,
     Contention,
+    Rates,
     find_jobs,
     graph_record,
     run_graph,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.network.contract import Links, Network
-    from pptrace.sim.engines import Ran, Rates
+    from pptrace.sim.engines import Ran
     from pptrace.sim.task_graph import ActionTimes, TaskGraph
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
@@ -244,15 +245,14 @@ def _steady_step(simulated: Simulated) -> Simulated:
     return Simulated(timeline=part.timeline, traffic=traffic)
 
 
-def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Rates | None]:
+def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Rates]:
     """Run the event kernel where anything is shared or slowed, else the sweep."""
-    if not contention.slows and not len(links):
-        return run_graph(graph), None
-    shared = shared_links(graph.paths, links, contention.links)
-    jobs = find_jobs(graph, shared, contention)
-    if not jobs.task.size:
-        return run_graph(graph), None
-    return run_jobs(graph_record(graph), graph.placement.ranks, jobs, shared, contention)
+    if contention.slows or len(links):
+        shared = shared_links(graph.paths, links, contention.links)
+        jobs = find_jobs(graph, shared, contention)
+        if jobs.task.size:
+            return run_jobs(graph_record(graph), graph.placement.ranks, jobs, shared, contention)
+    return run_graph(graph), Rates(*empty_columns(0, np.int32, np.int64, np.int64, np.int32))
 
 
 def _timeline(graph: TaskGraph, ran: Ran, *, has_receiver_rows: bool) -> tuple[Timeline, bool]:
@@ -303,23 +303,18 @@ def _new_row_numbers(order: Int64s) -> Int32s:
     return number
 
 
-def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s | None) -> Traffic:
+def _traffic(graph: TaskGraph, links: Links, rates: Rates, order: Int64s | None) -> Traffic:
     from pptrace.timeline.link_use import Traffic
 
     path = np.where(SENDS.mask(graph.kind), graph.path, -1).astype(np.int32)
     if order is not None:
         path = path[order]
-    if rates is None:
-        none = np.zeros(0, dtype=np.int64)
-        row, time_ns, rate, limit = none.astype(np.int32), none, none, none.astype(np.int32)
-    else:
-        row = rates.task if order is None else _new_row_numbers(order)[rates.task]
-        by_row = np.argsort(row, kind="stable")
-        row, time_ns = row[by_row], rates.time_ns[by_row]
-        rate, limit = rates.rate[by_row] // FINER, rates.limit[by_row]
+    row = rates.task if order is None else _new_row_numbers(order)[rates.task]
+    by_row = np.argsort(row, kind="stable")
     return Traffic(
         links=links, paths=graph.paths, source=graph.source, target=graph.target, path=path,
-        row=row, at_ns=time_ns, rate_kbps=rate, limit=limit,
+        row=row[by_row], at_ns=rates.time_ns[by_row], rate_kbps=rates.rate[by_row] // FINER,
+        limit=rates.limit[by_row],
     )  # fmt: skip
 
 

@@ -390,14 +390,13 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         raise CostError("a rank's memory could pass 2**62 bytes (4 EiB)")
 
 
-def check_total(ranks: int, duration_ns: Int64s, lag_ns: Int64s, *, longest_ns: int | None = None) -> None:
-    """Check that the sum of all times of tasks fits into 62 bits; none is longer than ``longest_ns``.
+def check_total(ranks: int, duration_ns: Int64s, lag_ns: Int64s) -> None:
+    """Check that the sum of all times of tasks fits into 62 bits.
 
     Raises:
         CostError: the sum could exceed 2**62 ns.
     """
-    if longest_ns is None:
-        longest_ns = int(duration_ns.max(initial=0)) + int(lag_ns.max(initial=0))
+    longest_ns = int(duration_ns.max(initial=0)) + int(lag_ns.max(initial=0))
     if longest_ns * duration_ns.size * ranks < LARGEST:
         return  # the usual case, without a sum
     total = float(duration_ns.sum(dtype=np.float64)) + float(lag_ns.sum(dtype=np.float64))

@@ -362,9 +362,8 @@ def with_reductions(
     rank, kind = schedule.rank_of_row()[rows], np.full(rows.size, Kind.REDUCE_GRAD)
     added = np.stack([row, rank, kind, schedule.stage[rows]])
     if between_groups is not None:
-        last = np.full((schedule.ranks, schedule.stages), -1, dtype=np.int64)
-        last[rank, added[3]] = np.arange(rows.size)  # rows are in order, so the last reduction remains
-        groups = added[:, last[(last >= 0) & between_groups]]
+        last = schedule.last_rows(WEIGHT_GRADIENTS.mask(schedule.kind))
+        groups = added[:, np.searchsorted(rows, last[(last >= 0) & reduced & between_groups])]
         groups[2] = Kind.REDUCE_GROUPS
         added = np.concatenate([added, groups], axis=1)
     return insert_stage_actions(schedule, added)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from pptrace.errors import TableError
-from pptrace.steps.columns import Columns, Int8s, Int32s, empty_columns, is_uniform, uniform
+from pptrace.steps.columns import Columns, Int8s, Int32s, empty_columns, is_uniform, ranges, uniform
 from pptrace.steps.kinds import PER_STAGE, Kind
 
 if TYPE_CHECKING:
@@ -226,6 +226,13 @@ def group_starts(pair: Int32s, row_ptr: Int32s) -> NDArray[np.int64]:
     return np.flatnonzero(starts)
 
 
+def group_ends(pair: Int32s, row_ptr: Int32s) -> NDArray[np.int64]:
+    """Return, per action, the position after it, or after its overlapped pair; arguments as above."""
+    starts = group_starts(pair, row_ptr)
+    ends = np.append(starts[1:], pair.size)
+    return np.repeat(ends, ends - starts)
+
+
 def cell_columns(actions: Iterable[Action]) -> CellColumns:
     """Return the columns of actions as lists; members of an overlapped pair are adjacent.
 
@@ -364,5 +371,4 @@ def microbatches_of(
     if span.max(initial=1) == 1:
         return np.arange(rows.size), cells.stage[rows], cells.microbatch[rows].astype(np.int64)
     number = np.repeat(np.arange(rows.size), span)
-    offset = np.arange(number.size) - np.repeat(np.cumsum(span) - span, span)
-    return number, cells.stage[rows][number], cells.microbatch[rows][number] + offset
+    return number, cells.stage[rows][number], ranges(cells.microbatch[rows], span)

@@ -188,13 +188,13 @@ def _keep(piece: NDArray[np.uint8]) -> None:
             excess -= kept.size
 
 
-def ranges(first: Int64s | Int32s, length: Int64s) -> Int64s:
+def ranges(first: Int64s | Int32s, length: Int64s | Int32s) -> Int64s:
     """Return the concatenated ranges ``first[i], …, first[i] + length[i] - 1``.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
-    starts = np.cumsum(length) - length
+    starts = np.cumsum(length, dtype=np.int64) - length
     indices: Int64s = np.arange(int(length.sum())) - np.repeat(starts, length) + np.repeat(first, length)
     return indices
 

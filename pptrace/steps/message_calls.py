@@ -13,7 +13,7 @@ from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import PluginError, ScheduleError
 from pptrace.steps.actions import Cells
 from pptrace.steps.columns import empty_columns, unset
-from pptrace.steps.dependencies import Issued, empty, explain_deadlock, traverse
+from pptrace.steps.dependencies import empty, explain_deadlock, traverse
 from pptrace.steps.kernels import message_calls as kernels
 from pptrace.steps.kernels import tables
 from pptrace.steps.kernels.message_calls import NEVER, TURNS
@@ -153,14 +153,14 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
     """
     if schedule.has_communication:
         return as_issued(schedule)
-    sent, received = _count_messages(schedule)
-    lengths = np.diff(schedule.row_ptr) + sent + received
+    sent = with_sends(schedule).sent.reshape(schedule.ranks, schedule.ranks)
+    lengths = np.diff(schedule.row_ptr) + sent.sum(axis=0) + sent.sum(axis=1)
     out = empty(schedule, int(lengths.sum()))
     out.row_ptr[1:] = np.cumsum(lengths)
     visited, _ = traverse(schedule, out)
     if visited < len(schedule):
         raise explain_deadlock(schedule)
-    issued = _issue_order(schedule.placement, out)
+    issued = IssueOrder(placement=schedule.placement, row_ptr=out.row_ptr, edge=out.edge, **out.cells._asdict())
     return _defer_receives(issued) if receive is Receive.DEFERRED else issued
 
 
@@ -180,22 +180,6 @@ def as_issued(schedule: Schedule) -> IssueOrder:
     return IssueOrder(
         placement=schedule.placement, row_ptr=schedule.row_ptr, edge=edge, **schedule.cells._asdict()
     )
-
-
-def _issue_order(placement: Placement, columns: Issued) -> IssueOrder:
-    return IssueOrder(placement=placement, row_ptr=columns.row_ptr, edge=columns.edge, **columns.cells._asdict())
-
-
-def _count_messages(schedule: Schedule) -> tuple[Int32s, Int32s]:
-    sent = np.zeros(schedule.ranks, dtype=np.int32)
-    received = np.zeros(schedule.ranks, dtype=np.int32)
-    run(
-        tables.count_messages,
-        (schedule.row_ptr, schedule.cells, graph_of(schedule.placement), TABLE),
-        (sent, received),
-        work=len(schedule),
-    )
-    return sent, received
 
 
 def _defer_receives(issued: IssueOrder) -> IssueOrder:

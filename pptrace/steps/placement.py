@@ -10,7 +10,6 @@ from msgspec import field
 from msgspec.structs import force_setattr, replace
 
 from pptrace.errors import ScheduleError
-from pptrace.memo import shared
 from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import Columns, Int32s, column, difference, distinct_rows
 from pptrace.steps.kinds import TABLE, Kind
@@ -128,9 +127,6 @@ class Placement(Columns, frozen=True, kw_only=True, eq=False):
     @property
     def graph(self) -> tuple[tuple[int, int], ...]:
         """The edges as (from, to), empty for a chain of all stages."""
-        return shared(self._list_edges, "edges", self)
-
-    def _list_edges(self) -> tuple[tuple[int, int], ...]:
         return () if self.is_chain else tuple((int(low), int(high)) for low, high in self.edges)
 
     @property
@@ -182,9 +178,6 @@ class Placement(Columns, frozen=True, kw_only=True, eq=False):
 
     def copies(self) -> Int32s:
         """Return, per rank and stage, 1 where the rank holds the stage: shape (ranks, stages)."""
-        return shared(self._count_copies, "copies", self)
-
-    def _count_copies(self) -> Int32s:
         held = np.zeros((self.ranks, self.stages), dtype=np.int32)
         for ranks in self.pass_ranks:
             route, stage = np.nonzero(ranks >= 0)
@@ -274,20 +267,13 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     staged = np.flatnonzero(stage >= 0)
     default = _lowest(stages, stage[staged], rank[staged])
     if backward_rank is not None and (backward_rank != stage_rank).any():
-        pass_ranks = np.concatenate([stage_rank, backward_rank], axis=1)
-        routes, microbatch_route = _routes(np.where(pass_ranks < 0, np.tile(default, 2)[None, :], pass_ranks))
-        return Placement(
-            ranks=ranks, stage_rank=routes[:, :stages], microbatch_route=microbatch_route, edges=chain(stages),
-            backward_rank=routes[:, stages:],
-        )  # fmt: skip
-    stage_rank = np.where(stage_rank < 0, default[None, :], stage_rank)
-    routes, microbatch_route = _routes(stage_rank)
+        stage_rank, default = np.concatenate([stage_rank, backward_rank], axis=1), np.tile(default, 2)
+    routes, microbatch_route = _routes(np.where(stage_rank < 0, default[None, :], stage_rank))
+    routes = routes if microbatches else default[None, :]
     return Placement(
-        ranks=ranks,
-        stage_rank=routes if microbatches else default[None, :],
-        microbatch_route=microbatch_route,
-        edges=chain(stages),
-    )
+        ranks=ranks, stage_rank=routes[:, :stages], microbatch_route=microbatch_route, edges=chain(stages),
+        backward_rank=routes[:, stages:],
+    )  # fmt: skip
 
 
 def _lowest(size: int, cell: Int32s | Int64s, rank: Int32s) -> Int32s:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pptrace.config.choices import Receive, Reshard
 from pptrace.errors import ScheduleError
 from pptrace.steps.action_insertion import insert_actions, insert_stage_actions, with_gathers
-from pptrace.steps.actions import group_starts, microbatches_of
+from pptrace.steps.actions import group_ends, group_starts, microbatches_of
 from pptrace.steps.columns import unset
 from pptrace.steps.kernels import pytorch as kernels
 from pptrace.steps.kinds import (
@@ -235,22 +235,13 @@ def insert_messages(schedule: Schedule, lowering: Lowering = _DEFAULT) -> Schedu
 
 def _insert_reductions(schedule: Schedule) -> Schedule:
     """Insert a reduction after the last backward of each stage on each rank."""
-    last = np.full((schedule.ranks, schedule.stages), -1)
-    rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(schedule.kind))
-    np.maximum.at(last, (schedule.rank_of_row()[rows], schedule.stage[rows]), rows)
+    last = schedule.last_rows(WEIGHT_GRADIENTS.mask(schedule.kind))
     rank, stage = np.nonzero(last >= 0)
     order = np.argsort(last[rank, stage])
     rank, stage = rank[order], stage[order]
-    position = _ends_of_blocks(schedule)[last[rank, stage]]
+    position = group_ends(schedule.pair, schedule.row_ptr)[last[rank, stage]]
     kind = np.full(rank.size, Kind.REDUCE_GRAD)
     return insert_stage_actions(schedule, np.stack([position, rank, kind, stage]))
-
-
-def _ends_of_blocks(schedule: Schedule) -> NDArray[np.int64]:
-    """Return the position after each action, or after its overlapped pair."""
-    starts = group_starts(schedule.pair, schedule.row_ptr)
-    ends = np.append(starts[1:], len(schedule))
-    return np.repeat(ends, ends - starts)
 
 
 def _insert_send_waits(schedule: Schedule) -> Schedule:
@@ -259,7 +250,7 @@ def _insert_send_waits(schedule: Schedule) -> Schedule:
     The wait for a forward's send is right after the backward of the same stage and microbatch. All other waits
     are at the row's end, in the order of their sends, but before weight updates.
     """
-    positions, block_end = index_schedule(schedule), _ends_of_blocks(schedule)
+    positions, block_end = index_schedule(schedule), group_ends(schedule.pair, schedule.row_ptr)
     row_end = _row_ends(schedule)[schedule.rank_of_row()]
     columns = []
     for sent, wait, awaited in _WAITS:

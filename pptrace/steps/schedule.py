@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from pptrace.errors import TableError
 from pptrace.memo import shared
 from pptrace.steps.actions import (
     CELL,
@@ -141,9 +142,6 @@ class Schedule(Cells, frozen=True, kw_only=True):
 
         With several, the pipeline is not flushed between them, and a step is the time between two of them.
         """
-        return shared(self._count_updates, "updates", self)
-
-    def _count_updates(self) -> int:
         rows = np.flatnonzero(np.equal(self.kind, int(Kind.OPTIMIZER)))
         if rows.size <= self.stages:
             return 1
@@ -192,6 +190,12 @@ class Schedule(Cells, frozen=True, kw_only=True):
         """Return each action's rank, shape (actions,)."""
         return np.repeat(np.arange(self.ranks), np.diff(self.row_ptr))
 
+    def last_rows(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the last of the chosen rows of each rank and stage, -1 for none: shape (ranks, stages)."""
+        rows, last = np.flatnonzero(chosen), np.full((self.ranks, self.stages), -1, dtype=np.int64)
+        last[self.rank_of_row()[rows], self.stage[rows]] = rows  # in ascending order, so the last one remains
+        return last
+
     def selected(self, rows: NDArray[np.integer]) -> Self:
         """Return the table with only the given rows."""
         return replace(
@@ -226,8 +230,6 @@ class Schedule(Cells, frozen=True, kw_only=True):
 
 
 def _parse_at(cell: str, rank: int, position: int) -> Action:
-    from pptrace.errors import TableError
-
     try:
         return Action.parse(cell)
     except TableError as error:
@@ -268,12 +270,9 @@ def index_schedule(schedule: Schedule) -> Positions:
         halves(placement.ranks, work=len(schedule)),
         [(0, placement.ranks)],
     ):  # again for the first problem
-        by_result, problem = (
-            unset(results * placement.stages * placement.microbatches),
-            np.zeros(3, dtype=np.int64),
-        )
-        outputs = by_result, problem
-        if not any(run_parts(index_actions, parts, inputs, outputs, work=len(schedule))):
+        by_result = unset(results * placement.stages * placement.microbatches)
+        problem = np.zeros(3, dtype=np.int64)
+        if not any(run_parts(index_actions, parts, inputs, (by_result, problem), work=len(schedule))):
             break
     fault, row, other = problem.tolist()
     by_result = by_result.reshape(results, placement.stages, placement.microbatches)

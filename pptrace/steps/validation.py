@@ -53,10 +53,8 @@ def validate_structure(schedule: Schedule) -> None:
     _check_pairs(schedule, positions)
     if schedule.has_communication:
         _check_messages(schedule, positions)
-    if positions.results > Result.OFFLOADED:
-        _check_copies(schedule, positions)
     _check_stage_ends(schedule)
-    _check_send_waits(schedule, positions)
+    _check_partners(schedule, positions)
     _check_reduction_waits(schedule)
     _check_waits(schedule)
 
@@ -208,19 +206,6 @@ def _check_equal(schedule: Schedule, sends: np.ndarray, receives: np.ndarray) ->
         raise _error_at(schedule, int(received[first]), text)
 
 
-def _check_copies(schedule: Schedule, positions: Positions) -> None:
-    """Check that each offload has a reload and each reload has an offload."""
-    out, back = positions.of(Result.OFFLOADED), positions.of(Result.RELOADED)
-    alone = (out < 0) != (back < 0)
-    if not alone.any():
-        return
-    stage, microbatch = (int(axis[0]) for axis in np.nonzero(alone))
-    offloaded = out[stage, microbatch] >= 0
-    row = int(out[stage, microbatch] if offloaded else back[stage, microbatch])
-    missing = f"{stage}{Kind.RELOAD.name if offloaded else Kind.OFFLOAD.name}{microbatch}"
-    raise _error_at(schedule, row, f" without {missing}: a copy out needs a copy back", missing=missing)
-
-
 def _check_stage_ends(schedule: Schedule) -> None:
     """Check reductions and updates of stages.
 
@@ -281,23 +266,24 @@ def _backwards_before(cell: np.ndarray, backward: np.ndarray, rows: np.ndarray) 
     )
 
 
-_AWAITED_SENDS = {
-    Kind.SEND_F: (Result.SENT_ACTIVATION, Result.AWAITED_ACTIVATION),
-    Kind.SEND_B: (Result.SENT_GRADIENT, Result.AWAITED_GRADIENT),
-}
+_PARTNERS = (
+    (Result.OFFLOADED, Result.RELOADED, Kind.RELOAD, "a copy out needs a copy back"),
+    (Result.RELOADED, Result.OFFLOADED, Kind.OFFLOAD, "a copy out needs a copy back"),
+    (Result.AWAITED_ACTIVATION, Result.SENT_ACTIVATION, Kind.SEND_F, "add the send, or remove the wait"),
+    (Result.AWAITED_GRADIENT, Result.SENT_GRADIENT, Kind.SEND_B, "add the send, or remove the wait"),
+)
+"""Results that exist only with another result, the kind of the other one, and the rule for users."""
 
 
-def _check_send_waits(schedule: Schedule, positions: Positions) -> None:
-    """Check that each wait for a send has its send in the table."""
-    for kind, (sent, awaited) in _AWAITED_SENDS.items():
-        if awaited >= positions.results:
-            continue
-        unmatched = (positions.of(awaited) >= 0) & (positions.of(sent) < 0)
-        if unmatched.any():
-            stage, microbatch = (int(axis[0]) for axis in np.nonzero(unmatched))
+def _check_partners(schedule: Schedule, positions: Positions) -> None:
+    """Check that copies to the host and back come in twos, and that each wait for a send has its send."""
+    for result, partner, kind, rule in _PARTNERS:
+        alone = (positions.of(result) >= 0) & (positions.of(partner) < 0)
+        if alone.any():
+            stage, microbatch = (int(axis[0]) for axis in np.nonzero(alone))
             name = f"{stage}{kind.name}{microbatch}"
-            row = int(positions.of(awaited)[stage, microbatch])
-            raise _error_at(schedule, row, f" without {name}: add the send, or remove the wait", missing=name)
+            row = int(positions.of(result)[stage, microbatch])
+            raise _error_at(schedule, row, f" without {name}: {rule}", missing=name)
 
 
 def _check_reduction_waits(schedule: Schedule) -> None:

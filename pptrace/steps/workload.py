@@ -64,6 +64,7 @@ PER_MICROBATCH = (
     *PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
     "checkpoint_bytes", "boundary_gradient_bytes", "boundary_buffer_bytes",
 )  # fmt: skip
+PER_EDGE = {"boundary_bytes": 1, "boundary_gradient_bytes": 1, "boundary_buffer_bytes": 2}
 OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
     "unreduced_bytes", "released_ns", "reduce_groups_ns", "reduced_bytes", "unshard_subgroup_ns", "subgroup_bytes",
@@ -222,16 +223,13 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
     """Function that lists the kernels of every stage's actions; None if unknown, or for scaled costs."""
 
     def __post_init__(self) -> None:
-        for name in (*PER_STAGE, "boundary_bytes"):
+        for name in (*PER_STAGE, *PER_EDGE, "rank_capacity_bytes", "meeting_ns"):
             force_setattr(self, name, checked(name, getattr(self, name)))
         self._check_lengths()
-        for name in ("rank_capacity_bytes", "meeting_ns"):
-            force_setattr(self, name, checked(name, getattr(self, name)))
-        for name, count in (("boundary_gradient_bytes", "one"), ("boundary_buffer_bytes", "two")):
-            values, edges = checked(name, getattr(self, name)), self.boundary_bytes.size
-            force_setattr(self, name, values)
-            if values.size not in {0, edges * (1 + (count == "two"))}:
-                msg = f"{name} has {values.size} values for {edges} edges: {count} each"
+        for name, count in PER_EDGE.items():
+            size, edges = getattr(self, name).size, self.boundary_bytes.size
+            if size not in {0, edges * count}:
+                msg = f"{name} has {size} values for {edges} edges: {'one' if count == 1 else 'two'} each"
                 raise ValueError(msg)
         for name in UNSCALED:
             value = getattr(self, name)

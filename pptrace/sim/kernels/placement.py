@@ -12,7 +12,6 @@ from pptrace.steps.kinds import Kind, Pass, Role, Stream
 from pptrace_kernel import fetch
 
 NO_FORK = -2
-NOWHERE = -1
 MIX_FIRST, MIX_SECOND, MODULUS = 48271, 69621, 2147483647
 """Constants of a Lehmer generator that spreads messages over equal paths, the same way on both sides."""
 
@@ -76,8 +75,7 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 def place_rows(first, end, rows, costs, routes, cursor, place, ends, out, task):
     """Move each row of ranks ``first:end`` to its lane with its bytes, duration, lag and fork.
 
-    Record its index in ``place``. ``task``'s column of collectives is initialised with 0. Return the longest time
-    of a row.
+    Record its index in ``place``. ``task``'s column of collectives is initialised with 0.
     """
     cells, graph, kinds = rows.cells, rows.graph, rows.kinds
     parts, lanes, rules = rows.parts, rows.lanes, rows.rules
@@ -86,7 +84,6 @@ def place_rows(first, end, rows, costs, routes, cursor, place, ends, out, task):
     out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
     out_span, out_pair = out.span, out.pair
     role, in_parts = kinds.role, len(parts.stream) > 0
-    longest = 0
     for rank in range(first, end):
         compute = -1
         last = -1  # the last row on the compute stream, be it a message
@@ -126,8 +123,6 @@ def place_rows(first, end, rows, costs, routes, cursor, place, ends, out, task):
                     compute = last = index
                     task.fork[index] = -1
                     _record_results(row, index, cells, graph, kinds, ends)
-            longest = max(longest, task.duration_ns[index] + task.lag_ns[index])
-    return longest
 
 
 def _fetch_ahead(index, out, task):

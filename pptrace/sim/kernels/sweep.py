@@ -53,7 +53,7 @@ def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
     return tasks.waiting[task] == 0 and (task >= graph.rows or graph.sender_row[task] < 0)
 
 
-def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any) -> int:
+def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks) -> int:
     """Run every task when its last predecessor releases it; return the number of tasks that ran.
 
     Nothing is shared, so no clock is needed, and ready tasks run in any order with the same result. No task
@@ -64,7 +64,6 @@ def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any) -
     count_waits(graph, tasks.waiting, rendezvous)
     top = _push_ready(graph, tasks, 0, count, 0)
     _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
-    _fill_ends(graph, tasks, 0, count, end)
     return done
 
 
@@ -109,7 +108,6 @@ def sweep_part(
     graph: Graph,
     rendezvous: int,
     tasks: Tasks,
-    end: Any,
     handover: ThreadHandover,
 ) -> int:
     """Run the tasks of a part as :func:`sweep`, while another thread runs those of the other part.
@@ -131,8 +129,6 @@ def sweep_part(
         idle, ended = observe(progress, other_slots + IDLE), observe(progress, other_slots + ENDED)
         if progress[own_slots + IDLE] == 1 + ended:
             if idle == 1 + progress[own_slots + ENDED]:
-                _fill_ends(graph, tasks, part.first, part.end, end)
-                _fill_ends(graph, tasks, part.first_other, part.end_other, end)
                 return 1
             continue
         top = _resume(part, graph, rendezvous, tasks, handover, ended, part.offset)
@@ -143,7 +139,7 @@ def sweep_part(
 
 
 def sweep_remaining(
-    first: ThreadTasks, second: ThreadTasks, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks, end: Any,
+    first: ThreadTasks, second: ThreadTasks, graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks,
     handover: ThreadHandover,
 ) -> int:  # fmt: skip
     """Run the tasks that two parts left, as :func:`sweep`."""
@@ -151,7 +147,6 @@ def sweep_remaining(
     top = _resume(first, graph, rendezvous, tasks, handover, progress[SLOTS + ENDED], 0)
     top = _resume(second, graph, rendezvous, tasks, handover, progress[ENDED], top)
     _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
-    _fill_ends(graph, tasks, 0, len(graph.duration), end)
     return done
 
 
@@ -265,12 +260,6 @@ def initialise(tasks: Tasks, first: int, end: int) -> None:
         tasks.start[task] = 0
     for task in range(first, end):
         tasks.cause[task] = -1
-
-
-def _fill_ends(graph: Graph, tasks: Tasks, first: int, last: int, end: Any) -> None:
-    """Fill in when tasks ``first:last`` end."""
-    for task in range(first, last):
-        end[task] = tasks.start[task] + graph.duration[task]
 
 
 def _resume(
@@ -564,18 +553,12 @@ def settle(step: Step, top: int) -> None:
         step.counts[0] += 1
         ended = step.ends.end[task]
         for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1] + 2):
-            if i == graph.edge_ptr[task + 1]:
-                other = graph.following[task]
-                freed = other >= 0 and reach(tasks, other, ended, task)
-            elif i > graph.edge_ptr[task + 1]:
-                other = graph.following_peer[task]
-                freed = other >= 0 and reach(tasks, other, ended, task)
-            elif graph.edge[i] >= 0:
-                other = graph.edge[i]
-                freed = reach(tasks, other, ended + graph.lag[task], task)
-            else:
-                other = -1 - graph.edge[i]
+            other, is_edge = _successor(graph, 1, task, i), i < graph.edge_ptr[task + 1]
+            if is_edge and graph.edge[i] < 0:
                 freed = _follow_sender(step, task, other)
+            else:
+                arrived = ended + graph.lag[task] if is_edge else ended
+                freed = other >= 0 and reach(tasks, other, arrived, task)
             if freed:
                 top = _begin(step, other, top)
 

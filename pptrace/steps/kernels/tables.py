@@ -1,4 +1,4 @@
-"""Kernels over schedule tables: index actions, count and insert messages, and visit ranks in rounds.
+"""Kernels over schedule tables: index actions, insert messages, and visit ranks in rounds.
 
 Columns are lists or arrays of integers, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
@@ -96,22 +96,6 @@ def receiver(graph, direction, edge, microbatch, rank):
     ranks = graph.stage_rank if direction == 0 else graph.backward_rank
     peer = ranks[graph.microbatch_route[microbatch] * graph.stages + other]
     return -1 if peer == rank else peer
-
-
-def count_messages(row_ptr, cells, graph, kinds, sent, received):
-    """Count the messages that each rank sends and receives."""
-    kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
-    for rank in range(graph.ranks):
-        for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            direction = feeds[kind[row]]
-            if direction < 0:
-                continue
-            low, high = edges_fed(graph, direction, stage[row])
-            for e in range(low, high):
-                peer = receiver(graph, direction, e, microbatch[row], rank)
-                if peer >= 0:
-                    sent[rank] += 1
-                    received[peer] += 1
 
 
 def copy_action(cells, row, out, out_edge, index):
