@@ -348,7 +348,7 @@ class _Function(Writer):
 
     def _unaryop(self, node: ast.UnaryOp) -> Value:
         if isinstance(node.op, ast.Not):
-            return self._truth(node)
+            return self._compare(node)
         operand = self.evaluate_integer(node.operand)
         if isinstance(node.op, ast.USub):
             negative = f"-{operand}" if operand.isdigit() else self.emit(f"sub i64 0, {operand}")
@@ -356,21 +356,9 @@ class _Function(Writer):
         result = operand if isinstance(node.op, ast.UAdd) else self.emit(f"xor i64 {operand}, -1")
         return Value(_INTEGER, (result,))
 
-    def _compare(self, node: ast.Compare) -> Value:
-        return self._truth(node)
-
-    def _truth(self, node: ast.expr) -> Value:
+    def _compare(self, node: ast.expr) -> Value:
         """Return a condition as 1 or 0."""
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = self.evaluate_integer(node.left), self.evaluate_integer(node.comparators[0])
-            condition = self._compare_integers(node, left, node.ops[0], right)
-            return Value(_INTEGER, (self.emit(f"zext i1 {condition} to i64"),))
         return self._select(node, lambda: Value(_INTEGER, ("1",)), lambda: Value(_INTEGER, ("0",)))
-
-    def _compare_integers(self, node: ast.expr, left: str, operator: ast.cmpop, right: str) -> str:
-        if type(operator) not in _COMPARISONS:
-            self.refuse(node, f"the comparison {ast.unparse(node)}")
-        return self.emit(f"icmp {_COMPARISONS[type(operator)]} i64 {left}, {right}")
 
     def branch_on(self, node: ast.expr, yes: str, no: str) -> None:
         """Branch to one of two blocks by a condition."""
@@ -391,9 +379,12 @@ class _Function(Writer):
     def _jump_compared(self, node: ast.Compare, yes: str, no: str) -> None:
         left = self.evaluate_integer(node.left)
         for number, (operator, comparator) in enumerate(zip(node.ops, node.comparators, strict=True), 1):
+            if type(operator) not in _COMPARISONS:
+                self.refuse(node, f"the comparison {ast.unparse(node)}")
             right = self.evaluate_integer(comparator)
             following = yes if number == len(node.ops) else self.new_label()
-            self.branch_if(self._compare_integers(node, left, operator, right), following, no)
+            condition = self.emit(f"icmp {_COMPARISONS[type(operator)]} i64 {left}, {right}")
+            self.branch_if(condition, following, no)
             if following != yes:
                 self.begin_block(following)
             left = right

@@ -151,11 +151,8 @@ def _wait_for_holders(cells: CellColumns, lanes: Lanes, placement: Placement) ->
 def _wait_for_replicas(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
     """Return edges to reductions and synchronizations from one task per stage of the other replicas.
 
-    Args:
-        cells: the rows.
-        released_ns: when other replicas have computed each stage's gradients.
-        first: the task of the first stage.
-        barrier: whether reductions wait for all computation.
+    ``released_ns`` is the time at which they have computed the stage's gradients, and ``first`` the first task.
+    With ``barrier``, reductions wait for all computation.
     """
     if not released_ns.any():
         return None
@@ -335,10 +332,7 @@ class CallTasks(NamedTuple):
 def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTasks:
     """Classify the calls of an issue order.
 
-    Args:
-        issued: the issue order.
-        place: index of each issued row.
-        fork: the computation before each of these indices.
+    ``place`` has the index of each issued row, and ``fork`` the computation before each of these indices.
     """
     calls = issued.calls
     if calls is None:

@@ -176,26 +176,13 @@ _CHANGES = 24
 """Initial capacity of the log, in changes of rate per flow. Pages that are not written take no memory."""
 
 
-class Rates(NamedTuple):
-    """Every change of a flow's rate, in order of time; a rate holds until the flow's next one, or its end."""
-
-    task: Int32s
-    """The flow's task, which is its row."""
-    time_ns: Int64s
-    """Time of the change."""
-    rate: Int64s
-    """The rate of each of its members after the change, in 64ths of a kB/s; 0 while it waits for a link."""
-    limit: Int32s
-    """The link that set it, -1 where no link limits it."""
-
-
 def run_jobs(
     graph: sweep_kernels.Graph,
     ranks: int,
     jobs: sweep_kernels.Jobs,
     shared: events.SharedLinks,
     contention: Contention,
-) -> tuple[Ran, Rates]:
+) -> tuple[Ran, events.Log]:
     """Run the event kernel; return the times of all tasks, and the flows' rates."""
     tasks, count = graph.duration.size, jobs.task.size
     rules = events.Rules(
@@ -210,8 +197,7 @@ def run_jobs(
     while True:
         progress = new_tasks(tasks)
         ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
-        task, time, rate, limit = empty_columns(capacity, np.int32, np.int64, np.int64, np.int32)
-        log = events.Log(task=task, time=time, rate=rate, limit=limit, counts=np.zeros(2, np.int64))
+        log = new_log(capacity)
         busy = events.Ranks(_filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks))
         run(
             events.run_events,
@@ -226,8 +212,16 @@ def run_jobs(
         if changes <= capacity:
             break
         capacity = changes  # rare: the log is too short
-    rates = Rates(task=task[:changes], time_ns=time[:changes], rate=rate[:changes], limit=limit[:changes])
-    return Ran(progress.start, ends.end, progress.cause, progress.waiting, done), rates
+    log = log._replace(
+        task=log.task[:changes], time=log.time[:changes], rate=log.rate[:changes], limit=log.limit[:changes]
+    )
+    return Ran(progress.start, ends.end, progress.cause, progress.waiting, done), log
+
+
+def new_log(capacity: int) -> events.Log:
+    """Return a log without changes, for up to ``capacity`` changes of rate."""
+    task, time, rate, limit = empty_columns(capacity, np.int32, np.int64, np.int64, np.int32)
+    return events.Log(task=task, time=time, rate=rate, limit=limit, counts=np.zeros(2, np.int64))
 
 
 def _links_of_jobs(shared: events.SharedLinks, jobs: sweep_kernels.Jobs) -> events.SharedLinks:
@@ -435,6 +429,6 @@ def steady_rates(paths: Paths, links: Links) -> Int64s:
         path=first[moving], kind=zero.astype(np.int8), rank=zero.astype(np.int32), peer=zero.astype(np.int32),
     )  # fmt: skip
     _, changes = run_jobs(graph, 1, jobs, shared, Contention())
-    initial = changes.time_ns == 0
+    initial = changes.time == 0
     rates[moving[changes.task[initial]]] = changes.rate[initial] // FINER
     return rates

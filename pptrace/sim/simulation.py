@@ -16,9 +16,9 @@ from pptrace.sim.cross_rank import with_epilogue
 from pptrace.sim.engines import (
     FINER,
     Contention,
-    Rates,
     find_jobs,
     graph_record,
+    new_log,
     run_graph,
     run_jobs,
     run_replicas,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Links, Network
     from pptrace.sim.engines import Ran
+    from pptrace.sim.kernels.events import Log
     from pptrace.sim.task_graph import ActionTimes, TaskGraph
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
@@ -132,7 +133,7 @@ class LoweredStep(Struct, frozen=True):
         if times is not None:
             graph = graph.with_times(times)
             check_total(graph.placement.ranks, graph.duration_ns, graph.lag_ns)
-        ran, rates = _run(graph, links, self.contention)
+        ran, log = _run(graph, links, self.contention)
         receiver_rows = count_set(graph.sender_row)
         if ran.done < graph.tasks - receiver_rows:
             raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
@@ -144,7 +145,7 @@ class LoweredStep(Struct, frozen=True):
         order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
         return Simulated(
             timeline=timeline if order is None else _reorder_rows(timeline, order),
-            traffic=_traffic(graph, links, rates, order) if len(links) else None,
+            traffic=_traffic(graph, links, log, order) if len(links) else None,
         )
 
 
@@ -245,14 +246,14 @@ def _steady_step(simulated: Simulated) -> Simulated:
     return Simulated(timeline=part.timeline, traffic=traffic)
 
 
-def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Rates]:
+def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Log]:
     """Run the event kernel where anything is shared or slowed, else the sweep."""
     if contention.slows or len(links):
         shared = shared_links(graph.paths, links, contention.links)
         jobs = find_jobs(graph, shared, contention)
         if jobs.task.size:
             return run_jobs(graph_record(graph), graph.placement.ranks, jobs, shared, contention)
-    return run_graph(graph), Rates(*empty_columns(0, np.int32, np.int64, np.int64, np.int32))
+    return run_graph(graph), new_log(0)
 
 
 def _timeline(graph: TaskGraph, ran: Ran, *, has_receiver_rows: bool) -> tuple[Timeline, bool]:
@@ -303,18 +304,17 @@ def _new_row_numbers(order: Int64s) -> Int32s:
     return number
 
 
-def _traffic(graph: TaskGraph, links: Links, rates: Rates, order: Int64s | None) -> Traffic:
+def _traffic(graph: TaskGraph, links: Links, log: Log, order: Int64s | None) -> Traffic:
     from pptrace.timeline.link_use import Traffic
 
     path = np.where(SENDS.mask(graph.kind), graph.path, -1).astype(np.int32)
     if order is not None:
         path = path[order]
-    row = rates.task if order is None else _new_row_numbers(order)[rates.task]
+    row = log.task if order is None else _new_row_numbers(order)[log.task]
     by_row = np.argsort(row, kind="stable")
     return Traffic(
         links=links, paths=graph.paths, source=graph.source, target=graph.target, path=path,
-        row=row[by_row], at_ns=rates.time_ns[by_row], rate_kbps=rates.rate[by_row] // FINER,
-        limit=rates.limit[by_row],
+        row=row[by_row], at_ns=log.time[by_row], rate_kbps=log.rate[by_row] // FINER, limit=log.limit[by_row],
     )  # fmt: skip
 
 

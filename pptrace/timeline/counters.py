@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.steps.actions import microbatches_of
+from pptrace.steps.columns import ranges
 from pptrace.steps.kinds import BACKWARD, COMPUTE, GRADIENTS, PASSES, SENDS, WEIGHT_GRADIENTS, Kind, Stream
 from pptrace.timeline.actions import folded, in_group
 from pptrace.timeline.idle import COMMUNICATION
@@ -29,11 +30,7 @@ def counters_of(
 ) -> tuple[Counter, ...]:
     """Return the counters of a simulated step, by rank; those of the cluster first.
 
-    Args:
-        timeline: the step.
-        workload: its costs.
-        traffic: its messages on links; None without links.
-        waits: its idle time by cause.
+    Without links, ``traffic`` is None. ``waits`` have the idle time by cause.
     """
     has_memory = workload.activation_bytes.any() or workload.static_bytes.any()
     counters = [
@@ -204,7 +201,7 @@ def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple
     )
 
 
-def _link_uses(paths: Paths, chosen: Int32s, path: Int32s) -> tuple[Int64s, Int64s, Int64s]:
+def _link_uses(paths: Paths, chosen: Int32s, path: Int32s) -> tuple[Int64s, Int64s, Int32s]:
     """Return each use of a chosen link by a path: indices into ``path`` and ``chosen``, and the path's weight.
 
     Other links are removed first: the paths of a large job have many, and hundreds of messages use each path.
@@ -212,6 +209,6 @@ def _link_uses(paths: Paths, chosen: Int32s, path: Int32s) -> tuple[Int64s, Int6
     kept = np.flatnonzero(np.isin(paths.link, chosen))
     ptr = np.searchsorted(kept, paths.link_ptr)
     length = np.diff(ptr)[path]
-    entry = kept[np.arange(int(length.sum())) + np.repeat(ptr[:-1][path] - np.cumsum(length) + length, length)]
+    entry = kept[ranges(ptr[:-1][path], length)]
     path_index = np.repeat(np.arange(path.size), length)
     return path_index, np.searchsorted(chosen, paths.link[entry]), paths.weight[entry]

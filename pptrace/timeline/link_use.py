@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.steps.columns import Columns, Int32s, Int64s
+from pptrace.steps.columns import Columns, Int32s, Int64s, ranges
 from pptrace.timeline.timeline import Routes
 
 if TYPE_CHECKING:
@@ -67,16 +67,12 @@ class Traffic(Columns, frozen=True, kw_only=True):
     def routes(self) -> Routes:
         """Return the links of each message's first flow, as a timeline keeps them."""
         sent = self.path >= 0
-        length = np.zeros(self.path.size, dtype=np.int64)
-        length[sent] = np.diff(self.paths.route_ptr)[self.path[sent]]
-        ptr = np.concatenate([[0], np.cumsum(length)])
-        first = np.repeat(self.paths.route_ptr[:-1][self.path[sent]] - ptr[:-1][sent], length[sent])
+        path, length = self.path[sent], np.zeros(self.path.size, dtype=np.int64)
+        length[sent] = np.diff(self.paths.route_ptr)[path]
         return Routes(
-            name=self.links.name,
-            rate_kbps=self.links.rate_kbps,
-            ptr=ptr.astype(np.int32),
-            link=self.paths.route[np.arange(int(ptr[-1])) + first],
-        )
+            name=self.links.name, rate_kbps=self.links.rate_kbps, ptr=np.concatenate([[0], np.cumsum(length)]),
+            link=self.paths.route[ranges(self.paths.route_ptr[:-1][path], length[sent])],
+        )  # fmt: skip
 
     def segments(self, start_ns: Int64s, end_ns: Int64s) -> Segments:
         """Return the intervals of constant rate of every message that takes time on its path.

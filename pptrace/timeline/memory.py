@@ -147,10 +147,7 @@ class _Peaks(NamedTuple):
 def _peaks_in_order(timeline: Timeline, workload: Workload, held: Int64s) -> _Peaks:
     """Return the peaks of activations if memory changes in the order of rows.
 
-    Args:
-        timeline: the actions.
-        workload: their costs.
-        held: microbatches of each rank at the start.
+    ``held`` has the microbatches of each rank at the start.
     """
     ranks, placement = timeline.ranks, timeline.placement
     peaks = _Peaks(
@@ -184,15 +181,9 @@ def _memory(
     gathered: Int64s,
     unreduced: Int64s,
 ) -> Memory:
-    """Return the memory of all ranks.
+    """Return the memory of all ranks from the peaks of activations, and their times.
 
-    Args:
-        placement: the ranks of stages.
-        workload: sizes of stages.
-        peaks: peaks of activations.
-        peak_at_ns: their times.
-        gathered: bytes of gathered weights at the peaks.
-        unreduced: bytes of unreduced gradients at the peaks.
+    ``gathered`` and ``unreduced`` are bytes of gathered weights and of unreduced gradients at the peaks.
     """
     copies, buffers = placement.copies().astype(np.int64), _buffers(placement, workload.buffer_bytes)
     allocated = copies @ workload.static_bytes + buffers + peaks.size_bytes + gathered + unreduced
@@ -234,11 +225,7 @@ def changes_of_rank(
 ) -> tuple[Int64s, Int64s]:
     """Return the changes of a rank's memory by time; at equal times, memory is freed first.
 
-    Args:
-        timeline: the step.
-        workload: its costs.
-        rank: the rank.
-        held_bytes: activations that ranks hold at the start (:func:`held_at_start`).
+    ``held_bytes`` are activations that ranks hold at the start (:func:`held_at_start`).
 
     Returns:
         Times, and bytes of activations, gathered weights and unreduced gradients, shape (3, changes).
@@ -428,12 +415,8 @@ def _class_of(workload: Workload, microbatch: Int32s) -> Int64s:
 def _with_stated(delta: Int64s, timeline: Timeline, workload: Workload, rows: Int64s, number: Int64s) -> Int64s:
     """Return the changes of rows, with those that the workload states for segments in place of the action's.
 
-    Args:
-        delta: changes of the rows' actions in bytes.
-        timeline: the step.
-        workload: its costs.
-        rows: the rows.
-        number: the index of each row's segment; below 0 for rows that keep their change.
+    ``delta`` has the changes of the rows' actions in bytes. ``number`` is the index of each row's segment, and
+    below 0 for rows that keep their change.
     """
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     by_class = _class_of(workload, timeline.microbatch[rows])

@@ -12,8 +12,8 @@ from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
 from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
-from pptrace.timeline.kernels.rows import BY_TIME, NEEDS_OTHERS, RowIndex, index_rows
-from pptrace_kernel import halves, run_parts
+from pptrace.timeline.kernels.rows import RowIndex, index_rows
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,21 +26,24 @@ def index_timeline(timeline: Timeline, graph: StageGraph) -> RowIndex:
     """Index a timeline's rows. The producer of an action with segments is its last segment."""
     lanes = timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer
     cells, sizes, messages = timeline.cells, timeline.size_bytes, 2 * graph.edges * graph.microbatches
-    is_by_time = False
+    depends_on_times = False
 
     def index_all() -> RowIndex:
-        nonlocal is_by_time
+        nonlocal depends_on_times
+        index = RowIndex(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
         inputs = (*lanes, cells, timeline.start_ns, sizes, graph, TABLE)
-        for parts in halves(graph.ranks, work=len(timeline)), [(0, graph.ranks)]:
-            index = RowIndex(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
-            results = run_parts(index_rows, parts, inputs, (index,), work=len(timeline))
-            if NEEDS_OTHERS not in results:
-                break
-        is_by_time = BY_TIME in results
+        depends_on_times = bool(run(index_rows, inputs, (index,), work=len(timeline)))
         return index
 
     index = shared(
-        index_all, "row index", *lanes, *cells, sizes, graph, rows=len(timeline), keeps=lambda: not is_by_time
+        index_all,
+        "row index",
+        *lanes,
+        *cells,
+        sizes,
+        graph,
+        rows=len(timeline),
+        keeps=lambda: not depends_on_times,
     )
     return index if timeline.parts is None else index._replace(producer=last_segments(timeline)[index.producer])
 

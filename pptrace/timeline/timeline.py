@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.steps.actions import CELL, Cells
-from pptrace.steps.columns import Columns, Int8s, Int32s, Int64s, difference
+from pptrace.steps.columns import Columns, Int8s, Int32s, Int64s, difference, ranges
 from pptrace.steps.kinds import Stream
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class Routes(Columns, frozen=True, kw_only=True):
         """Return the routes of the given rows, in their order; link indices do not change."""
         length = np.diff(self.ptr)[rows]
         ptr = np.concatenate([[0], np.cumsum(length)])
-        first = np.repeat(self.ptr[:-1][rows] - ptr[:-1], length)
-        return replace(self, ptr=ptr, link=self.link[np.arange(int(ptr[-1])) + first])
+        return replace(self, ptr=ptr, link=self.link[ranges(self.ptr[:-1][rows], length)])
 
     def of_links(self, names: AbstractSet[str]) -> Self:
         """Return the same routes with the links in ``names`` and the links in use only, in the same order."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from oracle_flows import Flow, fair_rates
 
 from pptrace.config.choices import Sharing
-from pptrace.sim.engines import FINER, Contention, Rates, run_jobs
-from pptrace.sim.kernels.events import SharedLinks
+from pptrace.sim.engines import FINER, Contention, run_jobs
+from pptrace.sim.kernels.events import Log, SharedLinks
 from pptrace.sim.kernels.sweep import Graph, Jobs
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def traffics(draw: st.DrawFn) -> Traffic:
     return Traffic(capacity=capacity, flows=flows, arrives_ns=arrives, size_bytes=sizes)
 
 
-def run_traffic(traffic: Traffic, sharing: Sharing) -> tuple[Ran, Rates]:
+def run_traffic(traffic: Traffic, sharing: Sharing) -> tuple[Ran, Log]:
     """Run each message as a task behind one that waits until it arrives."""
     count = len(traffic.flows)
     tasks = 2 * count
@@ -85,10 +85,10 @@ def run_traffic(traffic: Traffic, sharing: Sharing) -> tuple[Ran, Rates]:
     return run_jobs(graph, 1, jobs, shared, Contention(links=sharing))
 
 
-def rate_table(ran: Ran, rates: Rates) -> list[tuple[int, dict[int, tuple[Fraction, int]]]]:
+def rate_table(ran: Ran, log: Log) -> list[tuple[int, dict[int, tuple[Fraction, int]]]]:
     """Return, for each instant at which anything changes, the rate and the limit of each running flow."""
     changes: dict[int, dict[int, tuple[Fraction, int]]] = {}
-    columns = (rates.task, rates.time_ns, rates.rate, rates.limit)
+    columns = (log.task, log.time, log.rate, log.limit)
     for task, at, rate, limit in zip(*(column.tolist() for column in columns), strict=True):
         changes.setdefault(at, {})[task // 2] = (Fraction(rate, FINER), limit)
     times = sorted({*changes, *ran.end_ns[1::2].tolist()})

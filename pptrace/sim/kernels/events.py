@@ -211,13 +211,15 @@ class Rules(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Changes of rate."""
+    """Changes of flows' rates in order of time; a rate holds until the flow's next one, or its end."""
 
     task: Any
+    """The flow's task, which is its row."""
     time: Any
     rate: Any
+    """The rate of each of its members after the change, in 64ths of a kB/s; 0 while it waits for a link."""
     limit: Any
-    """The link in the network, -1 for none."""
+    """The link in the network that sets the rate, -1 for none."""
     counts: Any
     """Two values: tasks that ran, and changes of rate, which may exceed the capacity of the log."""
 

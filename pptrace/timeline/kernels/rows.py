@@ -15,8 +15,6 @@ FORWARD = int(Pass.FORWARD)
 ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
 SEVERAL = -2
 """A receive with several candidate messages."""
-NEEDS_OTHERS, BY_TIME = 1, 2
-"""Results of :func:`index_rows`."""
 
 
 class RowIndex(NamedTuple):
@@ -30,54 +28,33 @@ class RowIndex(NamedTuple):
     """The receiver's row of each message, in the same shape."""
 
 
-def index_rows(first, end, lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
-    """RowIndex the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
+def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
+    """Index the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
 
     A receive has no source stage. Where several are possible, a second pass assigns it the message of its
-    size that was sent first. Return ``NEEDS_OTHERS`` if the ranks ``first:end`` cannot be indexed without the
-    other ranks: a receive needs the second pass, or a row is on another rank than that of its stage. Return
-    ``BY_TIME`` if there was a second pass, else 0.
+    size that was sent first. Return whether there was a second pass, which depends on times.
     """
     feeds, role = kinds.feeds, kinds.role
-    is_part = end - first < graph.ranks
     unsure = False
     for lane in range(len(lane_ptr) - 1):
-        rank, home = lane_rank[lane], -1
-        if rank < first or rank >= end:
-            continue
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             k = cells.kind[row]
-            is_message = role[k] == SENDS or role[k] == RECEIVES
-            if is_part and (graph.routes > 1 or cells.stage[row] != home) and (feeds[k] >= 0 or is_message):
-                if not _is_home(row, rank, cells, graph):
-                    return NEEDS_OTHERS
-                home = cells.stage[row]
             if feeds[k] >= 0:
                 base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
                 for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                     index.producer[base + u] = row
-            elif is_message:
-                match = _find_message(row, rank, lane_peer[lane], cells, graph, kinds, index)
+            elif role[k] == SENDS or role[k] == RECEIVES:
+                match = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
                 unsure = unsure or match == SEVERAL
                 _index_message(row, match, cells, kinds, index)
     if not unsure:
-        return 0
-    if is_part:
-        return NEEDS_OTHERS
+        return False
     for lane in range(len(lane_ptr) - 1):
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             if role[cells.kind[row]] == RECEIVES:
                 match = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
                 _index_message(row, match, cells, kinds, index)
-    return BY_TIME
-
-
-def _is_home(row, rank, cells, graph):
-    """Return whether a row is on the rank of its stage."""
-    first, home = cells.microbatch[row], True
-    for u in range(first, first + cells.span[row]):
-        home = home and graph.stage_rank[graph.microbatch_route[u] * graph.stages + cells.stage[row]] == rank
-    return first >= 0 and home
+    return True
 
 
 def _index_message(row, match, cells, kinds, index):
