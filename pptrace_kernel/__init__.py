@@ -166,14 +166,8 @@ def run_parts(
     """Run ``kernel(*part, *inputs, *outputs)`` for each part, and return the results.
 
     Loaded code of two parts runs in two threads, else one part runs after the other. No part reads what another
-    part writes, except with :func:`publish` and :func:`observe`.
-
-    Args:
-        kernel: as for :func:`run`.
-        parts: one or two parts, such as those of :func:`halves`.
-        inputs: as for :func:`run`.
-        outputs: as for :func:`run`.
-        work: the number of rows of all parts.
+    part writes, except with :func:`publish` and :func:`observe`. ``parts`` are one or two, such as those of
+    :func:`halves`. ``work`` is the number of rows of all parts; other arguments are as for :func:`run`.
     """
     results: list[int | None] = [None] * len(parts)
     if len(parts) > 1 and kernel in _loaded and compiles(work, loaded=True):

@@ -46,12 +46,7 @@ _FETCH, _PUBLISH, _OBSERVE = (f"pptrace_kernel.{name}" for name in ("fetch", "pu
 
 
 def translate(kernel: Callable[..., Any], layout: Sequence[Any], entry_point: str) -> str:
-    """Return an LLVM module with a function that takes the address of a kernel's arguments as words.
-
-    Args:
-        kernel: the kernel.
-        layout: the layouts of its arguments.
-        entry_point: the name of the function.
+    """Return an LLVM module whose function ``entry_point`` takes the address of a kernel's arguments as words.
 
     Raises:
         TypeError: the kernel, or a function that it calls, is not in the language of kernels.

@@ -183,10 +183,8 @@ def find_collectives(kind: Int8s, lane_stream: Int8s, lane_ptr: Int32s) -> Int32
 def with_meetings(graph: TaskGraph) -> TaskGraph:
     """Return a graph in which a collective starts when all ranks have issued it: each rank is a replica of a unit.
 
-    A task without a row follows all that the collectives of one number wait for, and precedes these collectives.
-
-    Args:
-        graph: ranks with the same collectives in the same order.
+    All ranks have the same collectives in the same order. A task without a row follows all that the collectives
+    of one number wait for, and precedes these collectives.
     """
     rows = find_collectives(graph.kind, graph.lane_stream, graph.lane_ptr)
     count = rows.size // graph.placement.ranks

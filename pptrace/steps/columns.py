@@ -14,7 +14,7 @@ from weakref import finalize
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import astuple, force_setattr
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -79,6 +79,17 @@ class Columns(Struct, frozen=True, kw_only=True, eq=False):
         record: Any = type(self)
         for name, _ in _columns_of(record):
             getattr(self, name).flags.writeable = False
+
+
+class ComparedColumns(Columns, frozen=True, kw_only=True, eq=False):
+    """Base of records with columns that are equal if all their values are."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(np.array_equal(*pair) for pair in zip(astuple(self), astuple(other), strict=True))
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
 @cache

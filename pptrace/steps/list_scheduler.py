@@ -321,11 +321,7 @@ def _rows_in_turn(
 ) -> tuple[Int64s, CellColumns] | None:
     """Return where each rank's row begins, and the actions; None for a deadlock or too many stages per rank.
 
-    Args:
-        placement: every route visits every stage.
-        times: per kind and stage, of F and B, or of F, I and W.
-        links: dependencies between stages.
-        left: limits of microbatches in flight, see :func:`_limits`.
+    ``left`` has the limits of microbatches in flight, see :func:`_limits`.
     """
     given, actions = _sequences(placement, times, links, left)
     ranks = placement.ranks

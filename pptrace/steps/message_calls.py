@@ -268,12 +268,7 @@ class _Waits(NamedTuple):
 
 
 def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
-    """Return a table's issue order with messages placed by a program.
-
-    Args:
-        schedule: the table.
-        program: the message program.
-        name: name of the program's policy in errors.
+    """Return a table's issue order with messages placed by a program; ``name`` is that of its policy in errors.
 
     Raises:
         PluginError: a moment is invalid; see :func:`~pptrace.steps.message_calls.checked_calls`.
@@ -424,12 +419,7 @@ class CheckedCalls(NamedTuple):
 
 
 def checked_calls(request: MessageRequest, calls: object, name: str) -> CheckedCalls:
-    """Check the result of a message program and return its columns.
-
-    Args:
-        request: the program's input.
-        calls: its result; a :class:`CheckedCalls` is already checked.
-        name: name of the program's policy in errors.
+    """Check the result of a message program and return its columns; ``name`` is that of its policy in errors.
 
     Raises:
         PluginError: missing moments, an invalid shape or dtype, a send before its producer, a receive after its

@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr, replace
 
 from pptrace.errors import ScheduleError
 from pptrace.steps.actions import microbatches_of
-from pptrace.steps.columns import Columns, Int32s, column, difference, distinct_rows
+from pptrace.steps.columns import Columns, ComparedColumns, Int32s, column, distinct_rows
 from pptrace.steps.kinds import TABLE, Kind
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MOST_NEIGHBOURS = 1024
 """Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
 
 
-class Placement(Columns, frozen=True, kw_only=True, eq=False):
+class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False):
     """Routes of stages over ranks, and the route that each microbatch takes.
 
     >>> Placement.looped(ranks=2, microbatches=4, chunks=2).stage_rank.tolist()
@@ -191,15 +191,6 @@ class Placement(Columns, frozen=True, kw_only=True, eq=False):
         ((0,), (1,), (1,), (0,))
         """
         return tuple(tuple(np.flatnonzero(rank_mask).tolist()) for rank_mask in self.copies().T)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placement):
-            return NotImplemented
-        return self.ranks == other.ranks and not difference(
-            self, other, ("stage_rank", "microbatch_route", "edges", "backward_rank")
-        )
-
-    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
 def chain(stages: int) -> Int32s:

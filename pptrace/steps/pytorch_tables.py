@@ -154,11 +154,8 @@ def compute_comms(schedule: Schedule, *, waits: bool) -> Schedule:
     """Return a table with all actions that PyTorch inserts, as its loader reads it as ``compute_comms``.
 
     Messages of the table keep their places. Gathers and reductions are where PyTorch puts them: without
-    reductions, the runtime neither reduces nor scales gradients.
-
-    Args:
-        schedule: the table.
-        waits: whether sends and reductions have waits, as in PyTorch 2.15.
+    reductions, the runtime neither reduces nor scales gradients. With ``waits``, sends and reductions have waits,
+    as in PyTorch 2.15.
 
     Raises:
         ScheduleError: no order of messages lets every action run.

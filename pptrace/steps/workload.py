@@ -312,9 +312,7 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
     ) -> Workload:
         """Return these costs with segments; the durations of actions follow from their segments.
 
-        Args:
-            segments: as the field.
-            overlapped: as the field; None keeps the present value.
+        None for ``overlapped`` keeps the present value.
         """
         if overlapped is not None and overlapped != self.overlapped:
             return replace(self, segments=MappingProxyType({}), overlapped=overlapped).segmented(segments)

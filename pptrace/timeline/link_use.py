@@ -77,9 +77,7 @@ class Traffic(Columns, frozen=True, kw_only=True):
     def segments(self, start_ns: Int64s, end_ns: Int64s) -> Segments:
         """Return the intervals of constant rate of every message that takes time on its path.
 
-        Args:
-            start_ns: start of each of the timeline's rows.
-            end_ns: end of each row.
+        ``start_ns`` and ``end_ns`` are the times of the timeline's rows.
         """
         changed = np.zeros(self.path.size, dtype=bool)
         changed[self.row] = True

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.steps.actions import CELL, Cells
-from pptrace.steps.columns import Columns, Int8s, Int32s, Int64s, difference, ranges
+from pptrace.steps.columns import Columns, ComparedColumns, Int8s, Int32s, Int64s, difference, ranges
 from pptrace.steps.kinds import Stream
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
 
 
-class Counter(Columns, frozen=True, kw_only=True):
+class Counter(ComparedColumns, frozen=True, kw_only=True, eq=False):
     """A step function: from ``at_ns[i]`` on, the value is ``value[i]``."""
 
     rank: int
@@ -37,14 +37,6 @@ class Counter(Columns, frozen=True, kw_only=True):
     """Strictly increasing times."""
     value: Int64s
     """The value from each time on."""
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Counter):
-            return NotImplemented
-        names = (self.rank, self.name, self.unit) == (other.rank, other.name, other.unit)
-        return names and not difference(self, other, ("at_ns", "value"))
-
-    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
 class Parts(Columns, frozen=True, kw_only=True):
@@ -79,7 +71,7 @@ LOADS_KEY = "expert_load"
 """Key of a provenance with the loads of experts, as in ``Workload.expert_load``."""
 
 
-class Routes(Columns, frozen=True, kw_only=True):
+class Routes(ComparedColumns, frozen=True, kw_only=True, eq=False):
     """Links by name, and the links of each row in columns.
 
     A message with several flows has the links of its first flow, from source to target.
@@ -111,13 +103,6 @@ class Routes(Columns, frozen=True, kw_only=True):
             rate_kbps=self.rate_kbps[kept],
             link=number[self.link],
         )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Routes):
-            return NotImplemented
-        return self.name == other.name and not difference(self, other, ("rate_kbps", "ptr", "link"))
-
-    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
 class OnPath(Struct, frozen=True, kw_only=True, eq=False):
