@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pptrace.plugin import ConfigError, TableError, parse_value, read_yaml, simulate_many
+from pptrace.plugin import ConfigError, Parameters, TableError, parse_value, read_yaml, simulate_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -219,9 +219,7 @@ class Rule(BaseModel):
         return {key: _substitute(value, row) for key, value in self.set.items()}
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Document(Parameters):
     rules: list[Rule]
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from distributed import Client, LocalCluster, Security
 from distributed.comm import connect as connect_to
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pptrace.plugin import ConfigError
+from pptrace.plugin import ConfigError, Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,10 +35,8 @@ _GRACE = 0.5
 """Seconds after the timeout in which distributed can report an unreachable address."""
 
 
-class DaskOptions(BaseModel):
+class DaskOptions(Parameters):
     """Where the workers are."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     scheduler: str | None = None
     """Address of a scheduler that runs already, such as tcp://10.0.0.1:8786; processes here by default."""

@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.plugin import ConstraintError, MessageCalls, Policy, empty_columns
+from pptrace.plugin import ConstraintError, MessageCalls, Parameters, Policy, empty_columns
 from pptrace_frameworks import kernels
 from pptrace_frameworks.rows import Rows, cannot, rows_of
 from pptrace_kernel import halves, run_parts
@@ -47,32 +46,21 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-class MegatronOptions(BaseModel):
+class MegatronOptions(Parameters):
     """Megatron-LM's switches of point-to-point communication."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    overlap_p2p_comm: bool | None = Field(
-        default=None,
-        description="Overlap messages with computation (--overlap-p2p-communication); with several chunks per "
-        "rank by default, as training has it; cannot be true with one.",
-    )
-    batch_p2p_comm: bool | None = Field(
-        default=None,
-        description="Send and receive in one batch on the pipeline's communicator; by default where messages do "
-        "not overlap. False: each message is a separate operation on its pair's communicator.",
-    )
-    overlap_p2p_comm_warmup_flush: bool = Field(
-        default=False,
-        description="Issue receives ahead in warm-up and at the end too "
-        "(--overlap-p2p-communication-warmup-flush); needs overlap_p2p_comm.",
-    )
-    deallocate_pipeline_outputs: bool = Field(
-        default=False,
-        description="Wait for the send of a forward right after its launch, even with overlap_p2p_comm, so that "
-        "its output can be freed, as core 0.18 (2026) and later do where training sets this; earlier ones freed "
-        "without waiting.",
-    )
+    overlap_p2p_comm: bool | None = None
+    """Overlap messages with computation (--overlap-p2p-communication); with several chunks per rank by default, as
+    training has it; cannot be true with one."""
+    batch_p2p_comm: bool | None = None
+    """Send and receive in one batch on the pipeline's communicator; by default where messages do not overlap.
+    False: each message is a separate operation on its pair's communicator."""
+    overlap_p2p_comm_warmup_flush: bool = False
+    """Issue receives ahead in warm-up and at the end too (--overlap-p2p-communication-warmup-flush); needs
+    overlap_p2p_comm."""
+    deallocate_pipeline_outputs: bool = False
+    """Wait for the send of a forward right after its launch, even with overlap_p2p_comm, so that its output can be
+    freed, as core 0.18 (2026) and later do where training sets this; earlier ones freed without waiting."""
 
 
 def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:

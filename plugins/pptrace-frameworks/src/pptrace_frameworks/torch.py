@@ -29,13 +29,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from pptrace.plugin import (
     ConstraintError,
     Kind,
     Lowering,
     MessageCalls,
+    Parameters,
     Policy,
     insert_messages,
     unsupported_stages,
@@ -59,48 +60,29 @@ _OF_RUNTIME = ("table_runtime", "unshard_lookahead", "defer_reduce_grad_wait", "
 """Options with which the runtime runs the orders of 1F1B and GPipe, in place of their classes."""
 
 
-class TorchOptions(BaseModel):
+class TorchOptions(Parameters):
     """How PyTorch's pipelining places receives."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    receive: Literal["asap", "deferred"] = Field(
-        default="asap",
-        description="Where the runtime of interleaved, zero-bubble and V schedules puts a receive: as soon as its "
-        "send is issued, or right before its use (defer_pp_recv). Schedule1F1B and ScheduleGPipe have fixed "
-        "positions.",
-    )
-    table_runtime: bool = Field(
-        default=False,
-        description="Whether the runtime of tables also runs the orders of 1F1B and GPipe, as for tables of "
-        "`pptrace torch run` and of torchtitan's pipeline_parallel_schedule_csv, and not Schedule1F1B and "
-        "ScheduleGPipe.",
-    )
-    version: Literal["2.13", "2.15"] = Field(
-        default="2.13",
-        description="Release of PyTorch whose runtime is followed. In 2.15, computation waits for each send: for "
-        "a forward's after the backward of its microbatch, for all others at the end of the step.",
-    )
-    max_outstanding_sends: int | None = Field(
-        default=None,
-        ge=1,
-        description="For version 2.15: most sends of a rank that have begun and that it has not waited for.",
-    )
-    unshard_lookahead: Literal["full", "auto"] | tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default="full",
-        description="For version 2.15: number of next stages whose weights each rank gathers, a list with one "
-        "number per rank; auto for rank + 2, full for data_parallel.active_stages, which is also the most.",
-    )
-    defer_reduce_grad_wait: bool = Field(
-        default=False,
-        description="For version 2.15: whether a rank waits for the reduction of a stage before its next "
-        "reduction or at the end of the step, and not right after its launch.",
-    )
-    p2p_per_edge: bool = Field(
-        default=False,
-        description="For version 2.15: whether each direction of a pair of ranks has its own communicator "
-        "(TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P), and not each pair.",
-    )
+    receive: Literal["asap", "deferred"] = "asap"
+    """Where the runtime of interleaved, zero-bubble and V schedules puts a receive: as soon as its send is issued,
+    or right before its use (defer_pp_recv). Schedule1F1B and ScheduleGPipe have fixed positions."""
+    table_runtime: bool = False
+    """Whether the runtime of tables also runs the orders of 1F1B and GPipe, as for tables of `pptrace torch run`
+    and of torchtitan's pipeline_parallel_schedule_csv, and not Schedule1F1B and ScheduleGPipe."""
+    version: Literal["2.13", "2.15"] = "2.13"
+    """Release of PyTorch whose runtime is followed. In 2.15, computation waits for each send: for a forward's
+    after the backward of its microbatch, for all others at the end of the step."""
+    max_outstanding_sends: int | None = Field(default=None, ge=1)
+    """For version 2.15: most sends of a rank that have begun and that it has not waited for."""
+    unshard_lookahead: Literal["full", "auto"] | tuple[Annotated[int, Field(ge=1)], ...] = "full"
+    """For version 2.15: number of next stages whose weights each rank gathers, a list with one number per rank;
+    auto for rank + 2, full for data_parallel.active_stages, which is also the most."""
+    defer_reduce_grad_wait: bool = False
+    """For version 2.15: whether a rank waits for the reduction of a stage before its next reduction or at the end
+    of the step, and not right after its launch."""
+    p2p_per_edge: bool = False
+    """For version 2.15: whether each direction of a pair of ranks has its own communicator
+    (TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P), and not each pair."""
 
     @field_validator("version", mode="before")
     @classmethod

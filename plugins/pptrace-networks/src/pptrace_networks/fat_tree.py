@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Struct
 from pydantic import Field
 
-from pptrace.plugin import ConfigError, Links
-from pptrace_networks.node_networks import ABSENT, Bandwidth, Latency, Options, Share, kbps, walked
+from pptrace.plugin import ConfigError, Links, Parameters
+from pptrace_networks.node_networks import ABSENT, Bandwidth, Latency, Share, kbps, walked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ sum of PCI Express at both ends (2 x 1.0 us), both NICs and a switch, within 30 
 message."""
 
 
-class FatTreeOptions(Options):
+class FatTreeOptions(Parameters):
     """InfiniBand switches in two or three levels."""
 
     generation: Literal["edr", "hdr", "ndr", "xdr"] = "ndr"

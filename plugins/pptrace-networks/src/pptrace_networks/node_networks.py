@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pptrace.plugin import Duration, Links, Paths, Rate
+from pptrace.plugin import Duration, Links, Parameters, Paths, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,12 +84,6 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Lanes = Annotated[int, Field(ge=1, le=32)]
 
 
-class Options(BaseModel):
-    """A frozen set of options, each described by its docstring."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
 def kbps(bytes_per_s: Fraction | int, share: Fraction | float = 1) -> int:
     """Return a share of a rate in kB/s, rounded to the nearest and at least 1.
 
@@ -120,7 +114,7 @@ def halves(latency_ns: int) -> tuple[int, int]:
     return latency_ns - latency_ns // 2, latency_ns // 2
 
 
-class NvLinkOptions(Options):
+class NvLinkOptions(Parameters):
     """NVLink between GPUs, PCI Express between a GPU and a NIC."""
 
     generation: Literal[3, 4, 5] = 4
@@ -200,7 +194,7 @@ def _names(gpus: int, nics: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-class PcieOptions(Options):
+class PcieOptions(Parameters):
     """A tree of PCI Express."""
 
     generation: Literal[3, 4, 5, 6] = 4

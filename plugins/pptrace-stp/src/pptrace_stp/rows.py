@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pptrace.plugin import Kind
+from pptrace.plugin import Kind, Parameters
 from pptrace_schedules import row_patterns
 from pptrace_schedules.row_patterns import Step
 
@@ -22,24 +22,17 @@ if TYPE_CHECKING:
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class StpOptions(BaseModel):
+class StpOptions(Parameters):
     """Options of the warm-up and of offloading."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    warm_up: Literal["full", "lean"] = Field(
-        default="full",
-        description="full: as many forwards ahead as keep every rank busy, 3p chunks of activations. lean: as "
-        "many as the steady state needs, 2p + 1 chunks, with longer gaps at the end.",
-    )
-    offload_warm_up: _Share = Field(
-        default=0,
-        description="Share of chunk 0's microbatches in the warm-up whose activations are copied to host memory; "
-        "their copies should take less than a forward each, on average.",
-    )
-    offload_steady: _Share = Field(
-        default=0, description="The same share from the first backward of chunk 0 on; it may be larger."
-    )
+    warm_up: Literal["full", "lean"] = "full"
+    """full: as many forwards ahead as keep every rank busy, 3p chunks of activations. lean: as many as the steady
+    state needs, 2p + 1 chunks, with longer gaps at the end."""
+    offload_warm_up: _Share = 0
+    """Share of chunk 0's microbatches in the warm-up whose activations are copied to host memory; their copies
+    should take less than a forward each, on average."""
+    offload_steady: _Share = 0
+    """The same share from the first backward of chunk 0 on; it may be larger."""
 
 
 TURNS: Mapping[tuple[Kind, ...], tuple[int, ...]] = MappingProxyType({
