@@ -41,6 +41,8 @@ NEAR = 3
 FIRST = 20
 """Places that a plan is asked for at first, at most five shares of each division."""
 GIB = 2**30
+EVEN, SPLIT = "even", {"balance", "layers_per_stage"}
+"""The split of layers by the stack; keys of a row that set another one for its own number of stages."""
 LEAST_COPIED = 3
 """Pipeline ranks from which Kwai's program copies activations to the host (megatron/arguments.py)."""
 
@@ -103,7 +105,7 @@ def plans(case: Case, choices: Choices) -> Iterator[tuple[int, dict[str, list[An
     """Yield the sequences in a step and what varies, for each number of pipeline ranks and of sequences."""
     gpus, layers = int(case.row["n_gpus"]), int(case.row["layers"])
     batch = case.settings["batch"]
-    vary: dict[str, list[Any]] = {"layers": ["even"]}
+    vary: dict[str, list[Any]] = {}
     vary["micro"] = list(choices.micro or (batch["micro"],))
     vary["zero"] = list(choices.zero or (case.settings["costs"]["zero"],))
     for pp in (size for size in divisors(gpus) if size <= min(choices.most_pp, layers)):
@@ -111,6 +113,8 @@ def plans(case: Case, choices: Choices) -> Iterator[tuple[int, dict[str, list[An
             continue
         held = range(layers // pp + 1) if choices.uneven else divisors(layers // pp)
         chunks = [size for size in held if 1 < size <= choices.most_vp] if pp > 1 else []
+        given = case.settings["model"].get("layers_per_stage") or []
+        split = [given] if len(given) == pp else [EVEN]
         copied = {"offload": list(choices.shares)} if choices.shares and pp >= LEAST_COPIED else {}
         sizes_by_batch: dict[tuple[int, bool], set[tuple[int, int, int]]] = {}
         for dp in divisors(gpus // pp):
@@ -129,7 +133,8 @@ def plans(case: Case, choices: Choices) -> Iterator[tuple[int, dict[str, list[An
             inner_sizes = dict(zip(("dp", "tp", "cp"), lists, strict=True))
             vp = [1, *chunks] if is_interleaved else [1]
             schedules = ["1f1b", "interleaved-1f1b"] if is_interleaved else ["1f1b"]
-            yield sequences, {**vary, **copied, **inner_sizes, "pp": [pp], "vp": vp, "schedule": schedules}
+            sizes_of_stages = {"pp": [pp], "vp": vp, "schedule": schedules, "layers": split}
+            yield sequences, {**vary, **copied, **inner_sizes, **sizes_of_stages}
 
 
 def models(case: Case, choices: Choices) -> list[dict[str, Any]]:
@@ -172,6 +177,8 @@ class Planner:
         self, sequences: int, sizes: dict[str, list[Any]], own: dict[str, Any], top: int
     ) -> tuple[dict[Division, Place], bool]:
         """Return the best of each division among the first ``top`` of one plan, and whether these are all."""
+        if sizes["layers"] == [EVEN]:
+            own = {**own, "model": {key: own["model"][key] for key in own["model"].keys() - SPLIT}}
         settings = {**own, "batch": {**self.case.settings["batch"], "global": sequences}}
         gpus = int(self.case.row["n_gpus"])
         vary = {**sizes, "recompute": [own["model"].get("recompute", "none")]}

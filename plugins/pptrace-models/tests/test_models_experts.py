@@ -290,6 +290,17 @@ def test_replicas_in_a_node_share_its_nics_and_its_links_at_most(costs: Callable
     assert whole.reduce_ns[1] < shared.reduce_ns[1] * 40 / 90
 
 
+def test_a_group_has_the_measured_rate_of_its_nodes(costs: Callable[..., Workload]) -> None:
+    def reduce_ns(dp: int, **options: Any) -> int:
+        network = {"rate_kbps": 40_000_000, "latency_ns": 0}
+        return int(costs(dp=dp, data_parallel=network, options={"every_nic": True, **options}).reduce_ns[1])
+
+    rates = {"nic_rates": {2: "20 GB/s", 4: "10 GB/s"}}
+    assert reduce_ns(8, **rates) == reduce_ns(8)  # on the links of a node
+    for dp, times in ((16, 2), (24, 2), (32, 4), (64, 4)):
+        assert reduce_ns(dp, **rates) == pytest.approx(times * reduce_ns(dp), rel=1e-3)
+
+
 @pytest.mark.parametrize("replicas", [3, 4, 5, 6, 7])
 @pytest.mark.parametrize("groups", [1, 2, 4, 9])
 @pytest.mark.parametrize("places", [1, 2, 4, 8])

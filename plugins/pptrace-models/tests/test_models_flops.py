@@ -148,6 +148,9 @@ def test_separate_kernels_move_more_bytes_for_the_same_products(classic: dict[st
     # values are not copied out of a common result, and three gradients not concatenated.
     again, split, joined = 2 * s * h * 3, 2 * 2 * s * (h + kv), 2 * 2 * s * (h + 2 * kv)
     assert moved(fused_projections=False) == [forward + again - split, backward + again + 2 * s * h * 7 - joined]
+    # All three copied, keys and values joined and transposed; backward: joined, all three joined and transposed.
+    both, whole = 2 * 2 * s * 2 * kv, 2 * 2 * s * (h + 2 * kv)
+    assert moved(copied_kv=True) == [forward - split + whole + 2 * both, backward - joined + both + 2 * whole]
 
 
 def test_pytorchs_collectives_copy_the_sequences_of_a_microbatch(costs: Callable[..., Workload]) -> None:

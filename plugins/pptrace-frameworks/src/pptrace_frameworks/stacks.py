@@ -429,13 +429,15 @@ _NANOTRON = (
         "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp allgather flattens it again",
         {"costs.copied_shards": True}, when={"costs.zero": 1},
     ),
-    _rule("NT v0.5 src/nanotron/trainer.py sync_gradients_across_dp with reduce_scatter=False",
-          {"costs.all_reduce": True}, when={"costs.zero": 1}),
+    _rule("NT v0.5 src/nanotron/trainer.py sync_gradients_across_dp with reduce_scatter=False, clip_grad_norm",
+          {"costs.all_reduce": True}),
     _rule(
         "NT v0.5 src/nanotron/models/llama.py: torch.cat of keys and values; flash-attention "
         "flash_attn/layers/rotary.py rotates queries in place",
         {"model.copied_kv": True},
     ),
+    _rule("NT v0.5 src/nanotron/parallel/tensor_parallel/functional.py _ShardedCrossEntropy",
+          {"costs.eager_loss": "in-place"}, unless={"costs.fused_loss": True}),
     _rule("NT tensor_parallel_mode REDUCE_SCATTER", {"parallel.sequence_parallel": True},
           when={"parallel.tp": {"min": 2}}),
     _rule(

@@ -331,6 +331,8 @@ class ByFormula(_Groups, frozen=True, kw_only=True):
     """The data-parallel network; empty if not described."""
     every_nic: bool = False
     """Whether a group's devices in a node share their NICs."""
+    nic_rates: Mapping[int, int] | None = None
+    """Rates per NIC between replicas by number of nodes, with ``every_nic``; those of the network by default."""
     ranks: int = 1
     """Number of pipeline ranks, which have consecutive devices."""
 
@@ -410,6 +412,10 @@ class ByFormula(_Groups, frozen=True, kw_only=True):
             return group_fabric(self.device, self.network, distance * replicas)
         if not (self.every_nic and outer.rate):
             return outer
+        nodes = -(-distance * replicas // self.device.scale_up_size)
+        measured = [count for count in self.nic_rates or {} if count <= nodes]
+        if self.nic_rates and measured:
+            outer = replace(outer, rate=Fraction(self.nic_rates[max(measured)]))
         per_node = max(self.device.scale_up_size // distance, 1)
         whole = self.shard.members(part) if part in {"shard", "subgroup"} else self.shard.replicas
         groups = self.ranks * (self.shard.replicas // whole)
@@ -478,8 +484,9 @@ def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: 
     if request.collectives is not None:
         return OnLinks(collective_ns=request.collectives.ns, **common)
     return ByFormula(
-        device=device, network=request.data_parallel, every_nic=options.every_nic, ranks=request.ranks, **common
-    )
+        device=device, network=request.data_parallel, every_nic=options.every_nic, nic_rates=options.nic_rates,
+        ranks=request.ranks, **common,
+    )  # fmt: skip
 
 
 _REACH = 10.0

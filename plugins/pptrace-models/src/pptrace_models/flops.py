@@ -8,7 +8,7 @@ weights, so its whole backward belongs to I. If a causal core skips its masked h
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
@@ -30,6 +30,13 @@ _FP32_BYTES = 4
 """Bytes of an fp32 element."""
 _SCORE_KERNELS, _SCORE_BYTES = (25, 11), (59, 32)
 """Kernels of an unfused router, and their bytes per token and expert, forward and backward."""
+_IN_PLACE_LOSS = (38, 14)
+"""Bytes per logit of a cross-entropy in place, forward and backward.
+
+Forward: a cast to fp32 (2 and 4 bytes), maximum (4), difference, exponential and division (8 each), and sum (4).
+Backward: the product with the loss's gradient (8), and a cast (6) (nanotron v0.5,
+``src/nanotron/parallel/tensor_parallel/functional.py``, ``_ShardedCrossEntropy``).
+"""
 UNFUSED_NORM = (36, 76)
 """Bytes per element of PyTorch's operations of a root-mean-square norm of bf16, forward and backward.
 
@@ -129,7 +136,12 @@ def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operatio
 
 
 def head(
-    model: Transformer, shard: Shard, gradient_bytes: int, *, fused_loss: bool, eager_loss: bool = False
+    model: Transformer,
+    shard: Shard,
+    gradient_bytes: int,
+    *,
+    fused_loss: bool,
+    eager_loss: bool | Literal["in-place"] = False,
 ) -> tuple[Operation, ...]:
     """Return the final norm, the LM head and the fp32 cross-entropy."""
     element, tokens = model.element_bytes, shard.tokens
@@ -144,6 +156,8 @@ def head(
     if fused_loss:
         # Read the logits for maximum and sum, read them again and write the gradient in their place; scale it.
         loss = (3 * element, 2 * element)
+    elif eager_loss == "in-place":
+        loss = _IN_PLACE_LOSS
     elif eager_loss:
         loss = _eager_loss_bytes(element, is_split=shard.tp > 1)
     logit = products("head", [matrix], element, gradient_bytes, unit="head")
@@ -350,8 +364,10 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     a fused kernel, it also writes and reads an fp32 copy before and after the rotation. One product computes
     grouped queries, keys and values interleaved. So kernels copy queries and values out of its result, and
     concatenate the gradients of all three (``get_query_key_value_tensors`` in ``attention.py`` of Megatron-Core
-    0.17, ``get_qkv_layout`` and ``SplitAlongDim`` of Transformer Engine 2.12). Only ``kernels: shapes`` counts
-    these kernels.
+    0.17, ``get_qkv_layout`` and ``SplitAlongDim`` of Transformer Engine 2.12). With ``copied_kv``, kernels copy
+    all three, join keys and values, and transpose both. The backward joins the gradients of keys and values, then
+    of all three, and transposes them (nanotron v0.5, ``src/nanotron/models/llama.py``). Only ``kernels: shapes``
+    counts these kernels.
     """
     if model.learned_positions or not model.flash_attention:
         return ()
@@ -364,14 +380,17 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     if not model.fused_rotary:
         copied_bytes, kernels = 4 * _FP32_BYTES * rotated, 6
     split = joined = 0
-    if model.fused_projections and not model.kv_rank and model.kv_heads < model.heads:
-        split, joined = 2 * (shard.query + shard.value), 2 * (shard.query + shard.kv + shard.value)
+    counts, joint = (2, 1), shard.kv + shard.value
+    if model.copied_kv:
+        split, joined, counts = 2 * shard.query + 6 * joint, 4 * shard.query + 6 * joint, (3, 3)
+    elif model.fused_projections and not model.kv_rank and model.kv_heads < model.heads:
+        split, joined = 2 * (shard.query + shard.value), 2 * (shard.query + joint)
     forward, backward = (
         Work(
             beside_bytes=shard.tokens * ((moved + copied) * model.element_bytes + copied_bytes),
             kernels=kernels + (copies if copied else 0),
         )
-        for copied, copies in ((split, 2), (joined, 1))
+        for copied, copies in zip((split, joined), counts, strict=True)
     )
     return (
         Operation(

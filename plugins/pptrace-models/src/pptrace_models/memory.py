@@ -119,7 +119,7 @@ def head_kept(model: Transformer, shard: Shard, options: RooflineOptions) -> Kep
     row = shard.split_tokens * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
     of_loss = (model.element_bytes if options.fused_loss else _FP32) * logits
-    if options.eager_loss:
+    if options.eager_loss is True:
         of_loss = (5 if shard.tp > 1 else 3) * _FP32 * logits
     if model.frozen:
         return Kept(activation=row + of_loss)
@@ -464,6 +464,10 @@ def state(
         if reduced:
             unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
     has_gather_buffer = options.copied_shards and options.zero and not shards_weights and count > owned
+    # Flat copies before and after an all-gather, and copies to the weights, each with a read and a write.
+    copied_bytes = 3 * 2 * count * has_gather_buffer * model.element_bytes
+    # With whole gradients on each device, all are read for their norm, scaled and cleared.
+    copied_bytes += 4 * count * gradient * (options.all_reduce and not shards_gradients)
     return {
         "weights_bytes": ((owned if shards_weights else count) + frozen + count * has_gather_buffer)
         * model.element_bytes,
@@ -471,7 +475,7 @@ def state(
         "optimizer_bytes": ceil(updated * kept - saved),
         "reduced_bytes": owned * gradient,
         "optimizer_ns": _update_ns(
-            costing.device, ceil(updated * touched - 2 * saved) + _cast_bytes(costing, count)
+            costing.device, ceil(updated * touched - 2 * saved) + _cast_bytes(costing, count) + copied_bytes
         ),
         "gathered_bytes": gathered_bytes,
         "subgroup_bytes": -(-gathered_bytes // shard.subgroup) if shard.subgroup else 0,

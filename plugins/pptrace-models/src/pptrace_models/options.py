@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pptrace.plugin import Duration, Parameters, Size
+from pptrace.plugin import Duration, Parameters, Rate, Size
 from pptrace_models.casts import ScalingRecipe
 
 Moment = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8"]
@@ -29,8 +29,8 @@ class RooflineOptions(Parameters):
     optimizer). 2 also shards gradients. 3 also shards weights (FSDP); ``data_parallel.reshard`` sets when they are
     freed."""
     all_reduce: bool = False
-    """Whether gradients are all-reduced also with ``zero: 1``, although each replica updates only its share
-    (nanotron, DeepSpeed's BF16 optimizer)."""
+    """Whether gradients are all-reduced also with ``zero: 1``, although each replica updates only its share. Each
+    replica then scales all gradients by their norm and clears them (nanotron, DeepSpeed's BF16 optimizer)."""
     outer_sharding: bool = False
     """Whether all replicas share the optimizer state, not only those of a shard group (``data_parallel.shard``;
     Megatron-FSDP's ``outer_dp_sharding_strategy: optim``). Once per step, the groups then reduce-scatter gradients
@@ -133,12 +133,17 @@ class RooflineOptions(Parameters):
     """Whether PyTorch's allocator waits for reduce-scatters of tensor parallelism before it reuses their tensors
     (``record_stream``), and messages delay them while a 1F1B pipeline fills. Memory then holds these tensors for
     each microbatch of the first rank from the third on."""
-    eager_loss: bool = False
+    eager_loss: bool | Literal["in-place"] = False
     """Whether the loss is PyTorch's ``cross_entropy`` in fp32 without ``torch.compile``, whose separate kernels
-    keep several fp32 tensors of the size of the logits."""
+    keep several fp32 tensors of the size of the logits. ``in-place``: separate kernels that write exponentials,
+    probabilities and gradient over one fp32 tensor (nanotron)."""
     every_nic: bool = False
     """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL. Their rate is
     at most that of the node's links. Otherwise each ring uses one NIC."""
+    nic_rates: dict[Annotated[int, Field(ge=2)], Annotated[Rate, Field(ge=1)]] | None = None
+    """Measured rates per NIC of rings between replicas, by the number of nodes that a group spans; by default
+    ``data_parallel.bandwidth`` for any number. A number between two has the rate of the lower one. Needs
+    ``every_nic``."""
     sequence_first: bool = True
     """Whether the first dimension of activations is the sequence, as in Megatron-LM. Otherwise, with several
     sequences in a microbatch, kernels copy whole tensors after each gather and before each reduce-scatter of

@@ -394,9 +394,9 @@ class Transformer(Parameters):
     multiply complex numbers and cast them back, as in torchtitan: ``torch.compile`` does not fuse complex numbers
     (``kernels: shapes``)."""
     copied_kv: bool = False
-    """Whether keys and values are copied from the output of the product that also computes the queries, which
-    remain a part of it. With as many KV heads as query heads, memory then keeps keys and values twice
-    (nanotron)."""
+    """Whether kernels copy queries, keys and values out of a product's output, then join keys and values and
+    transpose them (nanotron, ``kernels: shapes``). With as many KV heads as query heads, memory then keeps keys
+    and values twice."""
     vocabulary: Width
     """Tokens in the vocabulary; each rank's share is rounded up."""
     tied_embeddings: bool = False
