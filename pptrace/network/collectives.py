@@ -263,6 +263,10 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return {}
 
     @cached_property
+    def _names(self) -> dict[str, Hashable]:
+        return {}
+
+    @cached_property
     def _fastest(self) -> dict[tuple[str, str, int], CollectivePlan]:
         return {}
 
@@ -311,15 +315,24 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if key not in self._plans:
             if collective not in {*_ROUNDS, _ALL_TO_ALL}:
                 raise ValueError(f"no collective {collective!r}: {', '.join([*_ROUNDS, _ALL_TO_ALL])}")
-            groups = np.sort(self.groups(axis), axis=1)
-            # Layouts that list the same groups in another order share plans.
-            groups = groups[np.argsort(groups[:, 0], kind="stable")]
-            name = groups.shape[1], sha256(groups.tobytes()).digest()
+            name = self._name_of_groups(axis)
             if (collective, name) not in self.known:
+                groups = self._sorted_groups(axis)
                 plans = self._build_plans(collective, name, groups) if groups.shape[1] > 1 else [SINGLE_MEMBER]
                 self.known[collective, name] = plans
             self._plans[key] = self.known[collective, name]
         return self._plans[key]
+
+    def _name_of_groups(self, axis: str) -> Hashable:
+        """Return a key of the groups along an axis; layouts that list them in another order have the same key."""
+        if axis not in self._names:
+            groups = self._sorted_groups(axis)
+            self._names[axis] = groups.shape[1], sha256(groups.tobytes()).digest()
+        return self._names[axis]
+
+    def _sorted_groups(self, axis: str) -> Int32s:
+        groups = np.sort(self.groups(axis), axis=1)
+        return groups[np.argsort(groups[:, 0], kind="stable")]
 
     def _build_plans(self, collective: str, name: Hashable, groups: Int32s) -> list[CollectivePlan]:
         if collective == _ALL_TO_ALL:
