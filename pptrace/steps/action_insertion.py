@@ -7,6 +7,7 @@ arrives: Liu et al., Mario: Near Zero-cost Activation Checkpointing in Pipeline 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ScheduleError
+from pptrace.memo import shared
 from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
@@ -185,6 +187,10 @@ def with_units(schedule: Schedule, units: int) -> Schedule:
     >>> with_units(Schedule.from_rows([["0F0", "0B0"]]), 2).rows()
     [['0F0', '1F0', '1B0', '0B0']]
     """
+    return shared(partial(_with_units, schedule, units), ("units", units), schedule, rows=units * len(schedule))
+
+
+def _with_units(schedule: Schedule, units: int) -> Schedule:
     blocks = blocks_of(schedule)
     sizes = blocks.last - blocks.first + 1
     spans = zip(blocks.first.tolist(), blocks.last.tolist(), strict=True)
@@ -308,16 +314,21 @@ def with_gathers(
         prefetch: for other rules, the number of units to gather ahead; None for stages that are no units.
         subgroups: for other rules, whether weights that a forward frees stay sharded over a part of their group.
     """
-    blocks = blocks_of(schedule)
-    if reshard is Reshard.NEVER:
-        return insert_stage_actions(schedule, _gather_next(schedule, blocks, sharded, active, lookahead))
-    columns = []
-    for rank in range(schedule.ranks):
-        added = _gather_and_free(
-            _blocks_of_rank(schedule, blocks, rank, sharded), reshard, prefetch, subgroups=subgroups
-        )
-        columns += [(row, rank, kind, stage) for row, kind, stage in added]
-    return insert_stage_actions(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
+
+    def insert() -> Schedule:
+        blocks = blocks_of(schedule)
+        if reshard is Reshard.NEVER:
+            return insert_stage_actions(schedule, _gather_next(schedule, blocks, sharded, active, lookahead))
+        columns = []
+        for rank in range(schedule.ranks):
+            added = _gather_and_free(
+                _blocks_of_rank(schedule, blocks, rank, sharded), reshard, prefetch, subgroups=subgroups
+            )
+            columns += [(row, rank, kind, stage) for row, kind, stage in added]
+        return insert_stage_actions(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
+
+    key = "gathers", sharded.tobytes(), reshard, active, tuple(lookahead), prefetch, subgroups
+    return shared(insert, key, schedule, rows=2 * len(schedule))
 
 
 def _gather_next(
@@ -356,17 +367,23 @@ def with_reductions(
         between_groups: shape (stages,): those whose last reduction precedes one between shard groups; None for
             no stage.
     """
+    between = np.zeros_like(reduced) if between_groups is None else between_groups
+    key = "reductions", reduced.tobytes(), between.tobytes()
+    return shared(partial(_with_reductions, schedule, reduced, between), key, schedule, rows=2 * len(schedule))
+
+
+def _with_reductions(
+    schedule: Schedule, reduced: NDArray[np.bool_], between_groups: NDArray[np.bool_]
+) -> Schedule:
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(schedule.kind) & reduced[schedule.stage])
     blocks = blocks_of(schedule)
     row = blocks.last[blocks.of_row[rows]] + 1
     rank, kind = schedule.rank_of_row()[rows], np.full(rows.size, Kind.REDUCE_GRAD)
     added = np.stack([row, rank, kind, schedule.stage[rows]])
-    if between_groups is not None:
-        last = schedule.last_rows(WEIGHT_GRADIENTS.mask(schedule.kind))
-        groups = added[:, np.searchsorted(rows, last[(last >= 0) & reduced & between_groups])]
-        groups[2] = Kind.REDUCE_GROUPS
-        added = np.concatenate([added, groups], axis=1)
-    return insert_stage_actions(schedule, added)
+    last = schedule.last_rows(WEIGHT_GRADIENTS.mask(schedule.kind))
+    groups = added[:, np.searchsorted(rows, last[(last >= 0) & reduced & between_groups])]
+    groups[2] = Kind.REDUCE_GROUPS
+    return insert_stage_actions(schedule, np.concatenate([added, groups], axis=1))
 
 
 def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDArray[np.bool_]) -> list[_Block]:
