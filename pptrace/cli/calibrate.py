@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from pptrace.measured.calibration import Calibration
     from pptrace.plugins.registry import Registry
-    from pptrace.steps.schedule import Schedule
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
 _EXAMPLES = """\b
@@ -62,6 +61,7 @@ def command(
     from pptrace.measured.sides import measured_side
     from pptrace.plugins.registry import Registry
     from pptrace.run.trace_files import run_folders, simulated_source
+    from pptrace.steps.text_forms import table_text
     from pptrace.timeline.trim import update_intervals
 
     registry, runs = Registry.load(), run_folders(traces)
@@ -99,7 +99,10 @@ def command(
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
         known = None if measured else simulated_source(side.timeline, registry)
-        table = "" if names or steps[0].partial else _write_order(steps[0].order, output)
+        table = ""
+        if not names and not steps[0].partial:
+            table = str(Path(output).with_suffix(".order.csv"))
+            write_text(table, table_text(steps[0].order))
         write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known, table))
 
 
@@ -132,15 +135,6 @@ def _fit_further(run: Path, registry: Registry, request: ImportRequest) -> Calib
         echo_notes([f"skipped: {error}"])
         return None
     return calibrate(steps, slices=measurement.slices, empty_input_gradient=measurement.empty_input_gradient)
-
-
-def _write_order(order: Schedule, output: str) -> str:
-    """Write the measured order beside a configuration, ``costs.order.csv`` for ``costs.yaml``; return its path."""
-    from pptrace.steps.text_forms import table_text
-
-    path = str(Path(output).with_suffix(".order.csv"))
-    write_text(path, table_text(order))
-    return path
 
 
 def _calibrate_network(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:

@@ -86,7 +86,11 @@ def command(
         schedule = read_table(sources[0]).schedule if from_table else computed_order(_read(sources, step, options))
         paths = [_convert_table(schedule, target, messages, waits=waits)]
     else:
-        exporters = _exporters(target)
+        from pptrace.plugins.registry import Registry
+        from pptrace.run.trace_files import exporter_for
+
+        exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
+        exporter_for(target, exporters)
         paths = _convert_trace(_read(sources, step, options), target, exporters, only, color)
     report_written(paths)
 
@@ -101,16 +105,6 @@ def _convert_table(schedule: Schedule, target: str, messages: str | None, *, wai
         schedule = in_dialect(schedule, Dialect.WAITS if waits else Dialect.COMMS, receive)
     write_table(schedule, target)
     return Path(target)
-
-
-def _exporters(target: str) -> Exporters:
-    """Return the exporters by name, and check that one writes the target."""
-    from pptrace.plugins.registry import Registry
-    from pptrace.run.trace_files import exporter_for
-
-    exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
-    exporter_for(target, exporters)
-    return exporters
 
 
 def _convert_trace(

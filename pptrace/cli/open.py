@@ -308,7 +308,7 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None)
     rank = process["pp"]
     replicas = layout.rank_grid(rank).size
     if job is not None:
-        replicas = replicas // layout.dp * job.count_equal(process["dp"])
+        replicas = replicas // layout.dp * int((job.kind_of == job.kind_of[process["dp"]]).sum())
     position = ", ".join(f"{axis} {index}" for axis, index in process.items())
     text = f"GPU {gpu} is {position}: rank {rank}"
     return rank, f"{text}, which represents {replicas:,} GPUs that do the same" if replicas > 1 else text

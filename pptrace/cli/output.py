@@ -117,13 +117,10 @@ class _StandardOutput(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OutputError(f"standard output {_reason(error)}") from error
-
-
-def _reason(error: OSError) -> str:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return "is full: free some space, or write elsewhere"
-    return f"cannot be written: {error.strerror}"
+            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            reason = "is full: free some space, or write elsewhere"
+            reason = reason if is_full else f"cannot be written: {error.strerror}"
+            raise OutputError(f"standard output {reason}") from error
 
 
 @contextmanager

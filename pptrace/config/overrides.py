@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from msgspec import Struct
@@ -91,7 +92,7 @@ def overlaid(
     Raises:
         ConfigError: an assignment below a value that has no keys.
     """
-    tree, noted = _copy(value or {}), dict(places)
+    tree, noted = deepcopy(dict(value or {})), dict(places)
     for section in [section for section in tree if tree[section] is None]:
         del tree[section]
     for section, headline in HEADLINES.items():
@@ -180,7 +181,7 @@ def _assign(tree: dict[str, Any], override: Assignment) -> None:
         if following is None and override.value is None and isinstance(part, str):
             below.pop(part, None)
         elif following is None:
-            below[part] = _copy(override.value)
+            below[part] = deepcopy(override.value)
         else:
             if isinstance(part, str) and below.get(part) is None:
                 below[part] = {}
@@ -214,12 +215,6 @@ def plain(value: object, source: str) -> Any:
     raise ConfigError(
         f"a value of type {type(value).__name__} is not a number, text, list or mapping", file=source
     )
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(below) for key, below in value.items()}
-    return [_copy(below) for below in value] if isinstance(value, list) else value
 
 
 def _brief(text: str) -> str:

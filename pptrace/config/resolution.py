@@ -57,11 +57,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
 
     def origin(self, key: str) -> str:
         """Return the origin of a value: ``step.yaml:3``, ``--pp``, ``preset NAME``, ``default``."""
-        if key in self.positions:
-            return str(self.positions[key])
-        if key in self.origins:
-            return self.origins[key]
-        return "default"
+        return str(self.positions.get(key) or self.origins.get(key, "default"))
 
     def error(self, key: str, message: str) -> ConfigError:
         """Return an error about a key at its place, or at that of the nearest key above it."""
@@ -125,14 +121,10 @@ class Resolved(Struct, frozen=True, kw_only=True):
             del plain["stack"]
         return plain
 
-    def with_section(self, key: str, section: BaseModel | None, origins: Mapping[str, str]) -> Resolved:
+    def with_section(self, key: str, section: Any, origins: Mapping[str, str] = _NO_FLAGS) -> Resolved:
         """Return this with a whole section in place of another, and the origins of its keys."""
         experiment = self.experiment.model_copy(update={key: section})
         return replace(self, experiment=experiment, origins={**self.origins, **origins})
-
-    def with_stack(self, name: str) -> Resolved:
-        """Return this with the release of a stack that it names, or with the default stack."""
-        return replace(self, experiment=self.experiment.model_copy(update={"stack": name}))
 
     def with_values(self, key: str, values: Mapping[str, Any], origin: str = "default") -> Resolved:
         """Return this with other values in a section, and their origin."""

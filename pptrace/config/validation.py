@@ -281,17 +281,13 @@ def _named(error: ErrorDetails, model: type[BaseModel], path: KeyPath) -> str:
 
 
 def _unlisted(value: object, expected: str) -> str:
-    known = [_as_written(part.strip(" '")) for part in expected.replace(" or ", ", ").split(",")]
+    words = [part.strip(" '") for part in expected.replace(" or ", ", ").split(",")]
+    known = [word.lower() if word in {"True", "False"} else word for word in words]
     if isinstance(value, str) and value in known:
         return f"must be one of {', '.join(known)}, not {shown(value)}; remove the quotes"
     if isinstance(value, str):
         return f"unknown value {shown(value)}{nearest(value, known)}"
     return f"must be one of {', '.join(known)}, not {shown(value)}"
-
-
-def _as_written(word: str) -> str:
-    """Return a word as YAML spells it."""
-    return word.lower() if word in {"True", "False"} else word
 
 
 def _quotes(errors: Sequence[ErrorDetails]) -> str:

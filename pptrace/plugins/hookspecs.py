@@ -1,5 +1,8 @@
 """The hooks that a plugin can implement. Each hook takes no arguments and yields offers."""
 
+# Specifications have no body.
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -24,76 +27,63 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def pptrace_schedules() -> Iterable[offers.ScheduleOffer]:
     """Yield pipeline schedules, for ``schedule.name``."""
-    return ()
 
 
 @hookspec
 def pptrace_networks() -> Iterable[offers.NetworkOffer]:
     """Yield network models, for ``network.name``, ``cluster.node`` and ``cluster.fabric``."""
-    return ()
 
 
 @hookspec
 def pptrace_message_policies() -> Iterable[offers.MessagePolicyOffer]:
     """Yield policies that issue the messages between pipeline ranks, for ``p2p.policy``."""
-    return ()
 
 
 @hookspec
 def pptrace_cost_models() -> Iterable[offers.CostModelOffer]:
     """Yield models of the time and memory of actions, for ``costs.name``."""
-    return ()
 
 
 @hookspec
 def pptrace_models() -> Iterable[offers.ModelOffer]:
     """Yield presets of trained models, for ``model.preset``."""
-    return ()
 
 
 @hookspec
 def pptrace_devices() -> Iterable[offers.DeviceOffer]:
     """Yield presets of devices, for ``device.preset``."""
-    return ()
 
 
 @hookspec
 def pptrace_stacks() -> Iterable[offers.StackOffer]:
     """Yield presets of software stacks, for ``stack``."""
-    return ()
 
 
 @hookspec
 def pptrace_clusters() -> Iterable[offers.ClusterOffer]:
     """Yield presets of clusters, for ``cluster.preset``."""
-    return ()
 
 
 @hookspec
 def pptrace_executors() -> Iterable[offers.ExecutorOffer]:
     """Yield executors that run the points of a sweep, for ``--executor``."""
-    return ()
 
 
 @hookspec
 def pptrace_exporters() -> Iterable[offers.ExporterOffer]:
     """Yield formats in which pptrace writes a step, by file name suffix."""
-    return ()
 
 
 @hookspec
 def pptrace_importers() -> Iterable[offers.ImporterOffer]:
     """Yield trace formats that pptrace reads."""
-    return ()
 
 
 @hookspec
 def pptrace_explanations() -> Iterable[offers.ExplanationOffer]:
     """Yield analyses of measured runs, for ``pptrace explain``."""
-    return ()
 
 
 @hookspec
 def pptrace_commands() -> Iterable[providers.CommandOffer]:
     """Yield commands of ``pptrace``."""
-    return ()

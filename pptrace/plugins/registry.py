@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from importlib import metadata
     from typing import TextIO
 
-    from pluggy import HookimplOpts
-
     from pptrace.plugins import offers, providers
 
 Offer = TypeVar("Offer", bound=AnyOffer)
@@ -55,26 +53,26 @@ _OTHER_DISTRIBUTIONS = ("pptrace-accuracy", "pptrace-chakra", "pptrace-stp")
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
-class OfferKind(Struct, Generic[Offer], frozen=True):
+class OfferKind(Generic[Offer]):
     """Kind of the offers of one hook; as an attribute of a registry instance, its offers by name."""
 
-    hook: str
-    """Name of the hook in :mod:`pptrace.plugins.hookspecs`."""
-    path: str
-    """Module in :mod:`pptrace.plugins` and class of the offers, which are imported when the hook is called."""
-    source: str = ""
-    """Distribution with more offers of this kind, for messages about an unknown name."""
+    def __init__(self, path: str, source: str = "") -> None:
+        self.path = path
+        """Module in :mod:`pptrace.plugins` and class of the offers, which are imported when the hook is called."""
+        self.source = source
+        """Distribution with more offers of this kind, for messages about an unknown name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.plural = name
+        """The registry's attribute: ``cost_models``."""
+        self.hook = f"pptrace_{name}"
+        """Name of the hook in :mod:`pptrace.plugins.hookspecs`."""
 
     @property
     def offer(self) -> type[Offer]:
         """Class of the offers."""
         record: type[Offer] = resolve_name(f"pptrace.plugins.{self.path}")
         return record
-
-    @property
-    def plural(self) -> str:
-        """The registry's attribute: ``cost_models``."""
-        return self.hook.removeprefix("pptrace_")
 
     @property
     def noun(self) -> str:
@@ -97,35 +95,21 @@ class Registry:
     ['hockney']
     """
 
-    schedules: OfferKind[offers.ScheduleOffer] = OfferKind(
-        "pptrace_schedules", "offers:ScheduleOffer", "pptrace-schedules"
-    )
-    networks: OfferKind[offers.NetworkOffer] = OfferKind(
-        "pptrace_networks", "offers:NetworkOffer", "pptrace-networks"
-    )
+    schedules: OfferKind[offers.ScheduleOffer] = OfferKind("offers:ScheduleOffer", "pptrace-schedules")
+    networks: OfferKind[offers.NetworkOffer] = OfferKind("offers:NetworkOffer", "pptrace-networks")
     message_policies: OfferKind[offers.MessagePolicyOffer] = OfferKind(
-        "pptrace_message_policies", "offers:MessagePolicyOffer", "pptrace-frameworks"
+        "offers:MessagePolicyOffer", "pptrace-frameworks"
     )
-    cost_models: OfferKind[offers.CostModelOffer] = OfferKind(
-        "pptrace_cost_models", "offers:CostModelOffer", "pptrace-models"
-    )
-    models: OfferKind[offers.ModelOffer] = OfferKind("pptrace_models", "offers:ModelOffer", "pptrace-models")
-    devices: OfferKind[offers.DeviceOffer] = OfferKind("pptrace_devices", "offers:DeviceOffer", "pptrace-models")
-    stacks: OfferKind[offers.StackOffer] = OfferKind("pptrace_stacks", "offers:StackOffer", "pptrace-frameworks")
-    clusters: OfferKind[offers.ClusterOffer] = OfferKind(
-        "pptrace_clusters", "offers:ClusterOffer", "pptrace-networks"
-    )
-    executors: OfferKind[offers.ExecutorOffer] = OfferKind("pptrace_executors", "offers:ExecutorOffer")
-    exporters: OfferKind[offers.ExporterOffer] = OfferKind("pptrace_exporters", "offers:ExporterOffer")
-    importers: OfferKind[offers.ImporterOffer] = OfferKind(
-        "pptrace_importers", "offers:ImporterOffer", "pptrace-profilers"
-    )
-    explanations: OfferKind[offers.ExplanationOffer] = OfferKind(
-        "pptrace_explanations", "offers:ExplanationOffer", "pptrace-stragglers"
-    )
-    commands: OfferKind[providers.CommandOffer] = OfferKind(
-        "pptrace_commands", "providers:CommandOffer", "pptrace-profilers"
-    )
+    cost_models: OfferKind[offers.CostModelOffer] = OfferKind("offers:CostModelOffer", "pptrace-models")
+    models: OfferKind[offers.ModelOffer] = OfferKind("offers:ModelOffer", "pptrace-models")
+    devices: OfferKind[offers.DeviceOffer] = OfferKind("offers:DeviceOffer", "pptrace-models")
+    stacks: OfferKind[offers.StackOffer] = OfferKind("offers:StackOffer", "pptrace-frameworks")
+    clusters: OfferKind[offers.ClusterOffer] = OfferKind("offers:ClusterOffer", "pptrace-networks")
+    executors: OfferKind[offers.ExecutorOffer] = OfferKind("offers:ExecutorOffer")
+    exporters: OfferKind[offers.ExporterOffer] = OfferKind("offers:ExporterOffer")
+    importers: OfferKind[offers.ImporterOffer] = OfferKind("offers:ImporterOffer", "pptrace-profilers")
+    explanations: OfferKind[offers.ExplanationOffer] = OfferKind("offers:ExplanationOffer", "pptrace-stragglers")
+    commands: OfferKind[providers.CommandOffer] = OfferKind("providers:CommandOffer", "pptrace-profilers")
 
     def __init__(self, plugins: Iterable[tuple[Provider, object]] = (), *, trace: TextIO | None = None) -> None:
         self.providers: list[Provider] = []
@@ -140,7 +124,7 @@ class Registry:
         self._schedules_in_files: dict[str, Provided[offers.ScheduleOffer]] = {}
         self._warn: Callable[[str], None] = _print_warning
         self._trace = trace
-        self._manager = _Manager(PROJECT)
+        self._manager = PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         for provider, plugin in plugins:
             self._register(provider, plugin)
@@ -300,16 +284,6 @@ class Registry:
         else:
             self.providers.append(provider)
             self._plugins[provider] = plugin
-
-
-class _Manager(PluginManager):
-    """A manager that looks up attributes of plugins plainly, which halves the time to register a plugin."""
-
-    def parse_hookimpl_opts(self, plugin: object, name: str) -> HookimplOpts | None:
-        """Return the options of a hook implementation; None for another attribute."""
-        function = getattr(plugin, name, None)
-        options: HookimplOpts | None = getattr(function, MARK, None) if inspect.isroutine(function) else None
-        return options
 
 
 class _UnusableError(PluginError):

@@ -333,6 +333,7 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
     """Return the costs of a microbatch of length 1, without segments."""
     options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
     capacities = _values(options, "capacity", request.ranks, "ranks")
+    edges = len(request.edges) or max(request.stages - 1, 0)
     if options["empty_input_gradient"]:
         times = {
             **times,
@@ -357,7 +358,7 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
         )
     return Workload(
         **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
-        boundary_bytes=_values(options, "boundary", _edges(request), "boundaries"),
+        boundary_bytes=_values(options, "boundary", edges, "boundaries"),
         **columns,
         sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=int(capacities.min()),
         tokens=request.global_batch * request.sequence,
@@ -504,7 +505,3 @@ def _subtract(total: Int64s, part: Int64s, key: str) -> Int64s:
     if difference.min() < 0:
         raise ConfigError("takes longer than the whole backward", key=f"costs.{key}")
     return difference
-
-
-def _edges(request: CostRequest) -> int:
-    return len(request.edges) if request.edges else max(request.stages - 1, 0)

@@ -287,17 +287,13 @@ def _table(table: Table, width: int | None) -> list[str]:
 
 def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[int]]:
     """Yield the indices of groups of columns that fit, each with the first column."""
-    part = [0]
+    part, widths = [0], [max(map(len, column)) + GAP for column in columns]
     for index in range(1, len(columns)):
-        if len(part) > 1 and sum(_width_of(columns[each]) for each in (*part, index)) > width + GAP:
+        if len(part) > 1 and sum(widths[each] for each in (*part, index)) > width + GAP:
             yield part
             part = [0]
         part.append(index)
     yield part
-
-
-def _width_of(column: Sequence[str]) -> int:
-    return max(map(len, column)) + GAP
 
 
 def _align_marks(column: Sequence[str]) -> list[str]:

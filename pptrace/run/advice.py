@@ -38,7 +38,7 @@ from pptrace.run.summary import time_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pptrace.config.schema import Experiment, Parallel
+    from pptrace.config.schema import Parallel
     from pptrace.plugins.offers import ScheduleOffer
     from pptrace.plugins.providers import Provided
     from pptrace.run.costs import Costs
@@ -166,10 +166,10 @@ class _Search:
         self, sizes: Sizes, switches: dict[str, Any], schedules: Sequence[str]
     ) -> Iterator[tuple[Change, Estimate]]:
         """Yield every schedule with every number of chunks, without candidates that cannot run or be simulated."""
-        division = change_of(self.run, sizes, self._chunks(), "", switches)
+        division = change_of(self.run, sizes, self.run.prepared.chunks, "", switches)
         costs: Costs | None = None
         microbatches = sizes.microbatches(self.experiment.batch.global_batch or 0)
-        for chunks in chunks_of(self.experiment, self._chunks(), sizes.pp, deep=self.deep):
+        for chunks in chunks_of(self.experiment, self.run.prepared.chunks, sizes.pp, deep=self.deep):
             size, names = change_of(self.run, sizes, chunks, "", switches), schedules
             if self._actions_of(size.settings) > self.remaining_actions:
                 if size.settings:
@@ -202,9 +202,6 @@ class _Search:
                 if guess is not None:
                     yield change_of(self.run, sizes, chunks, name, switches), guess
 
-    def _chunks(self) -> int:
-        return self.run.prepared.chunks
-
     def _factors(self) -> tuple[Sequence[Factor], Sequence[Factor], Sequence[Factor]]:
         """Return the factors of pp, tp and micro: all factors, or likely ones by the step's time and memory.
 
@@ -232,9 +229,11 @@ class _Search:
         actions = 0
         try:
             resolved = load(self.run.prepared.resolved.written, change.sets, change.flags)
-            if not self._is_same_job(resolved.experiment):
+            experiment = resolved.experiment
+            has_same_batch = self.experiment.batch.global_batch in {None, experiment.batch.global_batch}
+            if not has_same_batch or experiment.parallel.processes != self.experiment.parallel.processes:
                 return None
-            actions = self._actions(resolved.experiment.parallel, resolved.experiment.batch.microbatches)
+            actions = self._actions(experiment.parallel, experiment.batch.microbatches)
             if actions > self.remaining_actions:
                 return None
             self.remaining_actions -= actions
@@ -259,11 +258,6 @@ class _Search:
         micro = settings.get("batch.micro", self.experiment.batch.micro)
         microbatches, remainder = divmod(self.experiment.batch.global_batch or 0, parallel.dp * micro)
         return 0 if remainder else self._actions(parallel, microbatches)
-
-    def _is_same_job(self, other: Experiment) -> bool:
-        """Return whether a configuration has the processes and the batch of the step."""
-        processes = {self.experiment.parallel.processes, other.parallel.processes}
-        return len(processes) == 1 and self.experiment.batch.global_batch in {None, other.batch.global_batch}
 
     def _best(self) -> Tried | None:
         """Return the shortest step that fits and saves enough; the tie-break is fewer settings."""

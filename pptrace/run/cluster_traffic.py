@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from numpy.typing import NDArray
 
-    from pptrace.config.resolution import Resolved
     from pptrace.network.cluster import RankNetwork
     from pptrace.plugins.registry import Registry
     from pptrace.steps.columns import Int64s
@@ -117,11 +116,15 @@ def view_cluster(
     resolved = load(file, sets, settings, named)
     if resolved.experiment.cluster is None:
         raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
-    resolved = _with_ranks(resolved.with_values("cluster", {"spare": True}))
+    resolved = resolved.with_values("cluster", {"spare": True})
+    if resolved.experiment.parallel.pp is None:
+        ranks = load_table(Path(resolved.experiment.schedule.name)).schedule.ranks
+        resolved = resolved.with_values("parallel", {"pp": ranks})
     inputs = Inputs(resolved=resolved, registry=registry)
     job = job_network(inputs)
-    if not sized:
-        job = _over_all(job)
+    if not sized:  # a tensor-parallel stage on each node, or a stage on each GPU of a single node
+        nodes, gpus = job.network.nodes, job.network.gpus
+        job = job._replace(layout=Layout(pp=nodes, tp=gpus) if nodes > 1 else Layout(pp=gpus))
     section = inputs.experiment.cluster
     parts = tuple(part.name or "" if (part := getattr(section, key)) else "" for key in ("node", "fabric"))
     hops, rates = _pipeline(job)
@@ -130,21 +133,6 @@ def view_cluster(
         groups=_groups(job), load=tuple(_load(job, hops, rates).tolist()),
     )  # fmt: skip
     return replace(view, between=_between(job, hops, *between)) if between is not None else view
-
-
-def _with_ranks(resolved: Resolved) -> Resolved:
-    """Fill in the pipeline ranks of a table file, where the configuration has none."""
-    experiment = resolved.experiment
-    if experiment.parallel.pp is not None:
-        return resolved
-    ranks = load_table(Path(experiment.schedule.name)).schedule.ranks
-    return resolved.with_values("parallel", {"pp": ranks})
-
-
-def _over_all(job: RankNetwork) -> RankNetwork:
-    """Place a tensor-parallel stage on each node, or a stage on each GPU of a single node."""
-    nodes, gpus = job.network.nodes, job.network.gpus
-    return job._replace(layout=Layout(pp=nodes, tp=gpus) if nodes > 1 else Layout(pp=gpus))
 
 
 def _pipeline(job: RankNetwork) -> tuple[Paths, Int64s]:

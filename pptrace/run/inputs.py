@@ -175,8 +175,9 @@ class Inputs(Struct, kw_only=True):
 
     def use(self, provided: Provided[Offer]) -> Provided[Offer]:
         """Record the plugin of an offer, and return the offer."""
-        if provided.distribution:
-            self.plugins[provided.distribution] = provided.version
+        provider = provided.provider
+        if provider.distribution:
+            self.plugins[provider.distribution] = provider.version
         return provided
 
     def look_up(self, offers: Mapping[str, Provided[Offer]], name: str, key: str) -> Provided[Offer]:

@@ -47,7 +47,7 @@ from pptrace.steps.message_calls import Policy
 from pptrace.steps.placement import Placement, branch_edges
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from fractions import Fraction
 
     from pptrace.config.places import Place
@@ -97,8 +97,7 @@ def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | N
 def _prepare(resolved: Resolved, registry: Registry) -> Prepared:
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
-    inputs = Inputs(resolved=resolved, registry=registry)
-    _fill_presets(inputs)
+    inputs = _inputs(resolved, registry)
     check_size(inputs.resolved)
     file = _table_file(inputs)
     costs = model_costs(inputs, _network(inputs))
@@ -113,16 +112,17 @@ def build_costs(resolved: Resolved, registry: Registry) -> Costs:
     Raises:
         PptraceError: as for :func:`prepare`.
     """
-    inputs = Inputs(resolved=resolved, registry=registry)
-    _fill_presets(inputs)
+    inputs = _inputs(resolved, registry)
     _table_file(inputs)  # fills in sizes
     return model_costs(inputs, _network(inputs))
 
 
-def _fill_presets(inputs: Inputs) -> None:
-    """Fill in the device of the cluster, and the values of the software stack."""
+def _inputs(resolved: Resolved, registry: Registry) -> Inputs:
+    """Return inputs with the device of the cluster, and the values of the software stack."""
+    inputs = Inputs(resolved=resolved, registry=registry)
     fill_cluster_device(inputs)
     fill_stack(inputs)
+    return inputs
 
 
 def _has_chunks_of_file(resolved: Resolved) -> bool:
@@ -297,17 +297,13 @@ def _with_host_state(inputs: Inputs, costs: Costs, table: Schedule, workload: Wo
     Raises:
         ConfigError: a setting that assumes state on ranks.
     """
-    name, experiment = inputs.experiment.schedule.name, inputs.experiment
-    refused = {
-        "parallel.dp": experiment.parallel.dp * experiment.parallel.cp > 1,
+    parallel = inputs.experiment.parallel
+    _refuse(inputs, "keeps weights and gradients in host memory", {
+        "parallel.dp": parallel.dp * parallel.cp > 1,
         "data_parallel.speeds": not costs.are_replicas_alike,
         "costs.zero": bool(workload.gathered_bytes.any()) and bool(workload.weights_bytes.any()),
-        "rl": experiment.rl is not None,
-    }
-    for key, is_set in refused.items():
-        if is_set:
-            message = f"{name} keeps weights and gradients in host memory, so this is not simulated: leave it out"
-            raise inputs.resolved.error(key, message)
+        "rl": inputs.experiment.rl is not None,
+    })  # fmt: skip
     recomputed = np.zeros(table.stages, dtype=bool)
     recomputed[table.stage[table.kind == Kind.RECOMPUTE]] = True
     return workload.with_host_state(recomputed)
@@ -319,22 +315,15 @@ def _of_several_updates(inputs: Inputs, costs: Costs, table: Schedule, workload:
     Raises:
         ConfigError: a setting that assumes a flush after each update.
     """
-    name, experiment = inputs.experiment.schedule.name, inputs.experiment
-    refused = {
+    _refuse(inputs, "does not flush the pipeline before an update", {
         "data_parallel.speeds": not costs.are_replicas_alike,
         "batch": costs.sequences is not None,
-        "rl": experiment.rl is not None,
+        "rl": inputs.experiment.rl is not None,
         "costs.zero": bool(workload.gathered_bytes.any()),
-    }
-    for key, is_set in refused.items():
-        if is_set:
-            message = (
-                f"{name} does not flush the pipeline before an update, so this is not simulated: leave it out"
-            )
-            raise inputs.resolved.error(key, message)
-    versions = 1
-    if experiment.schedule.kind != "table":
-        versions = inputs.registry.schedules[name].offer.weight_versions
+    })  # fmt: skip
+    versions, schedule = 1, inputs.experiment.schedule
+    if schedule.kind != "table":
+        versions = inputs.registry.schedules[schedule.name].offer.weight_versions
     note = f"the step is the time between two of {table.updates} updates, without a flush"
     if versions > 1:
         note += f"; memory has {versions} versions of the weights"
@@ -342,6 +331,13 @@ def _of_several_updates(inputs: Inputs, costs: Costs, table: Schedule, workload:
         workload, weights_bytes=versions * workload.weights_bytes, sync_ns=0,
         microbatch_class=np.tile(workload.microbatch_class, table.updates), notes=(*workload.notes, note),
     )  # fmt: skip
+
+
+def _refuse(inputs: Inputs, reason: str, settings: Mapping[str, bool]) -> None:
+    for key, is_set in settings.items():
+        if is_set:
+            name = inputs.experiment.schedule.name
+            raise inputs.resolved.error(key, f"{name} {reason}, so this is not simulated: leave it out")
 
 
 def _with_modules(resolved: Resolved, table: Schedule) -> Schedule:

@@ -267,8 +267,8 @@ def _costs_of_all(costs: Sequence[Workload], microbatches: int) -> Workload:
 
 def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepared:
     """Return the inputs of one replica alone: its costs, and where it has fewer microbatches its table."""
-    issued = differing.issued_of(replica)
-    if issued is not None:
+    classes = differing.classes
+    if classes is not None and (issued := differing.tables.get(int(np.count_nonzero(classes[replica])))):
         request = dataclasses.replace(prepared.request, microbatches=issued.schedule.microbatches)
         is_configured = any(prepared.policy is each.policy for each in differing.tables.values())
         policy = issued.policy if is_configured else prepared.policy

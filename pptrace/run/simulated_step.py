@@ -134,10 +134,6 @@ class Replicas(Struct, frozen=True):
         """
         return self._simulate(self.resolved.with_values("batch", {"replica": replica}))
 
-    def count_equal(self, replica: int) -> int:
-        """Return the number of replicas that equal one of them, itself included."""
-        return int((self.kind_of == self.kind_of[replica]).sum())
-
     def runs(self, most: int) -> Iterator[tuple[list[int], SimulatedStep]]:
         """Yield the numbers and the step of each kind of replica, the kind with the longest computation first.
 

@@ -184,10 +184,6 @@ class ReplicaCosts(Struct, frozen=True, kw_only=True, eq=False):
         """Return the number of different replicas."""
         return len(kinds_of(self.classes, self.speeds)[0])
 
-    def issued_of(self, replica: int) -> Issued | None:
-        """Return a replica's table and its policy; None where all replicas have the same."""
-        return None if self.classes is None else self.tables.get(int(np.count_nonzero(self.classes[replica])))
-
     def costs_of(self, replica: int, placement: Placement) -> Workload:
         """Return the costs of one replica under a placement of its stages."""
         costs = self.costs

@@ -59,10 +59,10 @@ def fill_stack(inputs: Inputs) -> None:
 def _fill(inputs: Inputs, name: str) -> None:
     """Fill in the values of a stack, and its release."""
     with at_location(inputs.resolved, "stack"):
-        offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
+        offer = _offer(inputs, name)
         rules = list(_rules(inputs, offer))
     if not is_yaml_file(name):
-        inputs.resolved = inputs.resolved.with_stack(offer.name)
+        inputs.resolved = inputs.resolved.with_section("stack", offer.name)
     readers, written = _readers(inputs), leaves_by_key(inputs.resolved.written.value)
     if is_yaml_file(name):
         _check_keys(offer, readers, name)
@@ -93,11 +93,7 @@ def condition_keys(inputs: Inputs) -> frozenset[str]:
         ConfigError: a file that is no stack.
         PluginError: a stack that no plugin offers.
     """
-    name = _stack_name(inputs)
-    if name is None:
-        return frozenset()
-    offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
-    return frozenset(key for _, rule in _rules(inputs, offer) for key in (*rule.when, *rule.unless))
+    return frozenset(key for rule in _configured_rules(inputs) for key in (*rule.when, *rule.unless))
 
 
 def schedule_conditions(inputs: Inputs, schedule: str, without: Collection[str] = ()) -> tuple[bool, ...]:
@@ -110,16 +106,19 @@ def schedule_conditions(inputs: Inputs, schedule: str, without: Collection[str] 
         ConfigError: a file that is no stack.
         PluginError: a stack that no plugin offers.
     """
-    name = _stack_name(inputs)
-    if name is None:
-        return ()
-    offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
     return tuple(
         _matches(schedule, conditions[_SCHEDULE])
-        for _, rule in _rules(inputs, offer)
+        for rule in _configured_rules(inputs)
         for conditions in (rule.when, rule.unless)
         if _SCHEDULE in conditions and any(key not in without and not key.startswith("p2p.") for key in rule.set)
     )
+
+
+def _configured_rules(inputs: Inputs) -> Iterator[StackRule]:
+    """Yield the rules of the configuration's stack; none without a stack."""
+    name = _stack_name(inputs)
+    if name is not None:
+        yield from (rule for _, rule in _rules(inputs, _offer(inputs, name)))
 
 
 def framework_of(inputs: Inputs) -> str:
@@ -130,7 +129,7 @@ def framework_of(inputs: Inputs) -> str:
     """
     name, framework = inputs.experiment.stack, ""
     while name and not framework:
-        offer = _read(name) if is_yaml_file(name) else _look_up(inputs, name)
+        offer = _offer(inputs, name)
         name, framework = offer.inherits, offer.framework
     return framework
 
@@ -157,12 +156,13 @@ class _File(Parameters):
     rules: list[_Rule]
 
 
-def _read(name: str) -> StackOffer:
-    """Return the stack of a file."""
+def _offer(inputs: Inputs, name: str) -> StackOffer:
+    """Return the stack of a file, or of a name as :func:`_look_up`."""
+    if not is_yaml_file(name):
+        return _look_up(inputs, name)
     from pptrace.config.yaml_document import read_yaml
 
-    example = "inherits: megatron-core"
-    document = read_yaml(Path(name), example=example)
+    document = read_yaml(Path(name), example="inherits: megatron-core")
     content = validate_options(_File, document.value, "", document.places, file=name)
     rules = [StackRule(**rule.model_dump()) for rule in content.rules]
     return StackOffer(name=Path(name).stem, summary=content.summary, rules=rules, inherits=content.inherits)

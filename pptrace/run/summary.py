@@ -62,7 +62,8 @@ def summary_document(
         written: the traces that were written.
         full: whether every rank has a line.
     """
-    head = [*_headline(run), *_notes(run, advice.best), _figures(run)]
+    headline = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}"
+    head = [headline, setting_text(run, chunks=run.prepared.chunks), *_notes(run, advice.best), _figures(run)]
     rows = [*_where_time_goes(run), *_communication(run), *_busiest(run)]
     for ranks in (_ranks(run), _ranks(run, selected=True)):
         end: list[Block] = ["", ranks, *_warning(run), *_last(run, bottleneck, advice.best, written)]
@@ -134,13 +135,6 @@ def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
         policy += f" per {p2p.stream.value}"
     stack = f"stack {experiment.stack}, " if experiment.stack else ""
     return f"{', '.join(sizes)}; {stack}{_network(run)}, p2p {policy}"
-
-
-def _headline(run: SimulatedStep) -> list[str]:
-    return [
-        f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}",
-        setting_text(run, chunks=run.prepared.chunks),
-    ]
 
 
 def _notes(run: SimulatedStep, advised: Tried | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from fractions import Fraction
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,13 +194,13 @@ def _assert_bisection(subject: Subject, stated_kbps: int) -> None:
     for row in np.flatnonzero(crosses & (np.diff(subject.paths.link_ptr) == 0)).tolist():
         raise subject.error(f"bisection is stated as {_format_rate(stated_kbps)}, and no link is between", row)
     cuts = [
-        (minimum_cut(subject.links, subject.query(np.flatnonzero(pairs))), side)
+        (*minimum_cut(subject.links, subject.query(np.flatnonzero(pairs))), side)
         for side, pairs in (("lower", src_is_lower & ~dst_is_lower), ("upper", ~src_is_lower & dst_is_lower))
     ]
-    cut, side = min(cuts, key=lambda item: item[0].rate_kbps)
-    if cut.rate_kbps != stated_kbps:
-        names = _format_value(tuple(subject.links.name[link] for link in cut.links))
-        actual = f"{_format_rate(cut.rate_kbps)} out of the {side} half, what {names} hold"
+    rate_kbps, cut, side = min(cuts, key=itemgetter(0))
+    if rate_kbps != stated_kbps:
+        names = _format_value(tuple(subject.links.name[link] for link in cut))
+        actual = f"{_format_rate(rate_kbps)} out of the {side} half, what {names} hold"
         raise subject.error(f"bisection is stated as {_format_rate(stated_kbps)}, and the paths' is {actual}")
 
 
@@ -333,17 +334,10 @@ Residual = dict[int, dict[int, Fraction]]
 """Residual capacity between nodes; link ``l`` is the arc from node ``2 l`` to ``2 l + 1``."""
 
 
-class Cut(Struct, frozen=True, kw_only=True):
-    """A minimum cut: the links of least total capacity that disconnect all paths."""
+def minimum_cut(links: Links, paths: Paths) -> tuple[Fraction, tuple[int, ...]]:
+    """Return the minimum cut of the graph whose arcs join consecutive links of ``paths``: its capacity and links.
 
-    rate_kbps: Fraction
-    """Their capacity; 0 where there is no path."""
-    links: tuple[int, ...]
-    """The links."""
-
-
-def minimum_cut(links: Links, paths: Paths) -> Cut:
-    """Return the minimum cut of the graph whose arcs join consecutive links of ``paths``.
+    It is the set of links with the least total capacity that disconnects all paths; capacity 0 without a path.
 
     The capacity of a link is divided by the lowest weight of a path on it. Each path has at least one link.
 
@@ -357,7 +351,7 @@ def minimum_cut(links: Links, paths: Paths) -> Cut:
         reached = _shortest_paths(residual)
         if _SINK not in reached:
             cut = tuple(link for link in range(len(links)) if 2 * link in reached and 2 * link + 1 not in reached)
-            return Cut(rate_kbps=flow_kbps, links=cut)
+            return flow_kbps, cut
         flow_kbps += _augment(residual, reached)
 
 

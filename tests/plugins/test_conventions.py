@@ -70,7 +70,8 @@ def test_a_new_kind_of_offer_is_a_hook_and_a_record(monkeypatch: pytest.MonkeyPa
         mix: Callable[[], str]
 
     monkeypatch.setattr(offers, "ColorOffer", ColorOffer, raising=False)
-    colors: OfferKind[ColorOffer] = OfferKind("pptrace_colors", "offers:ColorOffer", "pptrace-paint")
+    colors: OfferKind[ColorOffer] = OfferKind("offers:ColorOffer", "pptrace-paint")
+    colors.__set_name__(Registry, "colors")
 
     @hookspec
     def pptrace_colors() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pptrace.errors import PluginError
 from pptrace.plugin import ScheduleOffer, hookimpl
+from pptrace.plugins.providers import Provider
 from pptrace.plugins.registry import Registry
 
 Install = Callable[..., None]
@@ -24,7 +25,7 @@ def test_an_installed_plugin_offers_its_schedule_with_its_distribution(
     provided = Registry.load().schedules["my-schedule"]
 
     assert isinstance(provided.offer, ScheduleOffer)
-    assert (provided.provider.name, provided.distribution, provided.version) == ("good", "pptrace-good", "1.2")
+    assert provided.provider == Provider(name="good", distribution="pptrace-good", version="1.2")
 
 
 def test_a_plugin_that_fails_to_import_is_one_warning_line_and_the_rest_works(
@@ -163,7 +164,7 @@ def test_an_object_can_be_a_plugin_without_any_installation() -> None:
     registry = Registry.load(entry_points=False, plugins={"inline": Mine()})
 
     assert registry.schedules["mine"].provider.name == "inline"
-    assert registry.schedules["mine"].distribution == ""
+    assert registry.schedules["mine"].provider.distribution == ""
 
 
 def test_a_plugin_that_is_listed_twice_takes_part_once() -> None:

@@ -29,15 +29,15 @@ def test_the_minimum_cut_is_the_cheapest_of_all_sets_of_links_that_cut(
     links = Links(rate_kbps=rates)
     paths = Paths.along(links, np.cumsum([0, *map(len, lists)]), [link for way in lists for link in way])
 
-    cut = minimum_cut(links, paths)
+    rate_kbps, cut = minimum_cut(links, paths)
 
     sets = [
         set(some) for count in range(len(rates) + 1) for some in itertools.combinations(range(len(rates)), count)
     ]
     cutting = [some for some in sets if not joined(lists, some)]
-    assert cut.rate_kbps == min(sum(rates[link] for link in some) for some in cutting)
-    assert set(cut.links) in cutting
-    assert sum(rates[link] for link in cut.links) == cut.rate_kbps
+    assert rate_kbps == min(sum(rates[link] for link in some) for some in cutting)
+    assert set(cut) in cutting
+    assert sum(rates[link] for link in cut) == rate_kbps
 
 
 def joined(lists: list[list[int]], without: set[int]) -> bool:
@@ -53,4 +53,4 @@ def joined(lists: list[list[int]], without: set[int]) -> bool:
 def test_a_link_that_a_path_fills_with_several_flows_counts_for_less() -> None:
     paths = replace(Paths.along(Links(rate_kbps=[10]), [0, 1], [0]), weight=[3])
 
-    assert minimum_cut(Links(rate_kbps=[10]), paths).rate_kbps == Fraction(10, 3)
+    assert minimum_cut(Links(rate_kbps=[10]), paths)[0] == Fraction(10, 3)

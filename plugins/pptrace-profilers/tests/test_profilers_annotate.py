@@ -127,5 +127,5 @@ def test_a_framework_that_nobody_knows_is_refused() -> None:
 def test_the_command_is_offered_and_found_by_its_name(registry: Registry) -> None:
     found = CliRunner().invoke(cli, ["annotate"], obj=registry)
 
-    assert registry.commands["annotate"].distribution == "pptrace-profilers"
+    assert registry.commands["annotate"].provider.distribution == "pptrace-profilers"
     assert found.output == module_for("pytorch")
