@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from pptrace.plugin import Action, ConfigError, Kind, TableError, kinds, read_yaml, validate_options
+from pptrace.plugin import Action, ConfigError, Kind, Parameters, TableError, kinds, read_yaml, validate_options
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE
 
 if TYPE_CHECKING:
@@ -328,10 +328,8 @@ def _compiled(text: str) -> str:
 Pattern = Annotated[str, AfterValidator(_compiled)]
 
 
-class ActionModel(BaseModel):
+class ActionModel(Parameters):
     """Rule that names one kind of event."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: Pattern | None = Field(None, description="pattern of the event's whole name")
     args: dict[str, Pattern] = Field(default_factory=dict, description="patterns of whole arguments, by their key")
@@ -365,10 +363,8 @@ class ActionModel(BaseModel):
         return self
 
 
-class RankModel(BaseModel):
+class RankModel(Parameters):
     """Rule that reads the global rank of a process."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     source: str = Field(alias="from", description="file, pid, process_name, or args. and an argument's key")
     pattern: Pattern = r"(?P<rank>\d+)"
@@ -382,10 +378,8 @@ class RankModel(BaseModel):
         return self
 
 
-class RulesModel(BaseModel):
+class RulesModel(Parameters):
     """Contents of a file of rules."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     actions: list[ActionModel] = Field(default_factory=list)
     communication: list[Pattern] = Field(default_factory=list)
