@@ -87,7 +87,7 @@ def experiment_flags(*only: str, without: Sequence[str] = (), config: bool = Tru
             help="Set any key; may be repeated.",
         )(with_source)  # fmt: skip
         for name in reversed(names):
-            command = flag_option(name)(command)
+            command = _flag_option(name)(command)
         argument = click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete_files)
         return argument(command) if config else command
 
@@ -104,20 +104,13 @@ def _checked_sets(context: click.Context, parameter: click.Parameter, sets: tupl
     return sets
 
 
-def flag_option(name: str, parameter: str = "") -> Option:
-    """Return the option of one flag.
-
-    Args:
-        name: the flag.
-        parameter: its parameter name; by default, one for :func:`experiment_flags`.
-    """
+def _flag_option(name: str) -> Option:
+    """Return the option of one flag."""
     flag = FLAGS[name]
     completer = complete_offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
     if flag.choices is not None and not flag.offers:
         completer = complete_words(*flag.choices.words())
-    return click.option(
-        f"--{name}", parameter or f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completer
-    )
+    return click.option(f"--{name}", f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completer)
 
 
 def outputs_option(text: str) -> Option:

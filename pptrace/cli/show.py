@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli.options import complete_offers, flag_option
+from pptrace.cli.options import complete_offers, experiment_flags, outputs_option
 from pptrace.cli.output import raw, report_written
 from pptrace.config.flags import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pptrace.cli.options import Source
     from pptrace.report.table_drawing import Drawing
     from pptrace.run.inputs import Prepared
     from pptrace.steps.schedule import Schedule
@@ -37,12 +38,8 @@ _MOST_LINES = 120
 
 @click.command("show", epilog=_EXAMPLES)
 @click.argument("schedule", required=False, shell_complete=_SCHEDULES)
-@flag_option("schedule", "named")
-@flag_option("pp", "pp")
-@flag_option("microbatches", "microbatches")
-@flag_option("vp", "vp")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
+@experiment_flags("schedule", "pp", "microbatches", "vp", config=False)
 @click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
 @click.option(
@@ -57,23 +54,16 @@ _MOST_LINES = 120
     help="Show the slots from FIRST to LAST - 1, counted from 0.",
 )
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
-@click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="Write a picture (.svg, .png or .pdf) or the table (.csv or .txt); may be repeated.",
-)  # fmt: skip
+@outputs_option("Write a picture (.svg, .png or .pdf) or the table (.csv or .txt); may be repeated.")
 def command(
     schedule: str | None,
-    named: str | None,
-    pp: str | None,
-    microbatches: str | None,
-    vp: str | None,
+    source: Source,
     options: tuple[str, ...],
-    sets: tuple[str, ...],
     forward: int,
     backward: int,
     slots: str | None,
     width: int | None,
-    outputs: tuple[Path, ...],
+    outputs: tuple[str, ...],
     *,
     messages: bool,
 ) -> None:
@@ -89,27 +79,28 @@ def command(
     from pptrace.steps.kinds import Kind
     from pptrace.steps.text_forms import Dialect, in_dialect
 
-    _check(schedule, named, options, slots, outputs)
+    named, paths = source.flags["schedule"], [Path(output) for output in outputs]
+    _check(schedule, named, options, slots, paths)
     name = str(schedule or named)
-    flags = {"schedule": name, "pp": pp, "microbatches": microbatches, "vp": vp}
+    sets = [*(f"schedule.options.{option}" for option in options), *source.sets]
     registry = Registry.load()
     if not name.lower().endswith((".csv", ".txt")):
         _ = registry.schedules[name]  # report an unknown name before missing sizes
-    prepared = prepare(load(None, [*(f"schedule.options.{option}" for option in options), *sets], flags), registry)
+    prepared = prepare(load(None, sets, {**source.flags, "schedule": name}), registry)
     split = max(backward // 2, 1)
     kinds = {Kind.F: forward, Kind.B: backward, Kind.I: split, Kind.W: max(backward - split, 1)}
     drawing = draw(prepared.schedule, kinds, messages=messages)
     title = _title(prepared, drawing)
     first, last = _range(slots, drawing.length)
-    if not outputs:
+    if not paths:
         _print(drawing, title, first, last, width)
     else:
         with_messages = messages and drawing.error is None
         table = in_dialect(prepared.schedule, Dialect.COMMS if with_messages else Dialect.COMPUTE)
         if (first, last) == (0, drawing.length):
-            _write(drawing, title, table, outputs)
+            _write(drawing, title, table, paths)
         else:
-            _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", table, outputs)
+            _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", table, paths)
     if drawing.error is not None:
         raise located(drawing.error, prepared, registry)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,11 +35,16 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
 
     Exits with 0 if the table is valid, and with 2 and one line if it is not.
     """
+    from pptrace.steps.kinds import Kind
+
     schedule = read_table(file).schedule
     if p2p is not None:
         _simulate(schedule, p2p, receive)
     condition = f", also under p2p {p2p}" if p2p else ""
-    click.echo(f"{file}: valid{condition}: {_description(schedule)}")
+    kinds = Counter(Kind(kind).name for kind in schedule.kind.tolist())
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    sizes = f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches"
+    click.echo(f"{file}: valid{condition}: {sizes} ({counts})")
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
@@ -56,13 +62,3 @@ def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
         schedule.stages, f_ns=1, b_ns=2, boundary_bytes=1, edges=int(schedule.placement.edges.shape[0])
     )
     simulate(schedule, costs, Flat(), policy)
-
-
-def _description(schedule: Schedule) -> str:
-    from collections import Counter
-
-    from pptrace.steps.kinds import Kind
-
-    kinds = Counter(Kind(kind).name for kind in schedule.kind.tolist())
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches ({counts})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName
 from pptrace.lazy import deferred
@@ -12,11 +12,10 @@ from pptrace.plugins.hookspecs import hookimpl
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from pptrace.plugins import offers
     from pptrace.steps.message_calls import Policy
-    from pptrace.steps.schedule import Schedule
 
 
 @hookimpl
@@ -136,8 +135,7 @@ def pptrace_importers() -> Iterable[offers.ImporterOffer]:
     )
 
 
-def _policy(name: PolicyName, schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+def _policy(name: PolicyName, *_: object) -> Policy:
     from pptrace.steps.message_calls import Policy
 
-    del schedule, options
     return Policy(name=name)

@@ -144,11 +144,8 @@ def _pipeline(job: RankNetwork) -> tuple[Paths, Int64s]:
 
 def _load(job: RankNetwork, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
     links = job.network.links
-    first = np.arange(0, len(hops), hops.per_pair)
-    on_first = np.zeros(len(hops), dtype=bool)
-    on_first[first] = True
     row = np.repeat(np.arange(len(hops)), np.diff(hops.link_ptr))
-    kept = on_first[row]
+    kept = row % hops.per_pair == 0
     used = np.bincount(
         hops.link[kept],
         weights=rates[row[kept] // hops.per_pair] * hops.weight[kept].astype(float),

@@ -57,7 +57,7 @@ _SEGMENTED = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", K
 def costs_document(workload: Workload) -> Document:
     """Return times, bytes, segments and kernels of each stage's actions, of one microbatch."""
     columns = {**_TIMES, **_UNWRITTEN_TIMES, **_SIZES}
-    known: dict[str, Any] = {key: _column(workload, column) for key, column in columns.items()}
+    known: dict[str, Any] = {key: getattr(workload, column).tolist() for key, column in columns.items()}
     shown = {key: values for key, values in known.items() if any(values)}
     times = {key: values for key, values in shown.items() if key not in _SIZES}
     sizes = {key: values for key, values in shown.items() if key in _SIZES}
@@ -174,7 +174,7 @@ def _with_table(workload: Workload, configuration: Mapping[str, Any]) -> dict[st
     table: dict[str, Any] = {"name": "table"}
     for keys, unit in ((_TIMES, "ns"), (_SIZES, "B")):
         for key, column in keys.items():
-            values = _column(workload, column)
+            values = getattr(workload, column).tolist()
             if any(values) or key in _WRITTEN:
                 table[key] = [f"{value}{unit}" for value in values]
     if workload.sync_ns:
@@ -221,10 +221,6 @@ def _segment(segment: Segment) -> dict[str, Any]:
         key = "takes" if segment.activation_bytes >= 0 else "frees"
         values[key] = f"{abs(segment.activation_bytes)}B"
     return values
-
-
-def _column(workload: Workload, name: str) -> list[int]:
-    return [int(value) for value in getattr(workload, name)]
 
 
 def _by_stage(columns: Mapping[str, list[int]], written: Callable[[int], str], stages: int) -> Table:

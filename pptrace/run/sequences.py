@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from heapq import heapify, heappop, heappush
-from itertools import chain, count, cycle, pairwise
+from itertools import chain, count, cycle, pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -454,9 +454,9 @@ def _packed(resolved: Resolved, documents: Documents, hidden: int) -> tuple[Reso
         microbatches=batch.known_microbatches if is_fixed else 0,
         linear=_LINEAR * hidden if documents.balance is Balance.WORK else 0, dynamic=documents.dynamic_cp,
     )  # fmt: skip
-    drawn = _Drawn(_source(resolved, documents), documents.count)
+    parts: list[Int64s] = []
     try:
-        replicas = _arranged(packing, drawn, documents)
+        replicas = _arranged(packing, _drawn(_source(resolved, documents), documents.count, parts), documents)
     except ValueError as error:
         raise resolved.error(_DOCUMENTS, str(error)) from None
     most = max(map(len, replicas))
@@ -470,10 +470,11 @@ def _packed(resolved: Resolved, documents: Documents, hidden: int) -> tuple[Reso
     unit = parallel.tp if parallel.sequence_parallel else 1
     most = min(max(_MOST_STAGES // ((parallel.pp or 1) * parallel.vp), FEWEST_PACKS), MOST_PACKS)
     packs = _packs_of_bins(packing, replicas, unit, most)
-    return resolved, _sequences(packing, replicas, packs, drawn.mean)
+    drawn = np.concatenate(parts)
+    return resolved, _sequences(packing, replicas, packs, round(int(drawn.sum()) / drawn.size))
 
 
-def _arranged(packing: Packing, drawn: _Drawn, documents: Documents) -> Replicas:
+def _arranged(packing: Packing, drawn: Iterable[Int64s], documents: Documents) -> Replicas:
     """Return the microbatches of replicas, of each as many if configured."""
     parts = [*drawn] if documents.count else drawn
 
@@ -500,24 +501,11 @@ def _check_groups(resolved: Resolved) -> None:
         raise resolved.error(key, f"batch.sequence ({batch.sequence}) is not a multiple of parallel.cp ({cp})")
 
 
-class _Drawn:
-    """Documents in order of arrival, in parts, and their mean length."""
-
-    def __init__(self, draw: Callable[[int], Int64s], number: int | None) -> None:
-        self._draw, self._number = draw, number
-        self._documents = self._tokens = 0
-
-    def __iter__(self) -> Iterator[Int64s]:
-        while self._number is None or self._documents < self._number:
-            part = self._draw(min(_DRAWN, _DRAWN if self._number is None else self._number - self._documents))
-            self._documents += part.size
-            self._tokens += int(part.sum())
-            yield part
-
-    @property
-    def mean(self) -> int:
-        """The mean length so far, in tokens."""
-        return round(self._tokens / max(self._documents, 1))
+def _drawn(draw: Callable[[int], Int64s], number: int | None, parts: list[Int64s]) -> Iterator[Int64s]:
+    """Yield ``number`` documents in order of arrival, in parts, or without end; append each part to ``parts``."""
+    for remaining in repeat(_DRAWN) if number is None else range(number, 0, -_DRAWN):
+        parts.append(draw(min(_DRAWN, remaining)))
+        yield parts[-1]
 
 
 def _source(resolved: Resolved, documents: Documents) -> Callable[[int], Int64s]:

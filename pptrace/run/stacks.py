@@ -13,7 +13,6 @@ from pptrace.config.resolution import leaves_by_key
 from pptrace.config.schema import DEFAULT_STACK, is_yaml_file
 from pptrace.config.validation import Parameters, validate_options
 from pptrace.errors import ConfigError, nearest
-from pptrace.memo import shared
 from pptrace.plugins.offers import StackOffer, StackRule
 from pptrace.run.costs import look_up_cost_model
 from pptrace.run.hardware import preset_values
@@ -189,14 +188,8 @@ def _look_up(inputs: Inputs, name: str) -> StackOffer:
 
 def _releases(inputs: Inputs, family: str) -> list[tuple[tuple[int, ...], str]]:
     """Return the versions and names of a family's stacks, oldest first."""
-
-    def find() -> list[tuple[tuple[int, ...], str]]:
-        known = map(_RELEASE.fullmatch, inputs.registry.stacks)
-        return sorted(
-            (_version(stack["version"]), stack[0]) for stack in known if stack and stack["family"] == family
-        )
-
-    return shared(find, ("releases", family), inputs.registry)
+    known = map(_RELEASE.fullmatch, inputs.registry.stacks)
+    return sorted((_version(stack["version"]), stack[0]) for stack in known if stack and stack["family"] == family)
 
 
 def _version(text: str) -> tuple[int, ...]:
