@@ -107,11 +107,7 @@ def command(
 
 
 def _run_to_fit(runs: Sequence[Path], registry: Registry, request: ImportRequest) -> Path:
-    """Return the newest run with several steps, else the newest run; a single step may be there for its shares.
-
-    Raises:
-        PptraceError: a run cannot be read.
-    """
+    """Return the newest run with several steps, else the newest run; a single step may be there for its shares."""
     from pptrace.run.trace_files import read_measurement
 
     for run in runs:

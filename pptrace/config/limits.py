@@ -128,10 +128,7 @@ class UnpackedFile:
         """Check that a trace has no more events than the limit, from the events that were read so far.
 
         Where an estimate for the rest of the file is above the limit, events are counted without parsing them.
-
-        Args:
-            events: number of events that were read.
-            marks: texts of which each event has one.
+        Each event has one of the texts ``marks``.
 
         Raises:
             TraceError: there are more than the limit.
@@ -214,12 +211,7 @@ def most_parsed() -> int:
 
 
 def check_events(count: int, path: Path | str, held: int = 0) -> None:
-    """Check the number of a file's events before they are in memory.
-
-    Args:
-        count: number of events.
-        path: the file, for errors.
-        held: bytes of their names and arguments.
+    """Check the number of a file's events before they are in memory; ``held`` are bytes of names and arguments.
 
     Raises:
         TraceError: there are more than the limit, or than memory holds.

@@ -207,11 +207,7 @@ def load(
 
 
 def _validated(tree: Mapping[str, Any], positions: Places, source: str) -> Experiment:
-    """Return the checked values of a tree; sections that earlier experiments wrote alike are theirs.
-
-    Raises:
-        ConfigError: as for :func:`~pptrace.config.validation.validate_options`.
-    """
+    """Return the checked values of a tree; sections that earlier experiments wrote alike are theirs."""
 
     def validate(written: Mapping[str, Any]) -> Experiment:
         return validate_options(Experiment, written, "", positions, file=source)
@@ -282,11 +278,7 @@ _MOST = 2**31 - 1
 
 
 def _with_derived_values(resolved: Resolved) -> Resolved:
-    """Return a configuration with the values that follow from other keys.
-
-    Raises:
-        ConfigError: a key is missing, or its value does not go with other keys.
-    """
+    """Return a configuration with the values that follow from other keys, which are checked."""
     _check_present(resolved)
     resolved = _with_batch(resolved)
     if resolved.experiment.costs.name is None and resolved.experiment.model is None:

@@ -20,11 +20,7 @@ _PREFIX = "tag:yaml.org,2002:"
 
 
 def read_yaml(path: Path, example: str = "schedule: 1f1b") -> Document:
-    """Read a configuration file, whose top level is a mapping.
-
-    Args:
-        path: the file.
-        example: a key and its value, for the message where there is none.
+    """Read a configuration file, whose top level is a mapping; the error for an empty file has the ``example``.
 
     Raises:
         ConfigError: it cannot be read, is not text, no YAML, too large, or no mapping.
@@ -69,10 +65,7 @@ def parse_yaml(text: str, source: str) -> Document:
 def yaml_text(values: Mapping[str, Any], *, head: str, width: int = 110) -> str:
     """Return YAML text of a configuration in the order of its keys, below comments.
 
-    Args:
-        values: the configuration.
-        head: comment lines, each with its ``#`` and line end.
-        width: characters in a line, at most, where values can be broken.
+    ``head`` has comment lines, each with its ``#`` and line end.
     """
     body = yaml.safe_dump(
         dict(values), sort_keys=False, allow_unicode=True, default_flow_style=None, width=width

@@ -93,10 +93,6 @@ _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
     """Return short unique names: cut at the end, else in the middle, else at the beginning, else uncut.
 
-    Args:
-        names: all names of a table or chart.
-        longest: the length of a short name.
-
     >>> unique_names(["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4"], 12)
     {'interleaved-1f1b:vp=2': 'interl…:vp=2', 'interleaved-1f1b:vp=4': 'interl…:vp=4'}
     """

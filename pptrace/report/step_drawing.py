@@ -144,17 +144,17 @@ def chart_of(timeline: Timeline) -> Chart:
     stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
     work = np.flatnonzero((stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind))
     concurrent = np.flatnonzero(in_group(timeline) | np.isin(stream, _BESIDE))
-    labels = _Labels(timeline)
+    colors, color = _colors_of(timeline)
     drawn = reasons.path.part == 0
     layers = [
         _Layer(Level.WAIT, reasons.waits.rank, reasons.waits.start_ns, reasons.waits.end_ns,
                [CAUSE_COLORS[IdleCause(cause)] for cause in range(len(IdleCause))], reasons.waits.cause,
                lambda index: ("", _wait_title(reasons.waits, index))),
-        _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], labels.colors,
-               labels.color[work], lambda index: labels.of_row(int(work[index]))),
+        _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], colors,
+               color[work], lambda index: _text_of(timeline, int(work[index]))),
         _Layer(Level.CONCURRENT, rank[concurrent], timeline.start_ns[concurrent], timeline.end_ns[concurrent],
                [_GROUP], np.zeros(concurrent.size, dtype=np.int32),
-               lambda index: ("", labels.of_row(int(concurrent[index]))[1])),
+               lambda index: ("", _text_of(timeline, int(concurrent[index]))[1])),
         _Layer(Level.PATH, rank[reasons.path.row[drawn]], reasons.path.start_ns[drawn], reasons.path.end_ns[drawn],
                [PATH], np.zeros(int(drawn.sum()), dtype=np.int32), lambda _: ("", "critical path")),
     ]  # fmt: skip
@@ -171,7 +171,7 @@ def chart_of(timeline: Timeline) -> Chart:
         ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=span[0], end_ns=span[1], windows=windows,
         bars=tuple(sorted(bars, key=lambda bar: (bar.rank, bar.level, bar.start_ns))),
         legend=_legend(timeline, work, reasons.waits.cause, has_groups=bool(concurrent.size),
-                       has_chunks=bool((labels.color[work] % 2).any())),
+                       has_chunks=bool((color[work] % 2).any())),
         sampled=sampled,
     )  # fmt: skip
 
@@ -242,10 +242,7 @@ class _Layer(Struct, frozen=True):
     def samples(self, opened_ns: int, closed_ns: int, drawn_ns: int) -> Iterator[Bar]:
         """Yield the bars at the middle of each column of a window, with equal neighbours merged.
 
-        Args:
-            opened_ns: the start of the window.
-            closed_ns: its end.
-            drawn_ns: the length of all windows, which have :data:`_COLUMNS` columns.
+        ``drawn_ns`` is the length of all windows, which have :data:`_COLUMNS` columns.
         """
         columns = max(round(_COLUMNS * (closed_ns - opened_ns) / max(drawn_ns, 1)), 1)
         edges = np.linspace(opened_ns, closed_ns, columns + 1).astype(np.int64)
@@ -264,28 +261,23 @@ class _Layer(Struct, frozen=True):
                     yield Bar(rank=rank, level=self.level, start_ns=start, end_ns=end, color=color)
 
 
-class _Labels:
-    """Colors, labels and titles of a timeline's rows."""
+def _colors_of(timeline: Timeline) -> tuple[list[str], NDArray[np.integer]]:
+    """Return the colors of computations, and the index of each row's color."""
+    placement = timeline.placement
+    microbatch = np.clip(timeline.microbatch, 0, None)
+    route = placement.microbatch_route[np.minimum(microbatch, max(placement.microbatches - 1, 0))]
+    colors = [shade for kind in KINDS for color in kind.traits.color for shade in (color, darker(color))]
+    odd = placement.chunk_of_stage()[route, timeline.stage] % 2
+    return colors, timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        placement = timeline.placement
-        microbatch = np.clip(timeline.microbatch, 0, None)
-        route = placement.microbatch_route[np.minimum(microbatch, max(placement.microbatches - 1, 0))]
-        self.colors = [
-            shade for kind in KINDS for color in kind.traits.color for shade in (color, darker(color))
-        ]  # fmt: skip
-        odd = placement.chunk_of_stage()[route, timeline.stage] % 2
-        self.color = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
 
-    def of_row(self, row: int) -> tuple[str, str]:
-        timeline = self._timeline
-        action = timeline.action(row)
-        part = timeline.parts
-        name = f" {part.names[part.name[row]]}" if part is not None and part.name[row] >= 0 else ""
-        label = str(action.microbatch) if action.microbatch >= 0 else NAMES[action.kind][:2]
-        duration = format_duration(int(timeline.end_ns[row] - timeline.start_ns[row]))
-        return label, f"{action}{name}: {duration} from {format_duration(int(timeline.start_ns[row]))}"
+def _text_of(timeline: Timeline, row: int) -> tuple[str, str]:
+    """Return the label and the title of a row."""
+    action, part = timeline.action(row), timeline.parts
+    name = f" {part.names[part.name[row]]}" if part is not None and part.name[row] >= 0 else ""
+    label = str(action.microbatch) if action.microbatch >= 0 else NAMES[action.kind][:2]
+    duration = format_duration(int(timeline.end_ns[row] - timeline.start_ns[row]))
+    return label, f"{action}{name}: {duration} from {format_duration(int(timeline.start_ns[row]))}"
 
 
 def _wait_title(waits: Waits, index: int) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import count, product
+from itertools import chain, count, product
 from textwrap import wrap
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from msgspec import Struct, field
@@ -233,6 +233,8 @@ def _chunks(schedule: Schedule) -> int:
 
 
 _FORWARD = 0
+_Result: TypeAlias = tuple[int, int, int]
+"""0 for activations or 1 for gradients, the stage, and the microbatch."""
 
 
 def place_invalid(schedule: Schedule, length: Sequence[int], faulty_rows: Collection[int] = ()) -> list[int]:
@@ -241,7 +243,7 @@ def place_invalid(schedule: Schedule, length: Sequence[int], faulty_rows: Collec
     An action waits for inputs that the table has. In a deadlock, the lowest rank continues without its inputs;
     a rank whose next action is in ``faulty_rows`` takes precedence.
     """
-    feeds = _Feeds(schedule)
+    inputs, outputs = _feeds(schedule)
     ends: dict[tuple[int, int, int], int] = {}
     head, stop = schedule.row_ptr[:-1].tolist(), schedule.row_ptr[1:].tolist()
     free = [0] * schedule.ranks
@@ -252,13 +254,13 @@ def place_invalid(schedule: Schedule, length: Sequence[int], faulty_rows: Collec
         for rank in range(schedule.ranks):
             while head[rank] < stop[rank]:
                 row = head[rank]
-                ready = [ends.get(need, -1) for need in feeds.inputs(row)]
+                ready = [ends.get(need, -1) for need in inputs[row]]
                 if -1 in ready and forced != rank:
                     break
                 forced, moved = -1, True
                 start[row] = max([free[rank], *ready])
                 free[rank] = start[row] + length[row]
-                for output in feeds.outputs(row):
+                for output in outputs[row]:
                     ends.setdefault(output, free[rank])
                 head[rank] += 1
         if not moved:
@@ -267,36 +269,23 @@ def place_invalid(schedule: Schedule, length: Sequence[int], faulty_rows: Collec
     return start
 
 
-class _Feeds:
-    """Outputs and inputs of actions, as (0 for activations or 1 for gradients, stage, microbatch)."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._graph = graph_of(schedule.placement)
-        self._stages = schedule.stages
-        self._has_host_state = schedule.placement.has_host_state
-        self._rows = [
-            (int(TABLE.feeds[kind]), stage, range(microbatch, microbatch + span))
-            for kind, stage, microbatch, span in zip(
-                *(values.tolist() for values in schedule.cells[:4]), strict=True
-            )
-        ]
-        self._outputs = {output for row in range(len(schedule)) for output in self.outputs(row)}
-
-    def outputs(self, row: int) -> list[tuple[int, int, int]]:
-        direction, stage, microbatches = self._rows[row]
-        return [] if direction < 0 else [(direction, stage, microbatch) for microbatch in microbatches]
-
-    def inputs(self, row: int) -> list[tuple[int, int, int]]:
-        direction, stage, microbatches = self._rows[row]
-        if direction < 0 or not 0 <= stage < self._stages:
-            return []
-        graph = self._graph
-        ptr, neighbours = (graph.pred_ptr, graph.pred) if direction == _FORWARD else (graph.succ_ptr, graph.succ)
-        stages = neighbours[ptr[stage] : ptr[stage + 1]].tolist()
-        needed = [(direction, neighbour, microbatch) for neighbour in stages for microbatch in microbatches]
-        if self._has_host_state and direction != _FORWARD:
-            needed += [(_FORWARD, stage, microbatch) for microbatch in microbatches]
-        return [need for need in needed if need in self._outputs]
+def _feeds(schedule: Schedule) -> tuple[list[list[_Result]], list[list[_Result]]]:
+    """Return the inputs of each action that the table has, and its outputs."""
+    graph, has_host_state = graph_of(schedule.placement), schedule.placement.has_host_state
+    neighbours = (graph.pred_ptr, graph.pred), (graph.succ_ptr, graph.succ)
+    inputs: list[list[_Result]] = []
+    outputs: list[list[_Result]] = []
+    for kind, stage, first, span in zip(*(values.tolist() for values in schedule.cells[:4]), strict=True):
+        direction, microbatches = int(TABLE.feeds[kind]), range(first, first + span)
+        sources = []
+        if direction >= 0 and 0 <= stage < schedule.stages:
+            ptr, stages = neighbours[direction]
+            sources = [(direction, each) for each in stages[ptr[stage] : ptr[stage + 1]].tolist()]
+            sources += [(_FORWARD, stage)] if has_host_state and direction != _FORWARD else []
+        inputs.append([(*source, microbatch) for source in sources for microbatch in microbatches])
+        outputs.append([(direction, stage, microbatch) for microbatch in microbatches if direction >= 0])
+    known = {*chain.from_iterable(outputs)}
+    return [[need for need in needs if need in known] for needs in inputs], outputs
 
 
 class OverlappedPair(Struct, frozen=True, kw_only=True):

@@ -85,9 +85,7 @@ _MOST_REFUSED = 8
 def advise(run: SimulatedStep, *, deep: bool = False) -> Advice:
     """Return the best of a limited number of simulated candidates with the same processes and global batch.
 
-    Args:
-        run: the simulated step.
-        deep: whether to simulate many candidates, which may take minutes, or only the best few by estimate.
+    A ``deep`` search simulates many candidates, which may take minutes; another only the best few by estimate.
     """
     with sharing(Memo()):
         return _Search(run, _DEEP if deep else _QUICK, deep=deep).advice()

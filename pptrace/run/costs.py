@@ -455,11 +455,7 @@ def part_times(
 def in_parts(workload: Workload, microbatches: int, parts: int, times: Sequence[Fraction]) -> Workload:
     """Return the costs of consecutive parts of each microbatch.
 
-    Args:
-        workload: the costs of whole microbatches.
-        microbatches: number of whole microbatches.
-        parts: number of parts of each.
-        times: each part's share of the time; empty for equal parts.
+    ``times`` are each part's share of the time; empty for equal parts.
     """
     if len(set(times)) <= 1:
         return workload.divided(parts)

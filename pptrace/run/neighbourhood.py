@@ -321,13 +321,8 @@ def sizes_of(
 ) -> Iterator[Sizes]:
     """Yield sizes with the same processes and global batch, the configured sizes first.
 
-    Costs without a model are valid for one division only, and a table for its number of microbatches.
-
-    Args:
-        experiment: the configuration.
-        pp: factors of the number of pipeline ranks.
-        tp: factors of the tensor-parallel size.
-        micro: factors of the sequences in a microbatch.
+    Costs without a model are valid for one division only, and a table for its number of microbatches. ``pp``,
+    ``tp`` and ``micro`` are factors of the configured sizes.
     """
     parallel, batch = experiment.parallel, experiment.batch
     configured = Sizes(pp=parallel.pp or 1, tp=parallel.tp, dp=parallel.dp, micro=batch.micro)

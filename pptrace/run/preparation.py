@@ -384,10 +384,7 @@ def _times(resolved: Resolved, workload: Workload, network: Network) -> dict[str
 def _with_chunks(resolved: Resolved, schedule: Schedule, requested: int) -> Resolved:
     """Fill in the chunks per rank of a schedule; the configuration's own must agree.
 
-    Args:
-        resolved: the configuration.
-        schedule: the table.
-        requested: the chunks in the schedule's request, which a table with unequal numbers of stages has.
+    A table with unequal numbers of stages has the ``requested`` chunks.
     """
     experiment, name = resolved.experiment, resolved.experiment.schedule.name
     chunks, uneven = divmod(schedule.stages, schedule.ranks)

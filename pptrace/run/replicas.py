@@ -80,10 +80,7 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
     """Return the inputs of the slowest replica, or of ``batch.replica``; its collectives wait for all replicas.
 
     Reductions are simultaneous in all replicas, and so are gathers of units. So all steps end at the same time.
-    Inputs of one replica are simulated again, as their costs may differ.
-
-    Args:
-        prepared: inputs whose costs have a class for each length; unchanged for equal replicas.
+    Inputs of one replica are simulated again, as their costs may differ. Inputs of equal replicas are unchanged.
 
     Raises:
         ConfigError: different replicas that synchronise within the step, or have slices of microbatches.
@@ -177,10 +174,7 @@ def _cost_columns(
 ) -> tuple[list[Workload], Int32s]:
     """Return the different costs of microbatches in replicas, and their index.
 
-    Args:
-        costs: those of each replica.
-        microbatches: their microbatches.
-        has_speeds: whether replicas also differ in costs without classes.
+    With ``has_speeds``, replicas also differ in costs without classes.
 
     Returns:
         Costs without classes; and the costs of each microbatch, and of actions without a microbatch, shape

@@ -67,12 +67,8 @@ class LazyRequest(ScheduleRequest):
 def times(workload: Workload, network: Network, ranks: int, branches: Sequence[int] = ()) -> dict[str, Any]:
     """Return the costs in a schedule's request: times per stage and of a message, and memory limits.
 
-    Args:
-        workload: the costs.
-        network: the network between ranks.
-        ranks: number of pipeline ranks.
-        branches: ranks of encoders that run side by side. The stages are then those of the longest path; see
-            :func:`along_path`.
+    ``branches`` are ranks of encoders that run side by side. The stages are then those of the longest path; see
+    :func:`along_path`.
     """
     transfer, following = 0, branch_edges(branches, workload.stages)[:, 1]
     if ranks > 1 and workload.boundary_bytes.size:
@@ -111,11 +107,8 @@ def times(workload: Workload, network: Network, ranks: int, branches: Sequence[i
 def along_path(values: Mapping[str, Any], branches: Sequence[int]) -> dict[str, Any]:
     """Return the times of :func:`times` for the stages of the longest path through encoders and decoder.
 
-    A stage of the path has the largest times and sizes of the encoders' stages with its number.
-
-    Args:
-        values: times where each rank has one stage.
-        branches: ranks of each encoder.
+    A stage of the path has the largest times and sizes of the encoders' stages with its number. ``values`` are
+    those of one stage per rank, ``branches`` the ranks of each encoder.
 
     >>> along_path({"f_ns": (3, 4, 5, 6), "transfer_ns": 7}, [1, 2])
     {'f_ns': (4, 5, 6), 'transfer_ns': 7}
@@ -143,9 +136,7 @@ def _state(workload: Workload) -> Int64s:
 def _buffers(workload: Workload, following: Int32s) -> Int64s:
     """Return the bytes of each stage's buffers where its neighbours are on other ranks: two for each.
 
-    Args:
-        workload: the costs.
-        following: the stage after each stage but the last.
+    ``following`` is the stage after each stage but the last.
     """
     buffers = np.zeros(workload.stages, dtype=np.int64)
     edges = min(workload.boundary_bytes.size, workload.stages - 1)

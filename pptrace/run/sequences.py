@@ -78,11 +78,8 @@ class Sequences(Struct, frozen=True, kw_only=True, eq=False):
     def costs(self, base: Workload, build: Callable[[Pack], Workload]) -> Workload:
         """Return costs with a class for each pack; microbatches are those of the replica with the most.
 
-        If microbatches of a pack differ by loads of experts, each pack has a class for each kind of loads.
-
-        Args:
-            base: costs of whole sequences of one document.
-            build: returns the costs of the microbatches of a pack.
+        If microbatches of a pack differ by loads of experts, each pack has a class for each kind of loads. Costs
+        ``base`` are of whole sequences of one document; ``build`` returns those of a pack.
         """
         by_pack = [build(pack) for pack in self.packs]
         place = np.arange(self.pack_of.shape[1])
@@ -606,11 +603,7 @@ def _mean_pack(packing: Packing, bins: Sequence[tuple[Bin, int]], unit: int) -> 
 def _sequences(packing: Packing, replicas: Replicas, pack_of_bin: dict[Bin, Pack], mean: int) -> Sequences:
     """Return the packs of microbatches; the slowest group determines the pack of a microbatch.
 
-    Args:
-        packing: sizes of the step.
-        replicas: microbatches.
-        pack_of_bin: as of :func:`_packs_of_bins`.
-        mean: mean length of documents in tokens.
+    ``mean`` is the mean length of documents in tokens.
     """
     distinct = sorted({*pack_of_bin.values()})
     index = {pack: number for number, pack in enumerate(distinct)}

@@ -135,10 +135,7 @@ class Replicas(Struct, frozen=True):
         return self._simulate(self.resolved.with_values("batch", {"replica": replica}))
 
     def runs(self, most: int) -> Iterator[tuple[list[int], SimulatedStep]]:
-        """Yield the numbers and the step of each kind of replica, the kind with the longest computation first.
-
-        Args:
-            most: limit of kinds.
+        """Yield the numbers and the step of at most so many kinds of replicas, the longest computation first.
 
         Raises:
             PptraceError: the job cannot be simulated.

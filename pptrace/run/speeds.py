@@ -57,10 +57,7 @@ def speeds_of(resolved: Resolved) -> Int64s | None:
 def at_speeds_of_ranks(costs: Workload, speeds: Int64s, placement: Placement) -> Workload:
     """Return costs of a replica with these speeds of ranks for forwards and backwards.
 
-    Args:
-        costs: at full speed.
-        speeds: thousandths, shape (ranks,).
-        placement: which rank computes a stage of a microbatch.
+    ``speeds`` are thousandths, shape (ranks,).
     """
     held = placement.stage_rank >= 0
     slowness = np.where(held, _PERMILLE / speeds[np.where(held, placement.stage_rank, 0)], 1.0)

@@ -121,11 +121,7 @@ def _configured_rules(inputs: Inputs) -> Iterator[StackRule]:
 
 
 def framework_of(inputs: Inputs) -> str:
-    """Return the framework of the configuration's stack; empty without one.
-
-    Args:
-        inputs: the configuration, whose stack :func:`fill_stack` has chosen.
-    """
+    """Return the framework of the stack that :func:`fill_stack` has chosen; empty without one."""
     name, framework = inputs.experiment.stack, ""
     while name and not framework:
         offer = _offer(inputs, name)
@@ -260,11 +256,7 @@ def _is_read(key: str, readers: Mapping[str, type[BaseModel]]) -> bool:
 
 
 def _check_keys(offer: StackOffer, readers: Mapping[str, type[BaseModel]], file: str) -> None:
-    """Check that model, device and costs have the keys which the rules of a file set and read.
-
-    Raises:
-        ConfigError: a rule has another key.
-    """
+    """Check that model, device and costs have the keys which the rules of a file set and read."""
     for index, rule in enumerate(offer.rules):
         for part, keys in (("set", rule.set), ("when", rule.when), ("unless", rule.unless)):
             for key in keys:

@@ -53,14 +53,7 @@ def summary_document(
     """Return the summary; the last line names the next command for the ``written`` traces.
 
     If it has more lines than :data:`LINES`, the table of ranks has the first, the last and those that are idle
-    most and least.
-
-    Args:
-        run: the simulated step.
-        bottleneck: its bottleneck.
-        advice: a faster configuration.
-        written: the traces that were written.
-        full: whether every rank has a line.
+    most and least. In a ``full`` summary, every rank has a line.
     """
     headline = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}"
     head = [headline, setting_text(run, chunks=run.prepared.chunks), *_notes(run, advice.best), _figures(run)]

@@ -258,13 +258,8 @@ def _copy_turns(
     """Return the waits of copies where ``group`` neighbouring ranks share a stream for each direction.
 
     Copies to the host are in the order of their ready times, copies back in the order of their latest starts. No
-    copy waits for a later action, as each copy back is ready and starts before its backward.
-
-    Args:
-        schedule: the plan's table with copies.
-        plan: the times without copies.
-        latest_ns: shape (stages, microbatches): latest starts of copies back.
-        group: ranks that share streams.
+    copy waits for a later action, as each copy back is ready and starts before its backward. ``latest_ns`` are
+    latest starts of copies back, shape (stages, microbatches).
     """
     rows = np.flatnonzero(COMPUTE.mask(schedule.kind) & ~STAGE_ENDS.mask(schedule.kind))
     ends_ns = np.zeros(len(schedule), dtype=np.int64)
@@ -293,13 +288,8 @@ def _with_lone_copies(workload: Workload, timeline: Timeline, microbatches: int,
     """Return costs with faster copies during the time without copies in the other direction.
 
     A copy of duration d that overlaps with copies in the other direction for x takes x + share (d - x), where
-    ``offload.alone`` is the share. Ranks that share a switch affect each other's copies.
-
-    Args:
-        workload: costs of copies that always overlap.
-        timeline: a step with these costs.
-        microbatches: number of microbatches in the step.
-        offload: the configuration of copies.
+    ``offload.alone`` is the share. Ranks that share a switch affect each other's copies. ``timeline`` is a step
+    with copies that always overlap.
     """
     overlaps = np.ones((2, workload.stages, microbatches))
     rows = [np.flatnonzero(timeline.kind == kind) for kind in (Kind.OFFLOAD, Kind.RELOAD)]

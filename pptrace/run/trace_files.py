@@ -159,11 +159,7 @@ def run_folders(sources: Sequence[Path]) -> list[Path]:
 
 
 def _check_places(step: Step, file: Path) -> None:
-    """Check that passes and messages have stages and microbatches of the step.
-
-    Raises:
-        TraceError: the first of them.
-    """
+    """Check that passes and messages have stages and microbatches of the step."""
     timeline, placement = step.timeline, step.timeline.placement
     placed = (TABLE.feeds[timeline.kind] >= 0) | COMMUNICATION.mask(timeline.kind)
     stage, first, last = timeline.stage, timeline.microbatch, timeline.microbatch + timeline.span
