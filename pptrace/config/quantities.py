@@ -43,10 +43,10 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
     """Spelling of each accepted unit, and its number of base units."""
     written: Mapping[str, int]
     """Units that exact text uses, smallest first, in base units."""
+    rounded_to: tuple[str, ...]
+    """Units that rounded text uses, smallest first."""
     examples: tuple[str, ...]
     """Examples in messages and editors."""
-    rounded_to: tuple[str, ...] = ()
-    """Units that rounded text uses, smallest first; by default those of exact text."""
     step: int = 1000
     """Count of a unit at which rounded text changes to the next unit."""
     positive: bool = False
@@ -82,7 +82,7 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
 
     def rounded(self, value: int) -> str:
         """Write a number of base units with three significant digits."""
-        for unit in self.rounded_to or self.written:
+        for unit in self.rounded_to:
             digits = _three_digits(Decimal(abs(value)) / self.written[unit])
             if digits < self.step:
                 break
@@ -188,6 +188,7 @@ RATE = Dimension(
     name="rate",
     units=_scaled({f"{unit}/s": scale for unit, scale in (_BYTES | {"KB": 1000}).items()}) | _scaled(_BITS, per=8),
     written={f"{prefix}B/s": scale for prefix, scale in _THOUSANDS.items()},
+    rounded_to=tuple(f"{prefix}B/s" for prefix in _THOUSANDS),
     examples=("50 GB/s", "400 Gb/s", "1.2 TB/s"),
     positive=True,
 )
@@ -195,17 +196,19 @@ DURATION = Dimension(
     name="time",
     units=_scaled(_SECONDS | {"\u00b5s": 10**3, "\u03bcs": 10**3}),
     written=_SECONDS,
+    rounded_to=tuple(_SECONDS),
     examples=("5 us", "12 ms", "500 ns", "1.5 s"),
 )
 FLOPS = Dimension(
     name="compute rate",
     units=_scaled({f"{p}{unit}": scale for p, scale in _THOUSANDS.items() for unit in ("FLOP/s", "FLOPS")}),
     written={f"{prefix}FLOP/s": scale for prefix, scale in _THOUSANDS.items()},
+    rounded_to=tuple(f"{prefix}FLOP/s" for prefix in _THOUSANDS),
     examples=("989 TFLOP/s", "1 PFLOP/s"),
     positive=True,
 )
 POWER = Dimension(
-    name="power", units=_scaled({"W": 1, "kW": 1000}), written={"W": 1},
+    name="power", units=_scaled({"W": 1, "kW": 1000}), written={"W": 1}, rounded_to=("W",),
     examples=("500 W", "1.2 kW"), positive=True,
 )  # fmt: skip
 
