@@ -81,8 +81,10 @@ def _fill(inputs: Inputs, name: str) -> None:
 def _stack_name(inputs: Inputs) -> str | None:
     """Return the name of the configuration's stack, or of the default stack; None without a stack."""
     experiment = inputs.experiment
-    has_default = experiment.model is not None and bool(_releases(inputs, DEFAULT_STACK))
-    return experiment.stack or (DEFAULT_STACK if has_default else None)
+    if experiment.stack or experiment.model is None:
+        return experiment.stack
+    has_default = any(name.startswith(f"{DEFAULT_STACK}-") for name in inputs.registry.stacks)
+    return DEFAULT_STACK if has_default else None
 
 
 def condition_keys(inputs: Inputs) -> frozenset[str]:
