@@ -27,7 +27,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.measured.computations import Transfers, extract_computations
+from pptrace.measured.computations import Transfers, extract_computations, group_quantiles
 from pptrace.measured.dependencies import follow_chain
 from pptrace.measured.replay import Resimulation, nearest_policy, run_order
 from pptrace.report.numbers import Figure, mean_of, median_of
@@ -53,9 +53,7 @@ class ActionFit(Struct, frozen=True, kw_only=True):
     """One kind of action on one stage."""
 
     kind: str
-    """The kind."""
     stage: int
-    """The stage."""
     count: int
     """The number of measured actions."""
     mean_ns: Figure
@@ -70,7 +68,6 @@ class HostFit(Struct, frozen=True, kw_only=True):
     """Host time around one kind of action; it does not depend on the number of layers."""
 
     kind: str
-    """The kind."""
     count: int
     """The number of known gaps before it; 0 for a kind that has the mean of the other kinds."""
     gap_ns: int
@@ -102,9 +99,7 @@ class LinkTime(Struct, frozen=True, kw_only=True):
     """Messages from one rank to another."""
 
     source: int
-    """The sender."""
     target: int
-    """The receiver."""
     median_ns: int
     """The median of their transfer times."""
 
@@ -115,11 +110,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     ranks: int
     """Pipeline ranks."""
     stages: int
-    """Stages."""
     microbatches: int
-    """Microbatches."""
     steps: int
-    """The number of steps."""
     slices: int
     """Slices of each microbatch's sequence; measured actions are those of slices."""
     fitted: tuple[ActionFit, ...]
@@ -249,8 +241,8 @@ def calibrate(
         msg = "steps of one size are fitted together"
         raise ValueError(msg)
     ranks, stages, microbatches = sizes.pop()
-    gaps, fitted = np.concatenate([step.host_gaps_ns for step in steps]), tuple(_fit_actions(steps, stages))
-    sent = np.concatenate([step.transfers.size_bytes for step in steps])
+    (gaps,), fitted = _pooled(steps, "host_gaps_ns"), tuple(_fit_actions(steps, stages))
+    (sent,) = _pooled([step.transfers for step in steps], "size_bytes")
     seen = _observed_messages(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
@@ -286,12 +278,14 @@ def extend_to_pipeline(fit: Calibration, step: Computations, numbers: Sequence[i
     return replace(fit, ranks=ranks, stages=ranks * chunks) if stages_by_rank in (looped, v_shaped) else fit
 
 
+def _pooled(steps: Sequence[Computations | Transfers], *names: str) -> list[NDArray[Any]]:
+    """Return columns of all steps."""
+    return [np.concatenate([getattr(step, name) for step in steps]) for name in names]
+
+
 def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionFit]:
     """Yield the fit of each kind on each stage, from actions outside overlapped pairs where there are any."""
-    kinds, stage_of, pair, duration_ns = (
-        np.concatenate([getattr(step, name) for step in steps])
-        for name in ("kind", "stage", "pair", "duration_ns")
-    )
+    kinds, stage_of, pair, duration_ns = _pooled(steps, "kind", "stage", "pair", "duration_ns")
     for stage, kind in product(range(stages), sorted(PASSES)):
         actions = (kinds == kind) & (stage_of == stage)
         unpaired = actions & (pair < 0)
@@ -312,10 +306,7 @@ def _fit_hosts(
     A kind with few known gaps has the mean of all kinds. An empty input gradient, which is no action of a step,
     waits for its message before the backward that has its weight gradient.
     """
-    kinds, stage, issued_ns, host_ns, pair = (
-        np.concatenate([getattr(step, name) for step in steps])
-        for name in ("kind", "stage", "issued_ns", "host_ns", "pair")
-    )
+    kinds, stage, issued_ns, host_ns, pair = _pooled(steps, "kind", "stage", "issued_ns", "host_ns", "pair")
     if empty_input_gradient and (kinds == Kind.I).any():
         issued_ns = np.where((kinds == Kind.B) & (stage == 0), -1, issued_ns)
     known_ns = issued_ns[issued_ns >= 0]
@@ -424,12 +415,10 @@ def _excess_ns(
 
 
 def _observed_messages(steps: Sequence[Computations]) -> Transfers:
-    masks = [step.transfers.observed & (step.transfers.duration_ns >= 0) for step in steps]
-    columns = {
-        name: [getattr(step.transfers, name)[mask] for step, mask in zip(steps, masks, strict=True)]
-        for name in Transfers.__struct_fields__
-    }
-    return Transfers(**{name: np.concatenate(parts) for name, parts in columns.items()})
+    names = Transfers.__struct_fields__
+    columns = dict(zip(names, _pooled([step.transfers for step in steps], *names), strict=True))
+    seen = columns["observed"] & (columns["duration_ns"] >= 0)
+    return Transfers(**{name: values[seen] for name, values in columns.items()})
 
 
 def _fit_messages(seen: Transfers, chosen: NDArray[np.bool_]) -> LinkFit | None:
@@ -441,22 +430,20 @@ def _extreme_links(seen: Transfers) -> tuple[LinkTime, ...]:
     """Return the fastest and the slowest link, where their quartiles and medians differ clearly."""
     if not len(seen):
         return ()
-    common = np.bincount(np.unique(seen.size_bytes, return_inverse=True)[1]).argmax()
-    of_size = seen.size_bytes == np.unique(seen.size_bytes)[common]
-    links = sorted(set(zip(seen.source[of_size].tolist(), seen.target[of_size].tolist(), strict=True)))
-    times = {
-        link: seen.duration_ns[of_size & (seen.source == link[0]) & (seen.target == link[1])] for link in links
-    }
-    known = {link: times_ns for link, times_ns in times.items() if times_ns.size >= _FEWEST}
-    if len(known) <= 1:
+    size = np.unique(seen.size_bytes, return_inverse=True)[1]
+    common = size == np.bincount(size).argmax()
+    ends, link = np.unique(np.stack([seen.source, seen.target])[:, common], axis=1, return_inverse=True)
+    link = link.reshape(-1)
+    lower_ns, median_ns, upper_ns = group_quantiles(seen.duration_ns[common], link, shares=(0.25, 0.5, 0.75))
+    known = np.flatnonzero(np.bincount(link) >= _FEWEST)
+    if known.size <= 1:
         return ()
-    slow = max(known, key=lambda link: float(np.median(known[link])))
-    fast = min(known, key=lambda link: float(np.median(known[link])))
-    apart = np.percentile(known[slow], 25) > np.percentile(known[fast], 75)
-    if not apart or np.median(known[slow]) < _FAR * np.median(known[fast]):
+    fast, slow = known[median_ns[known].argmin()], known[median_ns[known].argmax()]
+    if lower_ns[slow] <= upper_ns[fast] or median_ns[slow] < _FAR * median_ns[fast]:
         return ()
     return tuple(
-        LinkTime(source=link[0], target=link[1], median_ns=int(np.median(known[link]))) for link in (fast, slow)
+        LinkTime(source=int(ends[0, index]), target=int(ends[1, index]), median_ns=int(median_ns[index]))
+        for index in (fast, slow)
     )
 
 
@@ -492,7 +479,6 @@ class OperationFit(Struct, frozen=True, kw_only=True):
     """The fit of one kind of operations."""
 
     what: str
-    """The kind."""
     messages: bool
     """Whether they are messages between two ranks; false for collectives."""
     link: LinkFit
@@ -541,7 +527,7 @@ def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
     """
     if any(step.lacks_ranks for step in steps):
         return None
-    duration_ns = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
+    (duration_ns,) = _pooled(steps, "duration_ns")
     ranks = np.concatenate([concurrent_ranks(step) for step in steps])
     valid = (duration_ns > 0) & (ranks > 0)
     ranks, times = ranks[valid], np.log(duration_ns[valid])
@@ -805,11 +791,10 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
     random = np.random.default_rng(0)
     first = steps[0]
     action_groups = _action_groups(steps)
-    durations = np.concatenate([step.duration_ns for step in steps])
-    gaps = np.concatenate([step.host_gaps_ns for step in steps])
+    durations, gaps = _pooled(steps, "duration_ns", "host_gaps_ns")
     size_groups = _group_columns([step.transfers.size_bytes[None] for step in steps])
-    transfer_ns = np.concatenate([step.transfers.duration_ns for step in steps])
-    observed = np.concatenate([step.transfers.observed for step in steps]) & (transfer_ns >= 0)
+    transfer_ns, observed = _pooled([step.transfers for step in steps], "duration_ns", "observed")
+    observed = observed & (transfer_ns >= 0)
     every = np.ones(durations.size, dtype=np.bool_)
     replay, spans = Resimulation.of_order(first.order, policy), []
     for _ in range(_DRAWS):

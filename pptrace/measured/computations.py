@@ -51,9 +51,7 @@ class Transfers(Cells, frozen=True, kw_only=True):
     """One value per message, identified by its send."""
 
     source: Int32s
-    """The sending rank."""
     target: Int32s
-    """The receiving rank."""
     size_bytes: Int64s
     """Size; 0 where unknown."""
     duration_ns: Int64s
@@ -72,15 +70,11 @@ class Computations(Cells, frozen=True, kw_only=True):
     """One value per computation, by rank, then in execution order."""
 
     placement: Placement
-    """The ranks of the stages."""
     rank: Int32s
-    """The rank."""
     row: Int64s
     """Its row in the timeline; of two merged rows, the second."""
     start_ns: Int64s
-    """Its start."""
     end_ns: Int64s
-    """Its end."""
     duration_ns: Int64s
     """Its duration; of two merged computations, the sum."""
     gap_ns: Int64s

@@ -62,7 +62,6 @@ class ComparedStep(Struct, frozen=True, kw_only=True, dict=True):
     step: Computations
     """Its computations and messages."""
     metrics: Metrics
-    """Its metrics."""
     parts_ns: Mapping[str, int]
     """Nanoseconds by part, mean over ranks."""
     simulation: Resimulation | None = None
@@ -268,9 +267,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     """Differences of two steps; each pair of values starts with the first step."""
 
     step_ns: Sides
-    """Lengths of the steps."""
     matched: MatchedActions
-    """The pairs of computations."""
     parts_ns: Mapping[str, Sides]
     """Nanoseconds by part of the step, mean over ranks; the parts of a side sum to its step."""
     ladder: tuple[Rung, ...]
@@ -318,7 +315,6 @@ class RankMemory(Struct, frozen=True, kw_only=True):
     """Memory of one rank in both steps."""
 
     rank: int
-    """The rank."""
     peak_bytes: tuple[int, int] | None
     """Peak memory in bytes; None where unknown on a side."""
     activations: tuple[int, int]

@@ -504,9 +504,7 @@ class Diff(PrintedDiff, Struct, frozen=True):
     """The diff of two steps; its text is the output of the command line."""
 
     findings: StepDiff
-    """The differences."""
     sides: tuple[Side, Side]
-    """The sides."""
     notes: tuple[str, ...]
     """Notes of both sides."""
 

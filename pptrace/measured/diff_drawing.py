@@ -40,7 +40,6 @@ class _Extract(Struct, frozen=True, kw_only=True):
     """The drawn part of two steps."""
 
     ranks: list[int]
-    """The drawn ranks."""
     until_ns: int
     """The end of the drawn time, from the start of each step."""
     note: str

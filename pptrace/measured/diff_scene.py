@@ -255,7 +255,6 @@ class _Member(Struct, frozen=True, kw_only=True):
     machine: str
     """Its machine; files of the same machine share processes."""
     offset_ns: int
-    """The offset of its times."""
     has_clock: bool
     """Whether the file names its clock, as in Perfetto's format; false for Chrome JSON."""
     content: Path | Timeline

@@ -40,7 +40,6 @@ class RankLoad(Struct, frozen=True, kw_only=True):
     """The computation time of one rank."""
 
     rank: int
-    """The rank."""
     busy_ns: Figure
     """The duration of its computations in sum."""
     share: Figure
@@ -61,7 +60,6 @@ class Counterfactuals(Struct, frozen=True, kw_only=True):
     repaired_ns: Figure
     """With the slowest rank as fast as the median rank."""
     slowest: RankLoad
-    """The slowest rank."""
 
 
 def what_if(step: Computations, resimulate: Callable[[Computations], int] | None = None) -> Counterfactuals:
@@ -113,7 +111,6 @@ class Explanation(Struct, frozen=True, kw_only=True):
     step: str
     """The profiler's number of the step."""
     step_ns: Figure
-    """The length of the step."""
     bubble: Figure
     """Idle time over ranks times length."""
     parts_ns: Mapping[str, Figure]

@@ -28,9 +28,7 @@ class KindRow(Struct, frozen=True, kw_only=True):
     """All actions of one kind on one stage."""
 
     kind: str
-    """The kind."""
     stage: int
-    """The stage."""
     count: tuple[int, int]
     """Their number on both sides."""
     median_ns: Sides
@@ -47,9 +45,7 @@ class Change(Struct, frozen=True, kw_only=True):
     """An action with a changed duration."""
 
     rank: int
-    """Its rank."""
     action: Action
-    """The action."""
     first_ns: int
     """Its duration in the first step."""
     second_ns: int
@@ -64,7 +60,6 @@ class OrderChange(Struct, frozen=True, kw_only=True):
     """The first difference of order on a rank."""
 
     rank: int
-    """The rank."""
     position: int
     """The number of equal actions before it."""
     first: str
@@ -77,9 +72,7 @@ class Link(Struct, frozen=True, kw_only=True):
     """All messages from one rank to another."""
 
     source: int
-    """The sender."""
     target: int
-    """The receiver."""
     count: tuple[int, int]
     """Their number on both sides."""
     size_bytes: tuple[int, int]
@@ -201,9 +194,7 @@ class Release(Struct, frozen=True, kw_only=True):
     """An action that another action depends on."""
 
     rank: int
-    """Its rank."""
     action: Action
-    """The action."""
     late_ns: int | None
     """The delay of its end against the first step; None where that step lacks it."""
 
@@ -212,9 +203,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     """The earliest action that ends early or late by more than the tolerance."""
 
     rank: int
-    """Its rank."""
     action: Action
-    """The action."""
     start_ns: int
     """Its start in the second step."""
     late_ns: Figure

@@ -90,11 +90,8 @@ class TotalChange(Struct, frozen=True, kw_only=True):
     """Their number."""
     total_ns: tuple[int, int]
     """Their total time."""
-
-    @property
-    def change_ns(self) -> int:
-        """The second total minus the first."""
-        return self.total_ns[1] - self.total_ns[0]
+    change_ns: int
+    """The second total minus the first."""
 
 
 class PrintedDiff(Printed):
@@ -186,8 +183,8 @@ class OperationsDiff(PrintedDiff, Struct, frozen=True):
             notes=self.notes, partial=self.partial,
             values={
                 "sides": self.names, "same": self.same, "tolerance": self.tolerance, "total_ns": self.total_ns,
-                "change": self.change, "kernels": _values(self.kernels), "streams": _values(self.streams),
-                "operators": _values(self.operators), "partial": self.partial or None, "notes": self.notes,
+                "change": self.change, "kernels": self.kernels, "streams": self.streams,
+                "operators": self.operators, "partial": self.partial or None, "notes": self.notes,
             },
         )  # fmt: skip
 
@@ -250,8 +247,13 @@ def _changes(sides: Sequence[Iterable[KernelTotal]], key: Callable[[KernelTotal]
             counts[key(row)][side] += row.count
             totals_ns[key(row)][side] += row.total_ns
     changes = [
-        TotalChange(what=what, count=(count[0], count[1]), total_ns=(totals_ns[what][0], totals_ns[what][1]))
-        for what, count in counts.items()
+        TotalChange(
+            what=what,
+            count=(counts[what][0], counts[what][1]),
+            total_ns=(first_ns, second_ns),
+            change_ns=second_ns - first_ns,
+        )
+        for what, (first_ns, second_ns) in totals_ns.items()
     ]
     return tuple(sorted(changes, key=lambda row: (-abs(row.change_ns), row.what)))
 
@@ -270,10 +272,3 @@ def _table(
     more = len(changes) - len(rows)
     table = Table(head=("", "count", "in total, first", "second", "change"), rows=rows)
     return (*([table] if rows else []), *([f"and {more} further with smaller changes"] if more else []))
-
-
-def _values(changes: Sequence[TotalChange]) -> list[dict[str, Any]]:
-    return [
-        {"what": row.what, "count": row.count, "total_ns": row.total_ns, "change_ns": row.change_ns}
-        for row in changes
-    ]

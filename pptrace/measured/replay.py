@@ -42,11 +42,9 @@ class Resimulation(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """An order that is lowered once and runs once for each set of times."""
 
     schedule: Schedule
-    """The order."""
     workload: Workload
     """Costs of actions without times."""
     policy: Policy
-    """The message policy."""
     partial: bool = False
     """Whether actions may be missing; nothing waits for them."""
     network: Network | None = None
@@ -54,7 +52,6 @@ class Resimulation(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     contention: Contention | None = None
     """Effects of simultaneous messages on each other."""
     experiment: Experiment | None = None
-    """The configuration of a simulation."""
 
     @cached_property
     def _spans_ns(self) -> dict[bytes, int]:
@@ -131,9 +128,7 @@ class Replayed(NamedTuple):
     """A step and its replay."""
 
     step: Computations
-    """The computations of the step."""
     timeline: Timeline
-    """The replay."""
     replayed_ns: int
     """The span of the computations in the replay."""
     step_ns: int

@@ -60,24 +60,19 @@ class StepAnalysis(Struct, frozen=True, kw_only=True, dict=True):
     """A step of a side; each analysis runs once, at its first use."""
 
     step: Step
-    """The step."""
-    workload: Workload
-    """Its costs, for memory; all zero where they are unknown."""
-    numbers: tuple[int, ...] = ()
-    """The number in the pipeline of each rank of its timeline where ranks are missing, else empty."""
-    ranks: int = 0
-    """The number of ranks of the pipeline."""
+    side: Side
 
     @cached_property
     def computations(self) -> Computations:
         """Its computations and messages, with the rank numbers of the pipeline."""
-        step = extract_computations(self.step.timeline, lacks_ranks=bool(self.numbers), host_ns=self.step.host_ns)
-        return step.renumbered(self.numbers, self.ranks) if self.numbers else step
+        numbers = self.side.numbers
+        step = extract_computations(self.step.timeline, lacks_ranks=bool(numbers), host_ns=self.step.host_ns)
+        return step.renumbered(numbers, self.side.all_ranks) if numbers else step
 
     @cached_property
     def metrics(self) -> Metrics:
         """Its metrics."""
-        return measure(self.step.timeline, self.workload)
+        return measure(self.step.timeline, self.side.workload)
 
     @cached_property
     def parts_ns(self) -> dict[str, int]:
@@ -139,10 +134,7 @@ class Side(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def analyses(self) -> tuple[StepAnalysis, ...]:
         """An analysis per step."""
-        return tuple(
-            StepAnalysis(step=step, workload=self.workload, numbers=self.numbers, ranks=self.all_ranks)
-            for step in self.steps
-        )
+        return tuple(StepAnalysis(step=step, side=self) for step in self.steps)
 
     @property
     def pipeline_ranks(self) -> tuple[int, ...]:

@@ -29,11 +29,9 @@ class StepPart(Struct, frozen=True, kw_only=True):
     """Content of a file; rows have their numbers in the full step."""
 
     path: Path
-    """The file."""
     step: Mapping[str, Any]
     """Description of the step: ``placement``, and ``routes`` and ``segments`` if the step has any."""
     provenance: Mapping[str, Any]
-    """The provenance."""
     lanes: Int64s
     """Shape (lanes, 4): rank, stream, peer, and number of slices, in order."""
     columns: dict[str, NDArray[Any]]

@@ -15,7 +15,7 @@ from pptrace.measured.explanation import operations_document
 from pptrace.measured.sides import measured_side
 from pptrace.report.document import plain, text_of
 from pptrace.timeline.measurement import ImportRequest, Measurement, Occupied
-from pptrace_profilers.gpu_spans import short_gaps_ns
+from pptrace_profilers.gpu_spans import covered_ns
 from pptrace_profilers.plugin import measure_kineto
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -83,6 +83,5 @@ def test_short_gaps_are_those_of_counting_every_microsecond(intervals: list[tupl
             gap = len(list(run))
             counted[of] += gap * (gap < 10)
 
-    assert short_gaps_ns(group, start * 1000, (start + length) * 1000, 3).tolist() == [
-        1000 * gap for gap in counted
-    ]
+    _, short_ns = covered_ns(group, start * 1000, (start + length) * 1000, 3)
+    assert short_ns.tolist() == [1000 * gap for gap in counted]

@@ -59,8 +59,6 @@ class Choice(Struct, frozen=True, eq=False):
 
     def among(self, texts: Sequence[bytes] | Mapping[int, bytes]) -> Part:
         """Return ``texts[code]`` per line; a single text where all lines have the same."""
-        if len(self.used) == 1:
-            return texts[self.used[0]]
         words = {code: texts[code] for code in self.used}
         if len(set(words.values())) == 1:
             return next(iter(words.values()))
@@ -114,12 +112,12 @@ def stacked(lines: int, parts: Iterable[Part]) -> Block:
     return _Layout.of(parts).fill(0, lines)
 
 
-def pieces(lines: int, parts: Iterable[Part]) -> Iterator[Block]:
+def pieces(lines: int, parts: Iterable[Part]) -> Iterator[memoryview]:
     """Yield the lines of :func:`stacked` in pieces."""
     layout = _Layout.of(parts)
     step = max(1, _PIECE_BYTES // max(1, layout.template.size))
     for start in range(0, lines, step):
-        yield layout.fill(start, min(start + step, lines))
+        yield layout.fill(start, min(start + step, lines)).data
 
 
 class _Layout(Struct, frozen=True, eq=False):

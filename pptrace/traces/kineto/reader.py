@@ -24,19 +24,11 @@ if TYPE_CHECKING:
 
 _KINDS = {name: kind for kind, name in enumerate(NAMES)}
 _KERNELS = frozenset({"kernel", "gpu_memcpy"})
-_KEYS = {
-    "stage": "stage",
-    "microbatch": "microbatch",
-    "span": "span",
-    "lag_ns": "lag_ns",
-    "uncontended_ns": "uncontended_ns",
-    "collective_ns": "collective_ns",
-    "size_bytes": "bytes",
-    "pair": "pair",
-    "cause": "cause",
-    "row": "correlation",
-    "segment_number": "segment_number",
-}
+_KEYS = (
+    "stage", "microbatch", "span", "lag_ns", "collective_ns", "bytes", "pair", "cause", "correlation",
+    "segment_number",
+)  # fmt: skip
+"""Arguments of kernels with a column of the timeline."""
 _DEFAULTS = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
 
 
@@ -81,7 +73,8 @@ def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
 def _kernels(events: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     start, dur = _times(events, "ts"), _times(events, "dur")
     args = [event["args"] for event in events]
-    columns = {name: _integers([a.get(key, _DEFAULTS.get(name, 0)) for a in args]) for name, key in _KEYS.items()}
+    columns = {key: _integers([a.get(key, _DEFAULTS.get(key, 0)) for a in args]) for key in _KEYS}
+    columns["size_bytes"], columns["row"] = columns.pop("bytes"), columns.pop("correlation")
     columns["uncontended_ns"] = _integers(
         [a.get("uncontended_ns", default) for a, default in zip(args, dur.tolist(), strict=True)]
     )

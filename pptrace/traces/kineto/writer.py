@@ -58,7 +58,7 @@ from pptrace.traces.scene import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -96,16 +96,16 @@ def _texts(formatter: LineFormatter, rank: int | None, step: tuple[int, int]) ->
     yield from _spans(timeline, lanes, step, integers=formatter.integers)
     for lane in lanes:
         for rows in _chunks(lane.rows, formatter.points.most_per_row(lane.rows)):
-            yield from _flat(formatter.slices(lane, rows))
+            yield from formatter.slices(lane, rows)
     for lane_index, (start, stop) in enumerate(pairwise(hops.lane_ptr.tolist())):
         for chunk in _chunks(slice(start, stop)):
-            yield from _flat(formatter.hops(lane_index, chunk))
+            yield from formatter.hops(lane_index, chunk)
     if timeline.why is not None:
-        yield from _flat(formatter.waits(timeline.why.waits))
-        yield from _flat(formatter.path(timeline.why.path))
+        yield from formatter.waits(timeline.why.waits)
+        yield from formatter.path(timeline.why.path)
     for counter in timeline.counters:
         for rows in _chunks(slice(0, counter.at_ns.size)):
-            yield from _flat(_counter_lines(counter, process_of(counter.rank, timeline.ranks), rows))
+            yield from _counter_lines(counter, process_of(counter.rank, timeline.ranks), rows)
     yield b"".join(names[-1:]) + b"\n]}\n"
 
 
@@ -116,11 +116,7 @@ def _chunks(rows: slice, width: int = 1) -> Iterator[slice]:
         yield slice(start, min(start + step, rows.stop))
 
 
-def _flat(blocks: Iterable[Block]) -> Iterator[memoryview]:
-    return (block.data.cast("B") for block in blocks)
-
-
-def _counter_lines(counter: Counter, process: int, rows: slice) -> Iterator[Block]:
+def _counter_lines(counter: Counter, process: int, rows: slice) -> Iterator[memoryview]:
     """Yield a line per step of a counter, with times in nanosecond precision."""
     time_ns = counter.at_ns[rows]
     name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
@@ -146,22 +142,17 @@ def _ends(texts: Sequence[str]) -> Block:
 
 def _join_names(
     prefix: Choice, texts: Sequence[bytes] | Mapping[int, bytes], ends: Block, plain: frozenset[int] = frozenset()
-) -> list[Part]:
+) -> Block:
     """Return ``texts[prefix]`` directly followed by an end, or only by a quote for ``plain`` prefixes."""
-    heads = {code: texts[code] + b'"' * (code in plain) for code in prefix.used}
-    longest = max(map(len, heads.values()))
-    width = max(len(texts[code]) for code in heads) + ends.shape[1]
-    if plain.isdisjoint(heads) and longest == min(map(len, heads.values())):
-        return [prefix.among(heads), ends]
-    if plain.issuperset(heads):
-        return [prefix.among(heads), b" " * (width - longest)]
+    width = max(len(texts[code]) for code in prefix.used) + ends.shape[1]
     block = np.full((len(ends), width), _BLANK, dtype=np.uint8)
-    for code, head in heads.items():
+    for code in prefix.used:
         lines = np.flatnonzero(prefix.codes == code)
+        head = texts[code] + b'"' * (code in plain)
         block[lines, : len(head)] = np.frombuffer(head, dtype=np.uint8)
         if code not in plain:
             block[lines, len(head) : len(head) + ends.shape[1]] = ends[lines]
-    return [block]
+    return block
 
 
 _LISTED_RANKS = 30
@@ -321,7 +312,7 @@ class LineFormatter:
         self.integers = not any(bool((column % 1000).any()) for column in times)
         """Whether all times are integer microseconds."""
 
-    def slices(self, lane: Lane, rows: slice) -> Iterator[Block]:
+    def slices(self, lane: Lane, rows: slice) -> Iterator[memoryview]:
         """Yield the lines of some rows of a lane."""
         timeline = self.scene.timeline
         kind, ends = Choice.of(timeline.kind[rows]), self._row_ends(self._actions, rows)
@@ -334,12 +325,12 @@ class LineFormatter:
         host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), HOST)
         device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), lane.thread)
         lines = [
-            b'{"ph":"X","cat":"user_annotation","name":', *self._action(rows, ends), host, enter,
+            b'{"ph":"X","cat":"user_annotation","name":', self._action(rows, ends), host, enter,
             b',"dur":0,"args":{"External id":', row_id, b"}},\n",
             b'{"ph":"X","cat":"cuda_runtime","name":', launch, host, enter,
             b',"dur":0,"args":{"External id":', row_id, b',"correlation":', row_id, b"}},\n",
             b'{"ph":"s","id":', row_id, host, enter, b',"cat":"ac2g","name":"ac2g"},\n',
-            b'{"ph":"X","cat":', category, b',"name":', *kernel, device, start,
+            b'{"ph":"X","cat":', category, b',"name":', kernel, device, start,
             b',"dur":', dur, b',"cname":', self._color(rows),
             b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
             b',"kind":', kind.among(_KIND), *self._facts(rows), *facts, b"}},\n",
@@ -347,7 +338,7 @@ class LineFormatter:
         ]  # fmt: skip
         return self._with_flows(lines, device, rows)
 
-    def hops(self, lane: int, chunk: slice) -> Iterator[Block]:
+    def hops(self, lane: int, chunk: slice) -> Iterator[memoryview]:
         """Yield the lines of some messages on a lane of a link."""
         timeline, hops = self.scene.timeline, self.scene.hops
         row, message = hops.row[chunk], hops.message[chunk]
@@ -374,7 +365,7 @@ class LineFormatter:
         rows = len(timeline)
         return self._with_flows(lines, place, slice(rows + chunk.start, rows + chunk.stop))
 
-    def waits(self, waits: Waits) -> Iterator[Block]:
+    def waits(self, waits: Waits) -> Iterator[memoryview]:
         """Yield a line per wait."""
         ranks, starts = np.unique(waits.rank, return_index=True)
         for rank, (start, stop) in zip(ranks.tolist(), pairwise([*starts.tolist(), len(waits)]), strict=True):
@@ -388,7 +379,7 @@ class LineFormatter:
                 b',"cause":', _shared_number(_row_ids(waits.row[part])), b"}},\n",
             ])  # fmt: skip
 
-    def path(self, path: OnPath) -> Iterator[Block]:
+    def path(self, path: OnPath) -> Iterator[memoryview]:
         """Yield a line per part of the critical path."""
         if not len(path):
             return
@@ -398,7 +389,7 @@ class LineFormatter:
         name = Choice.of(np.where(path.part == 0, kind, len(NAMES) - 1 + path.part))
         yield from pieces(len(path), [
             b'{"ph":"X","cat":"critical path","name":',
-            *_join_names(name, _PATH_NAMES, self._row_ends(self._actions, row), _PLAIN_PATH_NAMES),
+            _join_names(name, _PATH_NAMES, self._row_ends(self._actions, row), _PLAIN_PATH_NAMES),
             b',"pid":%d,"tid":%d,"ts":' % (process, process + 1), *_exact_times(path.start_ns, path.end_ns),
             b',"cname":', self._color(row),
             b',"args":{"rank":', _shared_number(self._rank[row]),
@@ -411,9 +402,7 @@ class LineFormatter:
         width = ends.shape[1]
         return ends.view(f"V{width}").take(self._label[rows]).view(np.uint8).reshape(-1, width)
 
-    def _kernel(
-        self, lane: Lane, rows: slice, kind: Choice, ends: Block
-    ) -> tuple[list[Part], Part, Part, list[Part]]:
+    def _kernel(self, lane: Lane, rows: slice, kind: Choice, ends: Block) -> tuple[Part, Part, Part, list[Part]]:
         """Return the names, launches, categories and additional arguments of the rows' kernels."""
         parts = self.scene.timeline.parts
         facts = [self._message(lane, rows)]
@@ -434,7 +423,7 @@ class LineFormatter:
                     segment.among({c: b'"%s"' % getattr(each, field).encode() for c, each in names.items()})
                     for field in ("name", "launch", "category")
                 )
-                return [name], launch, category, facts
+                return name, launch, category, facts
             ends = self._row_ends(self._kernels, rows)
         kernel = _join_names(kind, _KERNEL, ends, plain=_UNNUMBERED)
         return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
@@ -448,7 +437,7 @@ class LineFormatter:
             return words(timeline.kind[rows], _KIND_COLORS)
         return words(np.maximum(timeline.microbatch[rows], 0) % len(_SLICE_COLORS), _SLICE_COLORS)
 
-    def _action(self, rows: slice, ends: Block) -> list[Part]:
+    def _action(self, rows: slice, ends: Block) -> Block:
         timeline = self.scene.timeline
         stage = timeline.stage[rows].astype(np.int64) + 1  # a stage may be -1
         code = Choice.of(stage * len(_KIND_NAMES) + timeline.kind[rows])
@@ -478,9 +467,9 @@ class LineFormatter:
         peer = (
             self._peers.of_rows(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
         )
-        size, sized = _distinct(timeline.size_bytes[rows])
+        size, sized = np.unique(timeline.size_bytes[rows], return_inverse=True)
         peer_count = timeline.ranks + 1
-        keys, code = _distinct((sized * len(_KIND_NAMES) + kind) * peer_count + peer + 1)
+        keys, code = np.unique((sized * len(_KIND_NAMES) + kind) * peer_count + peer + 1, return_inverse=True)
         texts = [
             _collective_facts(
                 int(key) // peer_count % len(_KIND_NAMES),
@@ -492,7 +481,7 @@ class LineFormatter:
         ]
         return words(code, texts)
 
-    def _with_flows(self, parts: list[Part], place: bytes, rows: slice) -> Iterator[Block]:
+    def _with_flows(self, parts: list[Part], place: bytes, rows: slice) -> Iterator[memoryview]:
         """Yield the lines of some rows and of their flows; ``place`` is the JSON of process and thread."""
         count = rows.stop - rows.start
         ptr = self.points.row_ptr[rows.start : rows.stop + 1]
@@ -515,7 +504,7 @@ class LineFormatter:
         for index, cells in enumerate(slots):
             keep[:, end : end + cells.shape[1]] = (per_row > index)[:, None]
             end += cells.shape[1]
-        yield block[keep]
+        yield block[keep].data
 
     def _flow(self, points: NDArray[np.int64], place: bytes) -> list[Part]:
         flow = number(self.points.flow[points].astype(np.int64) + self._first)
@@ -532,13 +521,6 @@ def _exact_times(start_ns: Int64s, end_ns: Int64s) -> list[Part]:
 def _row_ids(row: Int32s) -> Int64s:
     """Return the numbers in the file of rows of the full step, 0 for none."""
     return np.where(row < 0, 0, row.astype(np.int64) + _FIRST)
-
-
-def _distinct(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Return the distinct values, and the index of each value among them."""
-    if all_equal(values):
-        return values[:1], np.zeros(values.size, dtype=np.int64)
-    return np.unique(values, return_inverse=True)
 
 
 def _shared_number(values: NDArray[np.integer]) -> Part:
@@ -642,9 +624,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     """A lane and the thread of its events."""
 
     rank: int
-    """The rank."""
     stream: Stream
-    """The stream."""
     peer: int
     """The peer of a lane for a single peer, else -1."""
     thread: int

@@ -45,7 +45,6 @@ class Begins(Struct, kw_only=True):
     first_row: int = 0
     """The row of the first slice of the file."""
     rows: int = 0
-    """Number of rows."""
     tracks: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The track of each lane."""
     count: int = 0
@@ -90,7 +89,6 @@ class Events(Struct):
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """The attribute :data:`~pptrace.traces.perfetto.descriptors.PROVENANCE_KEY`."""
     begins: Begins = field(default_factory=Begins)
-    """Slice begins."""
     hops: list[dict[str, Int64s]] = field(default_factory=list)
     """Begins of slices on links: ``link``, ``transfer`` and ``hop``."""
     ends: list[dict[str, Int64s]] = field(default_factory=list)
@@ -191,22 +189,11 @@ def _add_attributes(body: memoryview, offset: int, events: Events, file: str) ->
             events.step = json.loads(attribute.string_value)
 
 
-_FIELDS = {
-    "kind": "kind",
-    "stage": "stage",
-    "microbatch": "microbatch",
-    "span": "span",
-    "enter_ns": "enter_ns",
-    "lag_ns": "lag_ns",
-    "uncontended_ns": "uncontended_ns",
-    "collective_ns": "collective_ns",
-    "bytes": "size_bytes",
-    "cause": "cause",
-    "pair": "pair",
-    "segment": "segment",
-    "segment_number": "segment_number",
-}
-"""The column of each typed field."""
+_FIELDS = (
+    "kind", "stage", "microbatch", "span", "enter_ns", "lag_ns", "uncontended_ns", "collective_ns", "bytes",
+    "cause", "pair", "segment", "segment_number",
+)  # fmt: skip
+"""Typed fields with a column of the timeline."""
 _DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}
 """Constant defaults of absent fields other than -1."""
 
@@ -237,9 +224,10 @@ def _part(events: Events, path: Path) -> StepPart:
     end_ns = _ends_by_row(begin, end)
     if end_ns is None:
         raise TraceError("has slices that overlap or never end; write it again", file=path)
-    columns: dict[str, NDArray[Any]] = {column: begin[name] for name, column in _FIELDS.items()}
+    columns: dict[str, NDArray[Any]] = {name: begin[name] for name in _FIELDS}
     columns |= {"start_ns": begin["start"], "end_ns": end_ns}
     _fill_defaults(columns)
+    columns["size_bytes"] = columns.pop("bytes")
     columns["row"] = np.arange(begins.rows, dtype=np.int32) + step["first_row"]
     slices = np.bincount(begin["lane"], minlength=begins.tracks.size)
     return StepPart(
@@ -288,8 +276,7 @@ def _sorted_by(lane: Int64s, time_ns: Int64s) -> NDArray[np.intp]:
 def _fill_defaults(columns: dict[str, Any]) -> None:
     """Replace absent values by their defaults."""
     for name, default in _DEFAULTS.items():
-        column = columns[_FIELDS[name]]
-        column[column < 0] = default
+        columns[name][columns[name] < 0] = default
     for name, times_ns in (
         ("enter_ns", columns["start_ns"]),
         ("uncontended_ns", columns["end_ns"] - columns["start_ns"]),

@@ -68,7 +68,6 @@ class Cell(Struct, frozen=True, dict=True):
     name: str
     """The column that fills it."""
     number: int
-    """The field's number."""
     size: int
     """Bytes of tag and value: 2, 4, 8, 10 or 12."""
     fixed: bool = False
@@ -308,7 +307,6 @@ class RecordRun(Struct, frozen=True):
     place: int
     """Sort key of the run in the file, ascending."""
     layout: RecordLayout
-    """The layout of the records."""
     rows: Int32s
     """The row of each record."""
     values: Callable[[RecordLayout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]

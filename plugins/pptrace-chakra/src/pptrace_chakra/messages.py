@@ -64,9 +64,7 @@ class MessageTypes(NamedTuple):
     """Classes of messages."""
 
     metadata: Any
-    """GlobalMetadata."""
     node: Any
-    """Node."""
 
 
 @cache

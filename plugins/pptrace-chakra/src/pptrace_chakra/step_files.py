@@ -6,7 +6,7 @@ import heapq
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +54,6 @@ class Graph(Struct, frozen=True, kw_only=True):
     has_slice: NDArray[np.bool_]
     """Whether the node is a slice; else it is the end of a message that occupies no stream of this rank."""
     kind: Int64s
-    """:class:`~pptrace.plugin.Kind` of the node."""
     peer: Int64s
     """Rank at the other end of a message; -1 for other nodes, or where unknown."""
     tag: Int64s
@@ -288,7 +287,7 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     if rank not in timeline.lane_rank:
         raise ConfigError(f"the timeline has no rank {rank}", key="rank")
     with path.open("wb") as file:
-        for message in _messages(timeline, rank):
+        for message in chain([_metadata(timeline, rank)], _Encoder(timeline, rank).nodes()):
             body = message.SerializeToString()
             file.write(_varint(len(body)) + body)
 
@@ -296,12 +295,6 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
 def _varint(value: int) -> bytes:
     groups = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1), 7)]
     return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
-
-
-def _messages(timeline: Timeline, rank: int) -> Iterator[Any]:
-    """Yield the metadata and the nodes."""
-    yield _metadata(timeline, rank)
-    yield from _Encoder(timeline, rank).nodes()
 
 
 def _metadata(timeline: Timeline, rank: int) -> Any:

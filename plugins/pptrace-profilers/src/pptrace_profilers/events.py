@@ -60,7 +60,6 @@ class Events(Struct, kw_only=True):
     """Selected complete events of one file; columns have one value per event, in file order."""
 
     path: Path
-    """The file."""
     top: dict[str, Any]
     """Metadata of the file."""
     names: list[str]
@@ -76,7 +75,6 @@ class Events(Struct, kw_only=True):
     start_ns: Int64s
     """Start, since the epoch or since the origin of the file."""
     end_ns: Int64s
-    """End."""
     correlation: Int64s
     """Correlation id of a launch and its kernel; -1 for none."""
     stream: Int64s
@@ -171,21 +169,7 @@ class EventBuilder:
         name: Int32s, category: Int32s, thread: Int32s, start_ns: Int64s, end_ns: Int64s,
         correlation: Int64s, stream: Int64s, arguments: Mapping[int, Arguments],
     ) -> None:  # fmt: skip
-        """Append events column by column.
-
-        Args:
-            names: names in any order, also of no event.
-            categories: categories.
-            threads: pairs of process and thread id.
-            name: position of each event's name.
-            category: position of each event's category.
-            thread: position of each event's thread.
-            start_ns: start.
-            end_ns: end.
-            correlation: correlation id; -1 for none.
-            stream: stream; -1 for none.
-            arguments: arguments by event, of events with further arguments.
-        """
+        """Append events in columns as those of :class:`Events`; names may be in any order, also of no event."""
         self._blocks.append((
             self._number(self._names, names, name), self._number(self._categories, categories, category),
             self._number(self._threads, threads, thread), start_ns, end_ns, correlation, stream,

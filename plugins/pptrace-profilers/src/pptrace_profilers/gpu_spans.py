@@ -19,7 +19,7 @@ from pptrace.plugin import Action, Kind, Unattributed, kinds
 from pptrace_profilers.recording import Executions, MessageEnds, Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -105,10 +105,9 @@ class _Work(Struct, frozen=True, kw_only=True):
         begin, end = np.clip(begin, low[group], high[group]), np.clip(end, low[group], high[group])
         order = np.lexsort((begin, group))
         computing = order[(self.role[parts] == _Role.COMPUTES)[order]]
-        computed, busy = (
+        (computed, _), (busy, short_gap_ns) = (
             covered_ns(group[rows], begin[rows], end[rows], action.size) for rows in (computing, order)
         )
-        short_gap_ns = short_gaps_ns(group[order], begin[order], end[order], action.size)
         launch = np.minimum.reduceat(np.where(bounds, operations.launch_ns[parts], _LATEST), first)
         return self.executions.updated(
             action, on_gpu=True, gpu_start_ns=low, gpu_end_ns=high, launch_ns=launch, gap_ns=high - low - busy,
@@ -211,8 +210,8 @@ def _is_over_replicas(payload: Payload) -> bool:
     return bool(_DATA.search(payload.group) and (_GATHERS.search(operation) or _REDUCES.search(operation)))
 
 
-def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> Int64s:
-    """Return the length of each group's union, shape (groups,).
+def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> tuple[Int64s, Int64s]:
+    """Return the length of each group's union, and its gaps that are shorter than a late launch in sum.
 
     Args:
         group: each interval's group, ascending.
@@ -220,13 +219,13 @@ def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> 
         end_ns: ends.
         groups: number of groups.
 
-    >>> covered_ns(np.array([0, 0, 1]), np.array([0, 2, 5]), np.array([3, 4, 6]), 2).tolist()
-    [4, 1]
+    >>> covered, short = covered_ns(np.array([0, 0, 1]), np.array([0, 5, 5]), np.array([3, 9, 6]), 2)
+    >>> covered.tolist(), short.tolist()
+    ([7, 1], [2, 0])
     """
-    total = np.zeros(groups, dtype=np.int64)
+    total_ns, short_ns, zero = np.zeros((3, groups), dtype=np.int64)
     if not group.size:
-        return total
-    zero = np.zeros(groups, dtype=np.int64)
+        return total_ns, short_ns
     first = np.flatnonzero(np.diff(group, prepend=-1))
     zero[group[first]] = start_ns[first]
     # Shift each group beyond the previous one, so that one running maximum covers all groups.
@@ -234,31 +233,12 @@ def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> 
     begin, end = start_ns - zero[group] + group * span_ns, end_ns - zero[group] + group * span_ns
     latest_end = np.maximum.accumulate(end)
     covered_until = np.concatenate([begin[:1], latest_end[:-1]])
-    np.add.at(total, group, np.maximum(end - np.maximum(begin, covered_until), 0))
-    return total
-
-
-def short_gaps_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> Int64s:
-    """Return the sum of each group's gaps that are shorter than a late launch, shape (groups,).
-
-    The arguments are those of :func:`covered_ns`.
-
-    >>> short_gaps_ns(np.array([0, 0, 0, 1]), np.array([0, 5, 90_000, 0]), np.array([3, 9, 90_001, 1]), 2).tolist()
-    [2, 0]
-    """
-    total = np.zeros(groups, dtype=np.int64)
-    for first, rows in _runs(group):
-        latest_ns = np.maximum.accumulate(end_ns[rows])[:-1]
-        gap_ns = start_ns[rows][1:] - latest_ns
-        total[first] = gap_ns[(gap_ns > 0) & (gap_ns < LATE_NS)].sum()
-    return total
-
-
-def _runs(group: Int64s) -> Iterator[tuple[int, slice]]:
-    """Yield each group and its rows."""
-    first = np.flatnonzero(np.diff(group, prepend=-1)).tolist()
-    for begin, end in zip(first, [*first[1:], group.size], strict=True):
-        yield int(group[begin]), slice(begin, end)
+    np.add.at(total_ns, group, np.maximum(end - np.maximum(begin, covered_until), 0))
+    gap_ns = begin - covered_until
+    gap_ns[first] = 0
+    short = (gap_ns > 0) & (gap_ns < LATE_NS)
+    np.add.at(short_ns, group[short], gap_ns[short])
+    return total_ns, short_ns
 
 
 def union_ns(start_ns: Int64s, end_ns: Int64s) -> int:
@@ -268,7 +248,8 @@ def union_ns(start_ns: Int64s, end_ns: Int64s) -> int:
     6
     """
     order = np.argsort(start_ns, kind="stable")
-    return int(covered_ns(np.zeros(order.size, dtype=np.int64), start_ns[order], end_ns[order], 1)[0])
+    covered, _ = covered_ns(np.zeros(order.size, dtype=np.int64), start_ns[order], end_ns[order], 1)
+    return int(covered[0])
 
 
 def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int64s]:

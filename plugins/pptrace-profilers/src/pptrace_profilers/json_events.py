@@ -71,7 +71,6 @@ class Blocks(Struct):
     """Blocks of the events of a file; ``top`` and ``cut`` are final after the last block."""
 
     path: Path
-    """The file."""
     top: dict[str, Any] = field(default_factory=dict)
     """Metadata of the file."""
     cut: bool = False
@@ -449,8 +448,8 @@ def _select(scan: _Scan, keep: Keep) -> _Selection | None:
         return None
     # The last element is the default, which has the number of absent texts.
     names, ids = [value if isinstance(value, str) else "" for value in (*values, "")], [*values, 0]
-    decisions, marked = _decisions(keep), (*keep.details, MEMORY)
-    decision = np.array([decisions[name] for name in names])[rows.name]
+    marked = *keep.details, MEMORY
+    decision = np.array(list(map(_decisions(keep), names)))[rows.name]
     in_category = np.array([name in keep.categories for name in names])[rows.category]
     kept = np.flatnonzero((decision == _ALWAYS) | ((decision > 0) & in_category))
     rows = kernels.Rows(*(column[kept] for column in rows))
@@ -493,7 +492,7 @@ def _microseconds(mantissa: Int64s, decimals: NDArray[np.int8]) -> NDArray[np.fl
 
 def _decode(chunk: Sequence[bytes], keep: Keep, blocks: Blocks) -> _Selection:
     """Return the kept events of blocks, decoded one by one where a block has invalid ones."""
-    decisions = _decisions(keep)
+    decision_on = _decisions(keep)
     kept: list[Event] = []
     seen_count = bad = 0
     for block in chunk:
@@ -507,7 +506,7 @@ def _decode(chunk: Sequence[bytes], keep: Keep, blocks: Blocks) -> _Selection:
         kept += [
             e
             for e in events
-            if (decision := decisions[e.name]) and (decision == _ALWAYS or e.cat in keep.categories)
+            if (decision := decision_on(e.name)) and (decision == _ALWAYS or e.cat in keep.categories)
         ]
     names, name = numbered([e.name for e in kept])
     categories, category = numbered([e.cat for e in kept])
@@ -526,23 +525,15 @@ def _decode(chunk: Sequence[bytes], keep: Keep, blocks: Blocks) -> _Selection:
     )  # fmt: skip
 
 
-class _Decisions(dict[str, int]):
-    """Decision for each name: 0 to skip its events, 1 to keep those of the kept categories, 2 to keep all."""
-
-    def __init__(self, keep: Keep) -> None:
-        super().__init__()
-        self.keep = keep
-
-    def __missing__(self, name: str) -> int:
-        always = name.startswith(self.keep.prefixes)
-        decision = self[name] = _ALWAYS if always else name not in self.keep.without
-        return decision
-
-
 @cache
-def _decisions(keep: Keep) -> _Decisions:
-    """Return the decisions, which all chunks share."""
-    return _Decisions(keep)
+def _decisions(keep: Keep) -> Callable[[str], int]:
+    """Return a function of names: 0 skips their events, 1 keeps those of the kept categories, 2 keeps all."""
+
+    @cache
+    def decision(name: str) -> int:
+        return _ALWAYS if name.startswith(keep.prefixes) else int(name not in keep.without)
+
+    return decision
 
 
 def _events_one_by_one(block: bytes, blocks: Blocks) -> tuple[list[Event], int, int]:

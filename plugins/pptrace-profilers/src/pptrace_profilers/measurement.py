@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import Clock, ImportRequest
+    from pptrace.plugin import ImportRequest
     from pptrace_profilers.alignment import Transfers
     from pptrace_profilers.recording import Operations, Recording
 
@@ -404,9 +404,10 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
         )
         raise TraceError(message, file=recordings[0].path)
     notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
+    clocks = align(len(recordings), _transfers(recordings), [recording.host for recording in recordings])
     return Measurement(
         steps=(),
-        clocks=tuple(replace(clock, rank=rank) for rank, clock in zip(ranks, _clocks(recordings), strict=True)),
+        clocks=tuple(replace(clock, rank=rank) for rank, clock in zip(ranks, clocks, strict=True)),
         summaries=tuple(summaries),
         kernels=tuple(
             total
@@ -421,11 +422,6 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
         ),
         notes=(*notes, "no action of a pipeline was found: communication and computation are summed by name"),
     )
-
-
-def _clocks(recordings: Sequence[Recording]) -> list[Clock]:
-    """Return the clocks of recordings without actions."""
-    return align(len(recordings), _transfers(recordings), [recording.host for recording in recordings])
 
 
 def _transfers(recordings: Sequence[Recording]) -> Transfers:

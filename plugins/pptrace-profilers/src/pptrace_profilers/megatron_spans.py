@@ -209,13 +209,11 @@ class Span(Struct, frozen=True, kw_only=True):
     """A span of a call on the host."""
 
     name: str
-    """Name."""
     start_ns: int
     """Start, since the Unix epoch."""
     end_ns: int
     """End, since the Unix epoch."""
     attributes: Mapping[str, Any]
-    """Attributes of the span."""
     resource: Mapping[str, Any]
     """Attributes of its process; empty if the line has none."""
 

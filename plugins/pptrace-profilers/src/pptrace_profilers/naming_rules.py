@@ -53,7 +53,6 @@ class TimedPattern(Struct, kw_only=True):
     """A compiled pattern with the time limit :data:`MOST_S`."""
 
     compiled: re.Pattern[str]
-    """The pattern."""
     error: Callable[[str], ConfigError]
     """Return the error with the location of the pattern."""
     spent_s: float = 0.0

@@ -50,7 +50,6 @@ class Transfer(Struct, frozen=True, kw_only=True):
     peer: int
     """Rank at the other end; -1 for a collective."""
     size_bytes: int
-    """Size of the message."""
     exec_ns: int
     """Duration."""
     start_ns: int

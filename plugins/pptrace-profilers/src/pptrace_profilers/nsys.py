@@ -158,8 +158,10 @@ class _Export:
 
     def _ranks(self, processes: Sequence[int]) -> Mapping[int, int]:
         """Return the rank of each process: from MPI, NVTX, file name or environment, by default its GPU."""
-        for owner, rank in self._mpi_ranks():
-            self.ranks[owner & _PROCESS] = rank
+        for rank, thread, process in self.tables.rows("MPI_RANKS", ("rank",), ("globalTid", "globalPid")):
+            owner = thread if thread is not None else process
+            if isinstance(owner, int) and isinstance(rank, int) and rank >= 0:
+                self.ranks[owner & _PROCESS] = rank
         if all(process in self.ranks for process in processes):
             return {process: self.ranks[process] for process in processes}
         if len(processes) == 1:
@@ -173,12 +175,6 @@ class _Export:
             )
             raise TraceError(message, file=self.path)
         return {process: ids[0] for process, ids in zip(processes, devices, strict=True)}
-
-    def _mpi_ranks(self) -> Iterator[tuple[int, int]]:
-        for rank, thread, process in self.tables.rows("MPI_RANKS", ("rank",), ("globalTid", "globalPid")):
-            owner = thread if thread is not None else process
-            if isinstance(owner, int) and isinstance(rank, int) and rank >= 0:
-                yield owner, rank
 
     def _single_rank(self) -> int:
         rank = FILE_NAME.read(self.path.name)

@@ -198,9 +198,15 @@ def launch_runs(operations: Operations | None, posts_ns: Int64s) -> list[Run]:
         operations: operations of a GPU.
         posts_ns: launch times of messages.
     """
-    rows = _compute_rows(operations) if operations is not None else None
-    if operations is None or operations.thread is None or rows is None:
+    if operations is None or operations.thread is None:
         return []
+    rows = np.flatnonzero(~operations.communicates & (operations.launch_ns >= 0))
+    rows = rows[np.argsort(operations.launch_ns[rows], kind="stable")]
+    threads, launches = np.unique(operations.thread[rows], return_counts=True)
+    if threads.size <= 1:
+        return []
+    # The two threads with the most launches run forwards and backwards.
+    rows = rows[np.isin(operations.thread[rows], threads[np.argsort(-launches, kind="stable")[:2]])]
     post = np.searchsorted(np.sort(posts_ns), operations.launch_ns[rows])
     forward = operations.thread[rows] == operations.thread[rows[0]]  # a step begins with a forward
     cuts = np.flatnonzero((np.diff(forward) != 0) | (np.diff(post) != 0)) + 1
@@ -242,16 +248,3 @@ def work_starts_ns(operations: Operations | None, runs: Sequence[Run]) -> list[i
         int(operations.start_ns[rows[a]]) if a < b else run.start_ns
         for a, b, run in zip(first.tolist(), after.tolist(), runs, strict=True)
     ]
-
-
-def _compute_rows(operations: Operations) -> Int64s | None:
-    """Return the computations of the two threads with the most launches, by launch; None for a single thread."""
-    if operations.thread is None:
-        return None
-    rows = np.flatnonzero(~operations.communicates & (operations.launch_ns >= 0))
-    rows = rows[np.argsort(operations.launch_ns[rows], kind="stable")]
-    threads, count = np.unique(operations.thread[rows], return_counts=True)
-    if threads.size <= 1:
-        return None
-    most = threads[np.argsort(-count, kind="stable")[:2]]
-    return rows[np.isin(operations.thread[rows], most)]

@@ -45,9 +45,7 @@ class Rows:
     """Base of tables in columns, one value per row; a default or a single value applies to all rows."""
 
     start_ns: Int64s = NO_ROWS
-    """Start."""
     end_ns: Int64s = NO_ROWS
-    """End."""
 
     def __init__(self, **columns: Any) -> None:
         if unknown := columns.keys() - {column.name for column in fields(self)}:
@@ -193,9 +191,7 @@ class Operations(Struct, frozen=True, kw_only=True):
     stream: Int64s
     """GPU stream."""
     start_ns: Int64s
-    """Start."""
     end_ns: Int64s
-    """End."""
     launch_ns: Int64s
     """Launch on the host; -1 if not recorded."""
     communicates: Bools
@@ -286,9 +282,7 @@ class Annotations(Struct, frozen=True, kw_only=True):
     """Annotations by start; of equal starts, the longer annotation comes first."""
 
     start_ns: Int64s
-    """Start."""
     end_ns: Int64s
-    """End."""
     thread: Int32s
     """Number of the thread."""
     row: Int64s

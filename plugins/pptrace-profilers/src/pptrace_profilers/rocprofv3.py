@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Recording
 
 _COPY = re.compile(r"__amd_rocclr_(?:copy|fill)|MEMORY_COPY")
-_KERNEL_SUFFIX = ".kd"
 
 
 class _Handle(msgspec.Struct, frozen=True, gc=False):
@@ -125,20 +124,18 @@ def _builders(process: _Process, path: Path) -> list[EventBuilder]:
     """Return the events of each GPU of a process, each with all events of the host."""
     records = process.buffer_records
     check_events(sum(len(getattr(records, name)) for name in records.__struct_fields__), path)
-    kernels = {symbol.kernel_id: _kernel_name(symbol) for symbol in process.kernel_symbols}
+    kernels = {
+        symbol.kernel_id: (symbol.demangled_kernel_name or symbol.formatted_kernel_name).removesuffix(".kd")
+        for symbol in process.kernel_symbols
+    }
     gpus = dict.fromkeys(kernel.dispatch_info.agent_id.handle for kernel in records.kernel_dispatch)
     builders = {gpu: EventBuilder() for gpu in gpus or (-1,)}
     for kernel in records.kernel_dispatch:
         dispatch = kernel.dispatch_info
         stream = kernel.stream_id.handle if kernel.stream_id.handle >= 0 else dispatch.queue_id.handle
         name = kernels.get(dispatch.kernel_id, "kernel")
-        _add(
-            builders[dispatch.agent_id.handle],
-            kernel,
-            name,
-            "gpu_memcpy" if _COPY.match(name) else "kernel",
-            stream,
-        )
+        category = "gpu_memcpy" if _COPY.match(name) else "kernel"
+        _add(builders[dispatch.agent_id.handle], kernel, name, category, stream)
     operations = process.strings.buffer_records
     for copy in records.memory_copy:
         for gpu in {copy.dst_agent_id.handle, copy.src_agent_id.handle} & builders.keys():
@@ -150,10 +147,6 @@ def _builders(process: _Process, path: Path) -> list[EventBuilder]:
         for marker in records.marker_api:
             _add(builder, marker, texts.get(marker.correlation_id.internal, ""), "user_annotation")
     return [builder for builder in builders.values() if len(builder)]
-
-
-def _kernel_name(symbol: _Symbol) -> str:
-    return (symbol.demangled_kernel_name or symbol.formatted_kernel_name).removesuffix(_KERNEL_SUFFIX)
 
 
 def _operation_name(record: _Record, kinds: Sequence[_Kind]) -> str:

@@ -79,7 +79,6 @@ class JobTable(Struct, frozen=True, kw_only=True, eq=False):
     """A job's operations. Times have the shape (operations, replicas, steps) and count from the step's start."""
 
     path: Path
-    """The file."""
     operations: tuple[TypedOperation, ...]
     """The operations of one replica, by stage and then by their first start."""
     replicas: tuple[int, ...]

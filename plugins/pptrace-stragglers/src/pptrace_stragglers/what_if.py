@@ -83,7 +83,6 @@ class Worker(Struct, frozen=True, kw_only=True):
     worker: int
     """Global rank."""
     slowdown: float
-    """Slowdown of the worker."""
 
 
 class Stragglers(Struct, frozen=True, kw_only=True):
