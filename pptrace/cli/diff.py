@@ -56,7 +56,8 @@ def command(
     Exits with 0 if the steps are the same, 1 if they differ, and 2 for an error.
     """
     from pptrace.files import check_targets
-    from pptrace.measured.diff_document import DIFF_SUFFIXES, compare_steps
+    from pptrace.measured.diff_document import compare_steps
+    from pptrace.measured.operations_diff import DIFF_SUFFIXES
     from pptrace.plugins.registry import Registry
 
     check_targets(outputs, DIFF_SUFFIXES, "a diff")

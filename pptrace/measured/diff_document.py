@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.quantities import format_rate, format_size, parse_share
-from pptrace.files import check_targets, compress, replace_file
+from pptrace.files import compress
 from pptrace.measured.dependencies import BETWEEN
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
@@ -32,7 +31,6 @@ from pptrace.report.document import (
     Picture,
     Section,
     Table,
-    write_page,
 )
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
 from pptrace.steps.kinds import Kind
@@ -497,9 +495,6 @@ def causes(findings: StepDiff) -> tuple[Block, ...]:
     return (*([table] if rows else []), *([remark] if remarks else []))
 
 
-DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
-
-
 class Diff(PrintedDiff, Struct, frozen=True):
     """The diff of two steps; its text is the output of the command line."""
 
@@ -533,26 +528,10 @@ class Diff(PrintedDiff, Struct, frozen=True):
         """Return the document, with at most ``top`` actions."""
         return diff_document(self.findings, top, self.notes)
 
-    def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
-        """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
-
-        Raises:
-            OutputError: a file cannot be written; then no file has changed.
-        """
-        check_targets(targets, DIFF_SUFFIXES, "a diff")
-        paths = [Path(target) for target in targets]
-        with ExitStack() as pending:
-            for path in paths:
-                self._write(path.name.lower(), pending.enter_context(replace_file(path)), top)
-        return paths
-
-    def _write(self, name: str, path: Path, top: int) -> None:
-        """Write to a path in the format of the suffix of a name."""
-        if name.endswith(".html"):
-            write_page(path, self.document(top))
-            return
+    def _write_trace(self, path: Path, target: Path) -> None:
         from pptrace.measured.diff_scene import write_bundle, write_diff_trace
 
+        name = target.name.lower()
         if name.endswith(".tar"):
             write_bundle(path, self.findings, self.sides)
         elif name.endswith(".gz"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def kernel_cells(names: Iterable[str]) -> dict[str, Cell]:
     }
 
 
-_SUFFIX = ".html"
+DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
 
 
 class TotalChange(Struct, frozen=True, kw_only=True):
@@ -101,6 +102,28 @@ class PrintedDiff(Printed):
 
     def document(self, top: int = 10) -> Document:
         """Return the output of the command line as a document."""
+        raise NotImplementedError
+
+    def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
+        """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
+
+        Raises:
+            OutputError: a file cannot be written, or its format needs actions, which the traces lack; then no file
+                has changed.
+        """
+        check_targets(targets, DIFF_SUFFIXES, "a diff")
+        paths = [Path(target) for target in targets]
+        with ExitStack() as pending:
+            for path in paths:
+                temporary = pending.enter_context(replace_file(path))
+                if path.name.lower().endswith(".html"):
+                    write_page(temporary, self.document(top))
+                else:
+                    self._write_trace(temporary, path)
+        return paths
+
+    def _write_trace(self, path: Path, target: Path) -> None:
+        """Write to a path in the format of the suffix of the target."""
         raise NotImplementedError
 
     def summary(self, top: int = 10) -> str:
@@ -188,20 +211,9 @@ class OperationsDiff(PrintedDiff, Struct, frozen=True):
             },
         )  # fmt: skip
 
-    def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
-        """Write a report (.html).
-
-        Raises:
-            OutputError: another format, which needs actions, or the file cannot be written.
-        """
-        check_targets(targets, (_SUFFIX, ".pftrace", ".pftrace.gz", ".tar"), "a diff")
-        for target in targets:
-            if not str(target).lower().endswith(_SUFFIX):
-                raise OutputError("needs actions of a pipeline, which these traces do not have", file=target)
-        for target in targets:
-            with replace_file(Path(target)) as temporary:
-                write_page(temporary, self.document(top))
-        return [Path(target) for target in targets]
+    def _write_trace(self, path: Path, target: Path) -> None:
+        del path
+        raise OutputError("needs actions of a pipeline, which these traces do not have", file=target)
 
 
 def compare_operations(

@@ -281,9 +281,7 @@ def microseconds(value: object) -> int | None:
             return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if abs(value) >= LARGEST_US:
+    if not abs(value) < LARGEST_US:  # also for NaN
         return None
     floor = math.floor(value)
     return floor * 1000 + round((value - floor) * 1000)
