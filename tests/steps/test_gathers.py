@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ScheduleError
+from pptrace.memo import Memo, sharing
 from pptrace.sim.simulation import simulate
 from pptrace.steps.action_insertion import with_gathers, with_reductions
 from pptrace.steps.kinds import COMPUTE, Kind
@@ -122,6 +123,24 @@ def test_gathered_weights_count_once_and_whole_gradients_until_they_are_reduced(
     # The first microbatch's gradients are still on their way when the second one's backward begins.
     assert measure(simulate(each, slow), slow).memory.gradients_bytes.tolist() == [7 + 2 * 1000]
     assert spans(each, slow)["0REDUCE_GRAD"] == [(30, 75), (75, 120)]
+
+
+def test_steps_that_share_results_have_one_table_for_equal_gathers_and_reductions() -> None:
+    table = Schedule.from_rows([["0F0", "1F0", "1B0", "0B0", "0F1", "1F1", "1B1", "0B1"]])
+    first_alone, both = np.array([True, False]), np.array([True, True])
+    changes = [
+        *((with_gathers, (stages, reshard, 2)) for stages in (first_alone, both) for reshard in Reshard),
+        (with_gathers, (both, Reshard.ALWAYS, None, (), 1)),
+        *((with_reductions, arguments) for arguments in ((first_alone,), (both,), (both, first_alone))),
+        (with_gathers, (both, None)),
+    ]
+    alone = [change(table, *arguments) for change, arguments in changes]
+
+    with sharing(Memo()):
+        first, again = ([change(table, *arguments) for change, arguments in changes] for _ in range(2))
+
+    assert [made.rows() for made in first] == [made.rows() for made in alone]
+    assert [id(made) for made in first] == [id(made) for made in again]
 
 
 def test_reductions_of_each_microbatch_stand_behind_their_backward() -> None:
