@@ -238,10 +238,6 @@ _VARIABLE = re.compile(
     r"\$(?:\{(?P<braced>\w+)(?P<items>\[[@*]\])?(?::?[-=](?P<default>[^}]*))?\}|(?P<plain>\w+))"
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
-
-
-_FURTHER = ("$@", "$*")
-"""Further words of a script's command line."""
 _END = ""
 """The word after the last one of a line, which ends the values of an argument."""
 
@@ -293,8 +289,10 @@ def _arguments(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         if word.startswith("--") and len(word) > len("--x"):
             name, equals, value = word[2:].partition("=")
-            name, found_value = _switch(name.replace("-", "_"))
-            found[name] = _typed(value) if equals else found_value
+            name = name.replace("-", "_")
+            is_on = not name.startswith("no_")
+            name = name.removeprefix("no_")
+            found[name] = _typed(value) if equals else is_on
         elif word == _END or word.endswith(".py"):
             name = ""
         elif name:
@@ -302,11 +300,6 @@ def _arguments(words: Iterable[str]) -> dict[str, Any]:
             values = current if isinstance(current, list) else [current]
             found[name] = value if current is True else [*values, value]
     return found
-
-
-def _switch(name: str) -> tuple[str, bool]:
-    """Return the setting of a switch, which is off with the prefix ``no``."""
-    return (name.removeprefix("no_"), False) if name.startswith("no_") else (name, True)
 
 
 def _typed(word: str) -> Any:

@@ -327,7 +327,10 @@ class _Scope(ast.NodeVisitor):
         return self.names[node.id] if node.id in self.names else self.module.value(node.id, self.evaluation)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        return self._attribute(self.visit(node.value), node.attr)
+        holder = self.visit(node.value)
+        if isinstance(holder, Fields):
+            return holder.read(node.attr)
+        return Unknown(node.attr) if isinstance(holder, Unknown) else Fields()  # such as torch.bfloat16
 
     def visit_List(self, node: ast.List) -> list[Any]:
         return self._items(node.elts)
@@ -339,10 +342,23 @@ class _Scope(ast.NodeVisitor):
         return tuple(self._items(node.elts))
 
     def visit_Dict(self, node: ast.Dict) -> dict[Any, Any]:
-        return self._dict(node.keys, node.values)
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            item = self.visit(value)
+            if key is not None:
+                name = self.visit(key)
+                found[name if isinstance(name, str | int | tuple) else str(name)] = item
+            elif isinstance(item, dict):
+                found |= item
+        return found
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        return self._first(node.values, stops_at=isinstance(node.op, ast.Or))
+        value: Any = None
+        for operand in node.values:
+            value = self.visit(operand)
+            if bool(value) == isinstance(node.op, ast.Or):
+                break
+        return value
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         value = self.visit(node.operand)
@@ -368,7 +384,9 @@ class _Scope(ast.NodeVisitor):
         return self._computed(operator.getitem, self.visit(node.value), self.visit(node.slice))
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        return self._text(node.values)
+        parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
+        values = [self.visit(part) for part in parts]
+        return "".join(map(str, values)) if all(isinstance(value, str | int) for value in values) else Fields()
 
     def visit_Call(self, node: ast.Call) -> Any:
         positional = self._items(node.args)
@@ -383,13 +401,6 @@ class _Scope(ast.NodeVisitor):
                 return self._function(name, positional, named, node)
         return Fields()
 
-    def _attribute(self, holder: Any, name: str) -> Any:
-        if isinstance(holder, Fields):
-            return holder.read(name)
-        if isinstance(holder, Unknown):
-            return Unknown(name)  # such as torch.bfloat16
-        return Fields()
-
     def _items(self, nodes: Iterable[ast.expr]) -> list[Any]:
         items: list[Any] = []
         for node in nodes:
@@ -399,29 +410,6 @@ class _Scope(ast.NodeVisitor):
             else:
                 items.append(value)
         return items
-
-    def _dict(self, keys: Iterable[ast.expr | None], values: Iterable[ast.expr]) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        for key, value in zip(keys, values, strict=True):
-            item = self.visit(value)
-            if key is not None:
-                name = self.visit(key)
-                found[name if isinstance(name, str | int | tuple) else str(name)] = item
-            elif isinstance(item, dict):
-                found |= item
-        return found
-
-    def _first(self, operands: Iterable[ast.expr], *, stops_at: bool) -> Any:
-        value: Any = None
-        for operand in operands:
-            value = self.visit(operand)
-            if bool(value) == stops_at:
-                return value
-        return value
-
-    def _text(self, parts: Iterable[ast.expr]) -> Any:
-        values = [self.visit(part.value if isinstance(part, ast.FormattedValue) else part) for part in parts]
-        return "".join(map(str, values)) if all(isinstance(value, str | int) for value in values) else Fields()
 
     def _computed(self, compute: Callable[..., Any], *operands: Any) -> Any:
         """Return the result of an operator; an object without known fields where an operand is of no such type."""

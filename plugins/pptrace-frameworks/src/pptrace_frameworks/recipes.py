@@ -88,6 +88,8 @@ _SIZES: Mapping[str, str] = {
 """Settings of sizes by the keys of a model preset."""
 _MAMBA: Mapping[str, int] = {"mamba.head_dim": 64, "mamba.state": 128, "mamba.groups": 8}
 """Sizes of Mamba-2 layers that a preset need not have."""
+_ALWAYS = frozenset({"pp", "dp", "etp"})
+"""Axes of parallelism that a configuration has even with one process."""
 _PAIRS = "overlap_moe_expert_parallel_comm"
 """The setting of overlapped pairs."""
 _GRAPH_PARTS = ("attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
@@ -210,7 +212,9 @@ def _configuration(
         "stack": given.stack or recipe.stack,
         "model": model,
         "device": given.device or _found("device", recipe, registry.devices, "--device"),
-        "parallel": _without_ones(parallel),
+        "parallel": {
+            axis: size for axis, size in parallel.items() if size is True or size != 1 or axis in _ALWAYS
+        },
         "batch": _batch(settings, parallel),
         "schedule": _schedule(settings, parallel),
         "p2p": _messages(settings, parallel),
@@ -263,14 +267,6 @@ def _parallel(settings: _Settings, given: Given) -> dict[str, Any]:
     if sequence is not None and tp > 1:
         parallel["sequence_parallel"] = bool(sequence)
     return parallel
-
-
-def _without_ones(parallel: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes without axes of one process, except those that a job always has."""
-    return {axis: size for axis, size in parallel.items() if size is True or size != 1 or axis in _ALWAYS}
-
-
-_ALWAYS = frozenset({"pp", "dp", "etp"})
 
 
 def _launched(settings: _Settings) -> int:
@@ -628,11 +624,9 @@ def _architecture(settings: _Settings) -> dict[str, Any]:
     }  # fmt: skip
     if settings.read("position_embedding_type", "learned_absolute") == "learned_absolute":
         model["learned_positions"] = settings.count("max_position_embeddings") or settings.count("seq_length")
-    for name, key in (
-        ("num_query_groups", "kv_heads"), ("kv_channels", "head_dim"), ("mtp_num_layers", "mtp"),
-    ):  # fmt: skip
-        if settings.count(name):
-            model[key] = settings.count(name)
+    model |= _given_sizes(settings, "num_query_groups", "kv_channels")
+    if settings.count("mtp_num_layers"):
+        model["mtp"] = settings.count("mtp_num_layers")
     if settings.read("multi_latent_attention"):
         model |= _latent_attention(settings)
     experts = settings.count("num_experts")
@@ -660,13 +654,13 @@ def _latent_attention(settings: _Settings) -> dict[str, Any]:
 
 def _mixture(settings: _Settings) -> dict[str, Any]:
     values = {"num_experts": settings.count("num_experts"), "top_k": settings.count("moe_router_topk", 2)}
-    for name, key in (
-        ("moe_ffn_hidden_size", "expert_ffn"),
-        ("moe_shared_expert_intermediate_size", "shared_ffn"),
-    ):
-        if settings.count(name):
-            values[key] = settings.count(name)
+    values |= _given_sizes(settings, "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
     return values | _layers_with_experts(settings.read("moe_layer_freq", 1))
+
+
+def _given_sizes(settings: _Settings, *names: str) -> dict[str, int]:
+    """Return settings of sizes by the keys of a model, without absent ones."""
+    return {_SIZES[name]: settings.count(name) for name in names if settings.count(name)}
 
 
 def _layers_with_experts(pattern: Any) -> dict[str, int]:

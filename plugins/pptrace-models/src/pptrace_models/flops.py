@@ -131,7 +131,6 @@ def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operatio
         unit="memory",
         forward=Work(size_bytes=2 * rows * model.element_bytes),
         input_gradient=Work() if model.frozen else Work(size_bytes=added),
-        weight_gradient=Work(),
     )
 
 
@@ -352,7 +351,7 @@ def _unfused_expert_kernels(model: Transformer, shard: Shard) -> tuple[Operation
         clamped = Work(beside_bytes=4 * halves, kernels=3)
         kernels_by_name.append(("clamp", clamped, Work(beside_bytes=5 * halves, kernels=3)))
     return tuple(
-        Operation(name=name, unit="memory", forward=forward, input_gradient=backward, weight_gradient=Work())
+        Operation(name=name, unit="memory", forward=forward, input_gradient=backward)
         for name, forward, backward in kernels_by_name
     )
 
@@ -392,21 +391,14 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
         )
         for copied, copies in zip((split, joined), counts, strict=True)
     )
-    return (
-        Operation(
-            name="rotary embedding", unit="memory", forward=forward, input_gradient=backward,
-            weight_gradient=Work(),
-        ),
-    )  # fmt: skip
+    return (Operation(name="rotary embedding", unit="memory", forward=forward, input_gradient=backward),)
 
 
 def _head_norms(model: Transformer, shard: Shard) -> Operation:
     """Return the norms of queries and keys by head, whose rows are short. Only ``kernels: shapes`` counts them."""
     size = shard.tokens * (shard.query + shard.kv) * model.element_bytes
     forward, backward = (Work(beside_bytes=passes * size, kernels=2, by_row=True) for passes in (2, 3))
-    return Operation(
-        name="norms of heads", unit="memory", forward=forward, input_gradient=backward, weight_gradient=Work()
-    )
+    return Operation(name="norms of heads", unit="memory", forward=forward, input_gradient=backward)
 
 
 def _routing(model: Transformer, shard: Shard, *, deduplicated: bool) -> Operation:
@@ -438,9 +430,7 @@ def _router_scores(model: Transformer, shard: Shard) -> Operation:
         Work(beside_bytes=scores * size, kernels=kernels)
         for size, kernels in zip(_SCORE_BYTES, _SCORE_KERNELS, strict=True)
     )
-    return Operation(
-        name="router scores", unit="memory", forward=forward, input_gradient=backward, weight_gradient=Work()
-    )
+    return Operation(name="router scores", unit="memory", forward=forward, input_gradient=backward)
 
 
 def _padding(model: Transformer, shard: Shard) -> Operation:
@@ -449,7 +439,7 @@ def _padding(model: Transformer, shard: Shard) -> Operation:
     Only ``kernels: shapes`` counts them.
     """
     work = Work(beside_bytes=4 * shard.routed * model.token_width * model.element_bytes, kernels=3)
-    return Operation(name="padding", unit="memory", forward=work, input_gradient=work, weight_gradient=Work())
+    return Operation(name="padding", unit="memory", forward=work, input_gradient=work)
 
 
 def _sequence_copies(
@@ -464,10 +454,7 @@ def _sequence_copies(
         Work(beside_bytes=round(2 * halves * shard.tokens * model.hidden * size), kernels=2 * halves)
         for size in copied_bytes
     )
-    return Operation(
-        name="copies of sequences", unit="memory",
-        forward=forward, input_gradient=backward, weight_gradient=Work(),
-    )  # fmt: skip
+    return Operation(name="copies of sequences", unit="memory", forward=forward, input_gradient=backward)
 
 
 def _shard_copies(matrices: Sequence[Linear], element: int, gradient_bytes: int) -> Operation:
@@ -480,7 +467,7 @@ def _shard_copies(matrices: Sequence[Linear], element: int, gradient_bytes: int)
     gathered, reduced = 2 * element * weights, (element + gradient_bytes) * weights
     return Operation(
         name="copies of shards", unit="memory", forward=Work(beside_bytes=gathered),
-        input_gradient=Work(beside_bytes=gathered + reduced, kernels=2), weight_gradient=Work(),
+        input_gradient=Work(beside_bytes=gathered + reduced, kernels=2),
     )  # fmt: skip
 
 
@@ -507,7 +494,6 @@ def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, by_row:
         unit="memory",
         forward=Work(size_bytes=forward, kernels=kernels, by_row=by_row),
         input_gradient=Work(size_bytes=backward, kernels=kernels, by_row=by_row),
-        weight_gradient=Work(),
     )
 
 
@@ -546,9 +532,7 @@ def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> tuple[
         swapped = 2 * tokens * (part.projected + part.output_width) * element * (shard.sequences > 1)
         norm = _memory("norm", 2 * outputs + swapped, 3 * outputs + swapped)
     return (
-        Operation(
-            name=RECURRENCE, unit="recurrence", forward=forward, input_gradient=backward, weight_gradient=Work()
-        ),
+        Operation(name=RECURRENCE, unit="recurrence", forward=forward, input_gradient=backward),
         _memory("convolution", 2 * channels, 5 * channels),  # its backward computes it again
         norm,
     )
@@ -617,13 +601,12 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
         Operation(
             name="indexer scores", unit="attention",
             forward=Work(flops=scored, size_bytes=choice, products=(scores,)),
-            input_gradient=Work(flops=chosen_scores, size_bytes=choice, products=(again,)), weight_gradient=Work(),
+            input_gradient=Work(flops=chosen_scores, size_bytes=choice, products=(again,)),
         ),
         _memory("choice of keys", 2 * choice, 0),
         Operation(
             name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size + keys, core=core),
             input_gradient=Work(flops=2 * flops, size_bytes=2 * (size + keys), core=replace(core, backward=True)),
-            weight_gradient=Work(),
         ),
     )  # fmt: skip
 
@@ -642,7 +625,6 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     attention = Operation(
         name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size, core=core),
         input_gradient=Work(flops=2 * flops, size_bytes=2 * size, core=replace(core, backward=True)),
-        weight_gradient=Work(),
     )  # fmt: skip
     overlap = model.overlap(kind.ratio)
     if not overlap:
@@ -661,7 +643,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
         Operation(
             name="indexer scores", unit="attention",
             forward=Work(flops=scores.flops, size_bytes=choice, products=(scores,)),
-            input_gradient=Work(flops=chosen.flops, size_bytes=choice, products=(chosen,)), weight_gradient=Work(),
+            input_gradient=Work(flops=chosen.flops, size_bytes=choice, products=(chosen,)),
         ),
         _memory("choice of keys", 2 * choice, 0),
         attention,
@@ -721,7 +703,7 @@ def _core(model: Transformer, shard: Shard, window: int) -> Operation:
         passes = 4 * model.element_bytes + (2 * model.element_bytes + 1) * model.dropout
         scores = passes * shard.heads * shard.tokens * shard.sequence
         forward, backward = _score_works(model, shard, flops, (queries_bytes + keys_values, scores))
-    return Operation(name=CORE, unit="attention", forward=forward, input_gradient=backward, weight_gradient=Work())
+    return Operation(name=CORE, unit="attention", forward=forward, input_gradient=backward)
 
 
 def _narrow_works(model: Transformer, shard: Shard, window: int, works: tuple[Work, Work]) -> tuple[Work, Work]:

@@ -582,5 +582,5 @@ class Operation(Struct, frozen=True):
     """The forward's work."""
     input_gradient: Work
     """The work of the backward for the input gradient."""
-    weight_gradient: Work
+    weight_gradient: Work = Work()
     """The work of the backward for the weight gradient."""

@@ -581,10 +581,15 @@ class Transformer(Parameters):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        if self.balance == "products":
-            self._alike()
-        if self.frozen:
-            self._has_something_trained()
+        balances_products = self.balance == "products"
+        if balances_products and (self.layout is not None or self.layers_per_stage is not None):
+            raise ValueError("balance: layout and layers_per_stage already define it; give one of them")
+        if balances_products and self.mtp:
+            raise ValueError("balance: products does not count mtp; give layers_per_stage or layout")
+        if self.frozen and not any(encoder.passes_back for encoder in self.named_encoders.values()):
+            raise ValueError("frozen: nothing is trained then; give an encoder whose layers or projector are")
+        if self.frozen and self.mtp:
+            raise ValueError("mtp: multi-token prediction trains a decoder; write mtp: 0 for a frozen one")
         return self
 
     @model_validator(mode="after")
@@ -694,10 +699,6 @@ class Transformer(Parameters):
         """Return what mixes the tokens of a layer without attention."""
         return {"delta": self.delta, "mamba": self.mamba}.get(kind.mixer)
 
-    def products(self, kind: Layer) -> int:
-        """Return the weights in a layer's matrices."""
-        return self._products(kind, self.num_experts)
-
     def active_products(self, kind: Layer) -> int:
         """Return the weights with which a layer multiplies each token."""
         return self._products(kind, self.top_k)
@@ -785,25 +786,16 @@ class Transformer(Parameters):
         norm = self.hidden * (1 + self.bias)
         embedding = self.hidden * (self.vocabulary * (1 if self.tied_embeddings else 2) + self.learned_positions)
         kinds = Counter(self.layer(index) for index in range(self.layers))
-        layers = sum(count * (self.products(kind) + self._vectors(kind, norm)) for kind, count in kinds.items())
+        layers = sum(
+            count * (self._products(kind, self.num_experts) + self._vectors(kind, norm))
+            for kind, count in kinds.items()
+        )
         return layers + embedding + norm
 
     @property
     def named_encoders(self) -> dict[str, Encoder]:
         """The encoders by name, in order; the name of a single one can be empty."""
         return {"": self.encoder} if self.encoder else self.encoders or {}
-
-    def _has_something_trained(self) -> None:
-        if not any(encoder.passes_back for encoder in self.named_encoders.values()):
-            raise ValueError("frozen: nothing is trained then; give an encoder whose layers or projector are")
-        if self.mtp:
-            raise ValueError("mtp: multi-token prediction trains a decoder; write mtp: 0 for a frozen one")
-
-    def _alike(self) -> None:
-        if self.layout is not None or self.layers_per_stage is not None:
-            raise ValueError("balance: layout and layers_per_stage already define it; give one of them")
-        if self.mtp:
-            raise ValueError("balance: products does not count mtp; give layers_per_stage or layout")
 
     def _fill(self) -> None:
         if not self.head_dim and self.hidden % self.heads:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import hookimpl
+from pptrace.plugin import deferred, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import ModuleType
 
     from pptrace.plugin import ClusterOffer, NetworkOffer
 
@@ -20,15 +20,18 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
 
     yield NetworkOffer(
         name="nvlink", summary="GPUs behind NVSwitches, NICs over PCIe.",
-        build=lambda request: _node_networks().nvlink(request), options=lambda: _node_networks().NvLinkOptions,
+        build=deferred("pptrace_networks.node_networks:nvlink"),
+        options=lambda: import_module("pptrace_networks.node_networks").NvLinkOptions,
     )  # fmt: skip
     yield NetworkOffer(
         name="pcie", summary="GPUs and NICs behind PCIe switches with shared uplinks.",
-        build=lambda request: _node_networks().pcie(request), options=lambda: _node_networks().PcieOptions,
+        build=deferred("pptrace_networks.node_networks:pcie"),
+        options=lambda: import_module("pptrace_networks.node_networks").PcieOptions,
     )  # fmt: skip
     yield NetworkOffer(
         name="infiniband-fat-tree", summary="InfiniBand of two or three levels, rails, oversubscription, ECMP.",
-        build=lambda request: _fat_trees().fat_tree(request), options=lambda: _fat_trees().FatTreeOptions,
+        build=deferred("pptrace_networks.fat_tree:fat_tree"),
+        options=lambda: import_module("pptrace_networks.fat_tree").FatTreeOptions,
     )  # fmt: skip
 
 
@@ -37,18 +40,6 @@ def pptrace_clusters() -> Iterable[ClusterOffer]:
     """Yield machines, and the systems of the tabular abstraction paper."""
     yield from _machines()
     yield from (_paper(network, compute) for network in _SCALE for compute in _SCALE)
-
-
-def _node_networks() -> ModuleType:
-    from pptrace_networks import node_networks
-
-    return node_networks
-
-
-def _fat_trees() -> ModuleType:
-    from pptrace_networks import fat_tree
-
-    return fat_tree
 
 
 def _nvlink(generation: int, **options: Any) -> dict[str, Any]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pptrace_optpipe.setting import Setting
     from pptrace_optpipe.start_schedules import Rival
 
-__all__ = ["Improvement", "document", "dots", "draw_pareto", "pareto_document", "values_of"]
-
 
 class Improvement(Struct, frozen=True, kw_only=True):
     """The result of a search that starts from a run."""

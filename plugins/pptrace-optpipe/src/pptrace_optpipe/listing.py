@@ -29,8 +29,6 @@ from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, OpKind
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Lister", "OffloadingLister", "Rule", "serial_rows"]
-
 
 class Rule(Struct, frozen=True, kw_only=True):
     """Memory limits and priorities of list scheduling."""

@@ -201,18 +201,13 @@ def _rules(problem: Problem) -> Iterator[Rule]:
         for patient, weights_first in product((True, False), (False, True)):
             yield Rule(limit=limit, patient=patient, weights_first=weights_first)
     if not problem.copies and not problem.recomputes:
-        yield from _paced(problem)
+        interval = _forward_interval(problem)
+        for share in _PACES:  # even intervals wait less for gradients on the same rank
+            yield Rule(limit=problem.limit, patient=False, pace=int(interval * share))
         for lookahead, by_arrival in product(_LOOKAHEADS, (True, False)):
             yield Rule(limit=problem.limit, patient=False, lookahead=lookahead, by_arrival=by_arrival)
     for in_flight in flights(problem):
         yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=in_flight)
-
-
-def _paced(problem: Problem) -> Iterator[Rule]:
-    """Yield rules with forwards at even intervals, which wait less for gradients on the same rank."""
-    interval = _forward_interval(problem)
-    for share in _PACES:
-        yield Rule(limit=problem.limit, patient=False, pace=int(interval * share))
 
 
 def _forward_interval(problem: Problem) -> int:
@@ -311,7 +306,8 @@ def rivals(
     of slices comes first. Schedules with other values of enumerated options come last.
     """
     if setting.sliced is not None:
-        yield _sliced_rival(setting.sliced, setting, memory)
+        name = setting.sliced.resolved.experiment.schedule.name
+        yield _rival(name, setting.sliced, simulated(setting.sliced), setting, memory)
     problem, work = setting.problem(memory), _work_ns(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
     load_config = partial(load, None if config is None else read_yaml(config))
@@ -329,10 +325,7 @@ def rivals(
         if prepared is None or figures is None:
             yield None
             continue
-        yield Rival(
-            name=f"{name}{f':{option}' if option else ''}{suffix}", table=prepared.schedule, simulated=figures,
-            fits=setting.fits(figures, memory), search_input=partial(_input_of, prepared, setting, memory),
-        )  # fmt: skip
+        yield _rival(f"{name}{f':{option}' if option else ''}{suffix}", prepared, figures, setting, memory)
 
 
 def _options(registry: Registry, name: str) -> Iterator[str]:
@@ -349,23 +342,15 @@ def _options(registry: Registry, name: str) -> Iterator[str]:
         yield from (f"{option}={word}" for word in words)
 
 
-def _sliced_rival(prepared: Prepared, setting: Setting, memory: int) -> Rival:
-    """Return the configuration's own schedule of slices.
+def _rival(name: str, prepared: Prepared, figures: Simulated, setting: Setting, memory: int) -> Rival:
+    """Return a schedule with its figures; a search in its placement has the options of the setting."""
 
-    Raises:
-        PptraceError: it cannot run.
-    """
-    figures = simulated(prepared)
-    return Rival(
-        name=prepared.resolved.experiment.schedule.name, table=prepared.schedule, simulated=figures,
-        fits=setting.fits(figures, memory), search_input=partial(_input_of, prepared, setting, memory),
-    )  # fmt: skip
+    def search_input() -> SearchInput:
+        own = setting_in(prepared, setting.prepare_table, recompute=setting.recompute, shared=setting.shared)
+        return own.search_input(memory)
 
-
-def _input_of(prepared: Prepared, setting: Setting, memory: int) -> SearchInput:
-    """Return the input of a search in a rival's placement, with the options of a setting."""
-    rival_setting = setting_in(prepared, setting.prepare_table, recompute=setting.recompute, shared=setting.shared)
-    return rival_setting.search_input(memory)
+    fits = setting.fits(figures, memory)
+    return Rival(name=name, table=prepared.schedule, simulated=figures, fits=fits, search_input=search_input)
 
 
 def _limits(prepared: Prepared, memory: int) -> list[list[str]]:

@@ -49,6 +49,7 @@ Peak activations: 2p + 1 chunks on every rank.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
@@ -98,15 +99,15 @@ def check(request: ScheduleRequest) -> None:
         )
 
 
-def bubble(request: ScheduleRequest) -> Fraction:
-    """Return idle over ranks times length."""
-    idle = request.ranks - 2
+def bubble(request: ScheduleRequest, *, factor: int = 1) -> Fraction:
+    """Return idle over ranks times length; ``factor`` is 2 for DualPipeV, in chunks."""
+    idle = request.ranks - 2 // factor
     return Fraction(idle, 6 * request.microbatches + idle)
 
 
-def peak_activations(request: ScheduleRequest) -> list[Fraction]:
-    """Return the stages' activations that each rank holds at most."""
-    return [Fraction(request.ranks + 1)] * request.ranks
+def peak_activations(request: ScheduleRequest, *, factor: int = 1) -> list[Fraction]:
+    """Return the stages' activations that each rank holds at most, as :func:`bubble`."""
+    return [Fraction(factor * request.ranks + 1)] * request.ranks
 
 
 OFFER = ScheduleOffer(
@@ -148,24 +149,13 @@ def check_v(request: ScheduleRequest) -> None:
         )
 
 
-def bubble_v(request: ScheduleRequest) -> Fraction:
-    """Return idle over ranks times length."""
-    idle = request.ranks - 1
-    return Fraction(idle, 6 * request.microbatches + idle)
-
-
-def peak_activations_v(request: ScheduleRequest) -> list[Fraction]:
-    """Return the chunks' activations that each rank holds at most."""
-    return [Fraction(2 * request.ranks + 1)] * request.ranks
-
-
 DUALPIPE_V = ScheduleOffer(
     name="dualpipe-v",
     summary="DualPipe folded into a V of two chunks per rank: its overlapped pairs with one copy of the model.",
     build=build_v,
     check=check_v,
-    bubble=bubble_v,
-    peak_activations=peak_activations_v,
+    bubble=partial(bubble, factor=2),
+    peak_activations=partial(peak_activations, factor=2),
     has_pairs=True,
     constraints="Two chunks per rank; at least two microbatches per rank.",
     source="https://arxiv.org/abs/2412.19437",

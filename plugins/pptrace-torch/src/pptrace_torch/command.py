@@ -376,7 +376,8 @@ class _Reports:
             raise PptraceError(f"rank {rank} {self._failures[rank]}")
         if self._open:
             slowest = min(range(len(self._steps)), key=self._steps.__getitem__)
-            step = _step_name(self._steps[slowest] + 1)
+            number = self._steps[slowest] + 1
+            step = f"step {number}" if number else "the warm-up step"
             raise PptraceError(f"rank {slowest} did not end {step} in time: give a longer --timeout")
 
     def _take(self, pipe: Any) -> None:
@@ -388,7 +389,9 @@ class _Reports:
             del self._open[pipe]
             if rank not in self._ended and rank not in self._failures:
                 self._processes[rank].join()
-                self._failures[rank] = _end_of(self._processes[rank].exitcode)
+                code = self._processes[rank].exitcode
+                end = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+                self._failures[rank] = end
             return
         if kind == "end":
             self._ended.add(rank)
@@ -398,15 +401,6 @@ class _Reports:
             self._steps[rank] = content[0]
             if min(self._steps) == content[0]:
                 self._progress(content[0])
-
-
-def _step_name(step: int) -> str:
-    """Return the name of a step; step 0 is not recorded."""
-    return f"step {step}" if step else "the warm-up step"
-
-
-def _end_of(exitcode: int) -> str:
-    return f"was ended by signal {-exitcode}" if exitcode < 0 else f"ended with status {exitcode}"
 
 
 def _root(failures: dict[int, str]) -> int:

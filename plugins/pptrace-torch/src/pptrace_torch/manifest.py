@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, ValidationError, convert, field, to_builtins
 
 from pptrace.plugin import (
     ConfigError,
@@ -21,7 +21,7 @@ from pptrace.plugin import (
     replace_file,
     unsupported_parts,
 )
-from pptrace_torch.scaled_model import ScaledModel
+from pptrace_torch.scaled_model import ScaledModel  # noqa: TC001 - msgspec reads the types of fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ NAME = "run.manifest.json"
 _VERSION = 1
 
 
-class StageTimes(Struct, frozen=True, kw_only=True):
+class StageTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times and message size of one stage and microbatch of the table."""
 
     forward_ns: int
@@ -91,7 +91,7 @@ class StageTimes(Struct, frozen=True, kw_only=True):
     """Activations that the stage sends to the next one."""
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run's traces do not say.
 
     Format: a JSON object with these fields, ``version`` and no others. Times are integer nanoseconds.
@@ -167,22 +167,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
             content = json.loads(file.read_text(encoding="utf-8"))
             if content.pop("version") != _VERSION:
                 raise ConfigError("is of another version: run it again with this one", file=file)
-            stages, *classes = (
-                tuple(StageTimes(**stage) for stage in times)
-                for times in (content.pop("stages"), *content.pop("classes", ()))
-            )
-            model = content.pop("model", None)
-            return cls(
-                table=tuple(tuple(map(str, row)) for row in content.pop("table")), stages=stages,
-                classes=tuple(classes), microbatch_class=tuple(map(int, content.pop("microbatch_class", ()))),
-                model=ScaledModel.from_dict(model) if model else None, **content,
-            )  # fmt: skip
+            return convert(content, cls)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(
                 f"cannot be read ({reason}): name a folder of pptrace torch run", file=file
             ) from None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError):
             raise ConfigError("is not a manifest of a run: run it again", file=file) from None
 
     @property

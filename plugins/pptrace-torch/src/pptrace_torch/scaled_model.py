@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
 from pptrace.plugin import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pptrace.plugin import Prepared
     from pptrace_models.transformer import Transformer
 
@@ -22,7 +20,7 @@ _NO_MODEL = (
 )
 
 
-class StageItems(Struct, frozen=True, kw_only=True):
+class StageItems(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one stage consists of, in this order."""
 
     embedding: bool
@@ -38,7 +36,7 @@ class StageItems(Struct, frozen=True, kw_only=True):
         return not (self.embedding or self.mlp_widths or self.head)
 
 
-class ScaledModel(Struct, frozen=True, kw_only=True):
+class ScaledModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A decoder whose widths, vocabulary and sequence are those of a configuration over a common divisor.
 
     The divisor is the smallest power of two for which a step has at most :data:`MOST_FLOPS` operations: three
@@ -131,20 +129,6 @@ class ScaledModel(Struct, frozen=True, kw_only=True):
             vocabulary=scaled(model.vocabulary), sequence=scaled((batch.sequence or 1) / prepared.slices),
             sequences=batch.micro, stages=stages,
         )  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the model with these fields, as ``msgspec.to_builtins`` gives them.
-
-        Raises:
-            KeyError: a field is missing.
-            TypeError: a field is unknown, or has a value of another type.
-        """
-        stages = tuple(
-            StageItems(**{**items, "mlp_widths": tuple(map(int, items["mlp_widths"]))})
-            for items in values["stages"]
-        )
-        return cls(**{**values, "stages": stages})
 
     def flops(self, microbatches: int) -> int:
         """Return the floating-point operations of a step."""

@@ -106,11 +106,6 @@ class _SleepingStage(PipelineStage):  # type: ignore[misc]  # PyTorch's types ar
         return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
 
 
-def sleeping_stage(manifest: Manifest, index: int, stages: int, device: torch.device) -> PipelineStage:
-    """Return a stage that takes the times of a manifest."""
-    return _SleepingStage(manifest, index, stages, device)
-
-
 class _Layer(torch.nn.Module):  # type: ignore[misc]  # PyTorch's types are not read
     """A transformer layer: attention and an MLP, each after a norm and with a residual connection."""
 
@@ -306,7 +301,7 @@ def _device(backend: str, rank: int) -> torch.device:
 def _stage(manifest: Manifest, index: int, stages: int, device: torch.device) -> PipelineStage:
     if manifest.model is not None:
         return PipelineStage(real_stage(manifest.model, index).to(device), index, stages, device)
-    return sleeping_stage(manifest, index, stages, device)
+    return _SleepingStage(manifest, index, stages, device)
 
 
 def _data(manifest: Manifest, microbatches: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

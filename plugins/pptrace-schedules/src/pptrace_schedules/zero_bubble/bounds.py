@@ -12,8 +12,6 @@ from pptrace.plugin import ConstraintError, Kind, format_size
 if TYPE_CHECKING:
     from pptrace.plugin import Int64s, Placement, ScheduleRequest
 
-__all__ = ["Times", "lower_bounds"]
-
 
 _MEMORY = "schedule.options.memory"
 _ROUNDED_FROM = 1024

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Actions, Filled, Int32s, Int64s, Placement, ScheduleRequest, Timeline
 
-__all__ = ["built", "merged", "without_weight_gradients"]
-
 _WORK = 400_000
 """Budget of placed actions; after half of it, no further order is tried."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
@@ -14,12 +15,8 @@ from pptrace.plugin import ConstraintError, ScheduleOffer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pydantic import BaseModel
-
     from pptrace.plugin import Schedule, ScheduleRequest
     from pptrace_schedules.zero_bubble.bounds import Times
-
-__all__ = ["bubble_of", "half_peak", "is_fixed", "min_peak", "options", "v_idle", "v_offer", "v_shaped"]
 
 
 def bubble_of(request: ScheduleRequest, chunks: int, extra: int) -> Fraction | None:
@@ -44,13 +41,6 @@ def v_idle(ranks: int, microbatches: int) -> int:
     An action takes 1. Few microbatches wait for their own way down the ranks and back.
     """
     return max(ranks - 1, 3 * ranks - 1 - 2 * microbatches, 4 * ranks - 1 - 4 * microbatches)
-
-
-def options() -> type[BaseModel]:
-    """Return the parameter model."""
-    from pptrace_schedules.options import ZeroBubbleOptions
-
-    return ZeroBubbleOptions
 
 
 _CHUNKS = 2
@@ -93,9 +83,9 @@ def v_offer(name: str, **fields: Any) -> ScheduleOffer:
     """Return the offer of a schedule with two chunks per rank; ``fields`` are those that differ."""
     return ScheduleOffer(
         name=name,
-        options=options,
+        options=lambda: import_module("pptrace_schedules.options").ZeroBubbleOptions,
         check=partial(_check, name=name),
-        chunks=_two,
+        chunks=lambda _request: _CHUNKS,
         constraints="Two chunks per rank; any number of ranks and microbatches.",
         **fields,
     )
@@ -108,7 +98,3 @@ def _check(request: ScheduleRequest, *, name: str) -> None:
             nearest=f"{_CHUNKS} chunks",
             key="parallel.vp",
         )
-
-
-def _two(_request: ScheduleRequest) -> int:
-    return _CHUNKS

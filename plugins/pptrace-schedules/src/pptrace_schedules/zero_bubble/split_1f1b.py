@@ -44,20 +44,16 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
 from pptrace_schedules.interleaved_1f1b import check, round_size
 from pptrace_schedules.one_f_one_b import check_one_chunk
-from pptrace_schedules.zero_bubble.offers import bubble_of, is_fixed, options
+from pptrace_schedules.zero_bubble.offers import bubble_of, is_fixed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pptrace.plugin import Schedule, ScheduleRequest
-    from pptrace_schedules.zero_bubble.bounds import Times
-
-__all__ = ["INTERLEAVED_ZB", "ZB_H1", "ZB_H2"]
 
 
 def _build(request: ScheduleRequest, *, factor: int) -> Schedule:
@@ -92,7 +88,7 @@ ZB_H1 = ScheduleOffer(
     name="zb-h1",
     summary="1F1B with split backwards in 1F1B's memory: weight gradients fill two thirds of its bubble.",
     build=partial(_build, factor=1),
-    options=options,
+    options=lambda: import_module("pptrace_schedules.options").ZeroBubbleOptions,
     check=lambda request: check_one_chunk(request, "zb-h1", "interleaved-zb"),
     bubble=_bubble_h1,
     peak_activations=lambda request: _held(request, request.ranks),
@@ -103,7 +99,7 @@ ZB_H2 = ScheduleOffer(
     name="zb-h2",
     summary="Split backwards in twice 1F1B's memory: no rank idles between its first and its last action.",
     build=partial(_build, factor=2),
-    options=options,
+    options=lambda: import_module("pptrace_schedules.options").ZeroBubbleOptions,
     check=lambda request: check_one_chunk(request, "zb-h2", "zb-v"),
     bubble=_bubble_h2,
     peak_activations=lambda request: _held(request, 2 * request.ranks - 1),
@@ -114,23 +110,14 @@ ZB_H2 = ScheduleOffer(
 
 def _build_interleaved(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.generate import built, without_weight_gradients
-
-    fixed = _fixed_interleaved(request)
-
-    def orders(_times: Times) -> Iterator[Schedule]:
-        yield without_weight_gradients(fixed)
-
-    return built(request, fixed, _most_interleaved(request), orders)
-
-
-def _fixed_interleaved(request: ScheduleRequest) -> Schedule:
     from pptrace_schedules.row_patterns import in_rounds
+    from pptrace_schedules.zero_bubble.generate import built, without_weight_gradients
     from pptrace_schedules.zero_bubble.split_rows import one_forward_one_input_gradient
 
     ranks, size = range(request.ranks), round_size(request)
     ahead = [(request.chunks - 1) * size + later for later in reversed(ranks)]
-    return one_forward_one_input_gradient(request, ahead, ranks, in_rounds(request, size))
+    fixed = one_forward_one_input_gradient(request, ahead, ranks, in_rounds(request, size))
+    return built(request, fixed, _most_interleaved(request), lambda _: iter([without_weight_gradients(fixed)]))
 
 
 def _bubble_interleaved(request: ScheduleRequest) -> Fraction | None:
@@ -159,7 +146,7 @@ INTERLEAVED_ZB = ScheduleOffer(
     name="interleaved-zb",
     summary="Interleaved 1F1B with split backwards: weight gradients fill its bubble, and memory is less.",
     build=_build_interleaved,
-    options=options,
+    options=lambda: import_module("pptrace_schedules.options").ZeroBubbleOptions,
     check=partial(check, name="interleaved-zb", instead="zb-h1"),
     bubble=_bubble_interleaved,
     peak_activations=_peak_interleaved,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pptrace_schedules.row_patterns import Passes
     from pptrace_schedules.zero_bubble.bounds import Times
 
-__all__ = ["one_chunk", "one_chunk_orders", "one_forward_one_input_gradient"]
-
 _QUARTERS = (0, 2, 4)
 """Quarters of a forward by which a rank's first input gradient may be late."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     _Slots = list[list[list[int]]]  # slots as lists, shape (ranks, codes, microbatches)
 
-__all__ = ["INTERVAL", "fill_blocks", "half_blocks", "in_order", "min_blocks", "pack_blocks"]
-
 INTERVAL = 6
 """Slots between two microbatches."""
 

@@ -52,8 +52,6 @@ from pptrace_schedules.zero_bubble.offers import bubble_of, half_peak, is_fixed,
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["V_HALF", "V_MIN", "ZB_V"]
-
 _SMALL = 2
 """Ranks whose memory holds the order of ZB-V."""
 
