@@ -588,16 +588,17 @@ class _Pair(Struct, kw_only=True):
     watch: Callable[[str], None] | None
     simulate: Callable[[Mapping[str, Entry]], Iterator[tuple[str, Row]]] | None = None
     """Yields the rows of entries from the executor; None without one."""
-    steps: dict[str, tuple[int, bool] | None] = field(default_factory=dict)
-    """Prefetched steps, and whether they fit, by value and label; None where the schedule cannot run."""
+    prefetched: set[int] = field(default_factory=set)
+    """Values that the executor simulated."""
     points: dict[int, ComparedValue] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     heading: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def prefetch(self, values: Sequence[int]) -> None:
-        """Simulate both schedules at new values on the executor."""
-        if self.simulate is None:
+        """Simulate both schedules at new values on the executor, if there is one."""
+        values = [value for value in values if value not in self.prefetched]
+        if self.simulate is None or not values:
             return
         if self.watch is not None:
             self.watch(f"{self.span.word} {', '.join(map(self.span.scale.shown, values))}: both")
@@ -606,17 +607,21 @@ class _Pair(Struct, kw_only=True):
             for value in values
             for entry in self.between
         }
-        missing = {key: entry for key, entry in items.items() if key not in self.steps}
-        for key, row in self.simulate(missing):
-            step = row.get("step_ns")
-            self.steps[key] = (step, bool(row["fits"])) if isinstance(step, int) else None
+        rows = dict(self.simulate(items))
+        for value in values:
+            pair = [rows[f"{value} {entry.label}"] for entry in self.between]
+            steps = [(step, bool(row["fits"])) for row in pair if isinstance(step := row.get("step_ns"), int)]
+            if len(steps) == _PAIR:
+                self._add(value, *steps)
+        self.prefetched.update(values)
 
     def sign(self, value: int) -> int | None:
         """Return the sign of the difference at a value; None if a schedule cannot run."""
         text = self.span.scale.shown(value)
-        steps = self._prefetched(value)
-        if steps is not None:
-            return self._add(value, *steps)
+        if self.heading:
+            self.prefetch([value])
+            if value in self.points:
+                return self.points[value].sign
         runs: list[Run] = []
         for entry in self.between:
             if self.watch is not None:
@@ -633,23 +638,11 @@ class _Pair(Struct, kw_only=True):
             self._describe(runs)
         return self._add(value, *((run.metrics.step_ns, run.metrics.memory.over_capacity is None) for run in runs))
 
-    def _prefetched(self, value: int) -> list[tuple[int, bool]] | None:
-        """Return both steps of the executor; None if a schedule cannot run, or before the heading exists."""
-        if self.simulate is None or not self.heading:
-            return None
-        self.prefetch([value])
-        steps = [step for entry in self.between if (step := self.steps[f"{value} {entry.label}"]) is not None]
-        return steps if len(steps) == _PAIR else None
-
     def _add(self, value: int, first: tuple[int, bool], second: tuple[int, bool]) -> int:
-        point = ComparedValue(
-            value=value,
-            text=self.span.scale.shown(value),
-            step_ns=(first[0], second[0]),
-            fits=(first[1], second[1]),
-        )
-        self.points[value] = point
-        return point.sign
+        text = self.span.scale.shown(value)
+        step_ns, fits = (first[0], second[0]), (first[1], second[1])
+        self.points[value] = ComparedValue(value=value, text=text, step_ns=step_ns, fits=fits)
+        return self.points[value].sign
 
     def no_value_error(self) -> PptraceError:
         """Return the error of a range without a value that both schedules can run."""

@@ -138,6 +138,8 @@ def _axis(key: str, words: Sequence[str], option: str = "--over") -> Axis:
 
 def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[Value, ...]:
     """Return files of settings as values."""
+    from pptrace.config.yaml_document import read_yaml
+
     other = next((word for word in words if word not in files), None)
     if other is not None:
         raise ConfigError(
@@ -149,24 +151,16 @@ def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[
     stems = [Path(file).stem for file in files]
     names = stems if len(set(stems)) == len(stems) else files
     return tuple(
-        Value(text=name, varied=_settings(Path(file)), is_coupled=True)
+        Value(text=name, varied=tuple(_settings(read_yaml(Path(file)).value, file)), is_coupled=True)
         for name, file in zip(names, files, strict=True)
     )
 
 
-def _settings(file: Path) -> tuple[Assignment, ...]:
-    """Return the assignments of a file of settings."""
-    from pptrace.config.yaml_document import read_yaml
-
-    settings: list[Assignment] = []
-    pending: list[tuple[KeyPath, Any]] = [((), read_yaml(file).value)]
-    while pending:
-        path, value = pending.pop()
-        if isinstance(value, dict) and value:
-            pending += [((*path, key), below) for key, below in reversed(value.items())]
-        else:
-            settings.append(assignment(key_text(path), json.dumps(value), str(file)))
-    return tuple(settings)
+def _settings(value: Any, file: str, path: KeyPath = ()) -> list[Assignment]:
+    """Return the assignments of a value in a file of settings, below a key."""
+    if isinstance(value, dict) and value:
+        return [each for key, below in value.items() for each in _settings(below, file, (*path, key))]
+    return [assignment(key_text(path), json.dumps(value), file)]
 
 
 def _coupled(word: str, source: str) -> Value:

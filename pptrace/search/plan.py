@@ -362,11 +362,16 @@ class Plan(Printed):
             }
             for place, candidate in enumerate(self.ranked, 1)
         ]  # fmt: skip
-        robustness = self.robustness
+        robustness, unproved, bias = self.robustness, self.unproved, self.bias
         return {
             "gpus": self.request.gpus, "memory": self.request.memory, "objective": self.request.objective,
             "framework": self.problem.framework or ANY, "faster_on_any": self._faster_on_any(),
-            "counts": self.counts(), "refused": self.refusals(), "search": self._search(), "places": places,
+            "counts": self.counts(), "refused": self.refusals(),
+            "search": {
+                "ended": self.search.ended, "unproved": unproved.configurations,
+                "without_bound": unproved.without_bound, "gain": unproved.gain,
+            },
+            "places": places,
             "tied": {
                 "margin": float(MARGIN), "margin_equal_sizes": float(MARGIN_EQUAL_SIZES),
                 "places": len(self.tied),
@@ -379,7 +384,9 @@ class Plan(Printed):
                     for verdict in robustness.verdicts
                 ],
             },
-            "fitted": self._fitted(),
+            "fitted": (
+                {"factors": {**bias.factors}, "differences": [*bias.differences]} if bias.runs else None
+            ),
             "configuration": self.configuration,
             "arguments": {
                 name: {
@@ -389,19 +396,6 @@ class Plan(Printed):
                 for name, words in self.frameworks.items()
             },
         }  # fmt: skip
-
-    def _search(self) -> dict[str, Any]:
-        """Return the reason for the end of the search, and the configurations that it did not exclude."""
-        unproved = self.unproved
-        return {
-            "ended": self.search.ended, "unproved": unproved.configurations,
-            "without_bound": unproved.without_bound, "gain": unproved.gain,
-        }  # fmt: skip
-
-    def _fitted(self) -> dict[str, Any] | None:
-        """Return the factors, and the remaining differences of the measured runs."""
-        bias = self.bias
-        return {"factors": {**bias.factors}, "differences": [*bias.differences]} if bias.runs else None
 
     def _faster_on_any(self) -> dict[str, Any] | None:
         """Return the fastest candidate that the framework does not run."""
@@ -500,16 +494,12 @@ def _row(candidate: Candidate) -> Row:
     figures = {key: value for key, value in candidate.row.items() if key not in {*_NOT_SHOWN, "gpus"}}
     return {
         "schedule": candidate.schedule, "gpus": layout.gpus, **candidate.sizes, "global": layout.sequences,
-        "command": _command(candidate), "fate": candidate.outcome.value,
+        "command": f"pptrace simulate CONFIG {candidate.arguments}", "fate": candidate.outcome.value,
         "reason": candidate.reason or None,
         "bound_step_ns": bound.step_ns if bound else None,
         "bound_memory_bytes": bound.peak_bytes if bound else None,
         **figures,
     }  # fmt: skip
-
-
-def _command(candidate: Candidate) -> str:
-    return f"pptrace simulate CONFIG {candidate.arguments}"
 
 
 @names_arguments
@@ -789,13 +779,8 @@ def _equivalents(plan: Plan) -> list[tuple[str, str]]:
 def _difference(candidate: Candidate, equivalent: Candidate) -> str:
     """Return the settings in which an equivalent candidate differs."""
     first, second = candidate.settings, equivalent.settings
-    keys = dict.fromkeys([*first, *second])
-    return " and ".join(_setting_text(key, second.get(key)) for key in keys if first.get(key) != second.get(key))
-
-
-def _setting_text(key: str, value: Any) -> str:
-    """Return a setting as short name and value."""
-    return f"{_SHORT.get(key, key)} {_word(key, value)}"
+    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    return " and ".join(f"{_SHORT.get(key, key)} {_word(key, second.get(key))}" for key in keys)
 
 
 def _word(key: str, value: Any) -> str:
@@ -840,11 +825,12 @@ def _share(row: Row, name: str) -> float | None:
 def _counts(plan: Plan) -> list[tuple[str, str]]:
     counts = plan.counts()
     unproved = min(plan.unproved.configurations, counts[Outcome.BOUNDED])
+    title = FRAMEWORKS[plan.problem.framework].title if plan.problem.framework else ""
     parts = [
         f"{counts['considered']:,} configurations: {counts[Outcome.REFUSED]:,} cannot run",
         f"{counts[Outcome.MEMORY]:,} need more memory", f"{counts[Outcome.EQUAL]:,} are duplicates",
         *([f"{counts[Outcome.COVERED]:,} equal {PLAIN} on one rank"] if counts[Outcome.COVERED] else []),
-        *_foreign_count(plan, counts[Outcome.FOREIGN]),
+        *([f"{title} does not run {counts[Outcome.FOREIGN]:,} of the fastest"] if counts[Outcome.FOREIGN] else []),
         f"{counts[Outcome.BOUNDED] - unproved:,} cannot be among the first {plan.request.top}",
         *([f"{unproved:,} were not simulated"] if unproved else []),
         f"{counts[Outcome.SIMULATED]:,} simulated",
@@ -871,11 +857,6 @@ def _unproved(plan: Plan) -> list[tuple[str, str]]:
     elif unproved.gain is not None:
         parts.append(f"none is more than {unproved.gain:.1%} better than #1")
     return [("unproved", f"{end}: {'; '.join(parts)}")]
-
-
-def _foreign_count(plan: Plan, count: int) -> list[str]:
-    title = FRAMEWORKS[plan.problem.framework].title if plan.problem.framework else ""
-    return [f"{title} does not run {count:,} of the fastest"] if count else []
 
 
 def _default_chunks(plan: Plan) -> list[tuple[str, str]]:

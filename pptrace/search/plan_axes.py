@@ -27,7 +27,7 @@ from pptrace.config.schema import grid_key
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.hardware import ranks_named
 from pptrace.run.inputs import Inputs
-from pptrace.run.neighbourhood import WIDELY, literals, value_of
+from pptrace.run.neighbourhood import WIDELY, literals, value_of, words_of
 from pptrace.run.preparation import build_costs
 from pptrace.run.stacks import framework_of
 from pptrace.search.basis import Entry, limit_settings, memory_limit, parse_entries
@@ -267,8 +267,8 @@ class PlanProblem(Struct, frozen=True, kw_only=True):
     """Parameters of the model, such as ``layers`` and ``heads``."""
     model_keys: frozenset[str]
     """Names of all parameters of the model."""
-    costs_name: str
-    """The cost model."""
+    words: Mapping[str, tuple[Any, ...]]
+    """The values of keys that vary by default; none where the cost model does not have the key."""
     node_gpus: int
     """GPUs of a node: those of the cluster, or of the device's scale-up network."""
     on_cluster: bool
@@ -364,7 +364,8 @@ def plan_problem(
     scale_up = min(int(device.get("scale_up_size") or 8) for device in devices)
     return PlanProblem(
         document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
-        model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
+        model_keys=frozenset(model().model_fields if model else ()),
+        words={key: words_of(costs.resolved, registry, key) for key in _DEFAULT_AXES},
         node_gpus=(cluster.gpus or 1) if cluster else scale_up, on_cluster=cluster is not None,
         derived=tuple(derived),
         sequences=sequences, schedule=schedule, sequence=costs.resolved.experiment.batch.sequence or 0,
@@ -707,7 +708,7 @@ class Space:
             default.
         """
         framework, axes = FRAMEWORKS.get(self.problem.framework), self.problem.axes
-        is_fixed = _ZERO in axes or _SHARDED not in self._words(_ZERO)
+        is_fixed = _ZERO in axes or _SHARDED not in self.problem.words[_ZERO]
         gpus, tp, cp = layout.gpus, layout.tp, layout.cp
         if layout.pp > 1 or gpus <= tp or is_fixed or framework is None or not framework.shards_alone:
             return 0
@@ -873,7 +874,7 @@ class Space:
         framework = FRAMEWORKS.get(self.problem.framework)
         usual_values = {**WIDELY, **(framework.values if framework else {})}
         for key in _DEFAULT_AXES:
-            words = self._words(key) if key not in axes else ()
+            words = self.problem.words[key] if key not in axes else ()
             usual = {*usual_values.get(key, words), self.problem.configured[key]}
             values = [value for value in words if value in usual]
             settings: list[tuple[Assignment, ...]] = [(setting(key, value),) for value in values]
@@ -884,18 +885,6 @@ class Space:
         if self.problem.on_cluster and "parallel.order" not in axes:
             axis_values.append([(setting("parallel.order", order),) for order in _NEAREST])
         return axis_values
-
-    def _words(self, key: str) -> tuple[Any, ...]:
-        """Return the values of a switch; none where the cost model has no such option."""
-        section, _, name = key.partition(".")
-        return self._literals["costs" if section == "costs" else "model"].get(name, ())
-
-    @cached_property
-    def _literals(self) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """The values of the parameters of the cost model's options, and of its model, that have a closed set."""
-        offer = self.problem.registry.cost_models[self.problem.costs_name].offer
-        models = {"costs": offer.options, "model": offer.model}
-        return {key: literals(model()) if model is not None else {} for key, model in models.items()}
 
     def _empty_error(self) -> ConfigError:
         """Return the error of a space without configurations."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.overrides import assignment
+from pptrace.config.places import key_text
 from pptrace.errors import ConstraintError
 from pptrace.run.table_changes import copy_notes
 from pptrace.steps.kinds import Kind
@@ -138,9 +139,8 @@ def run_with_fallback(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any
 
 def _is_chosen(basis: Basis, entry: Entry) -> bool:
     """Return whether the command line or the entry sets the message policy."""
-    keys = [text.partition("=")[0].strip() for text in basis.sets]
-    keys += [".".join(map(str, setting.path)) for setting in entry.varied]
-    return basis.flags.get("p2p") is not None or any(key == "p2p" or key.startswith("p2p.") for key in keys)
+    keys = [*basis.given, *(key_text(setting.path) for setting in entry.varied)]
+    return any(key.partition(".")[0] == "p2p" for key in keys)
 
 
 def policy_text(run: SimulatedStep) -> str:
