@@ -263,7 +263,7 @@ def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dic
 
 def _check_rows(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) -> dict[str, Row]:
     versions = {provider.distribution: provider.version for provider in registry.providers}
-    by_cells = {_cells(point): point for point in grid.points}
+    by_cells = {tuple(str(value.cell) for value in point.values): point for point in grid.points}
     finished: dict[str, Row] = {}
     for row in rows:
         point = by_cells.get(tuple(str(row.get(key)) for key in grid.keys))
@@ -325,10 +325,11 @@ def _changed(grid: Grid, registry: Registry, row: Row, point: Point) -> str:
 
 def _first_difference(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
     values = inputs_of(resolved)
-    differing = next((key for key in keys if str(row.get(key)) != str(values[key])), None)
-    if not differing:
-        return ""
-    return f"{differing} was {_format_value(row.get(differing))} and is {_format_value(values[differing])}"
+    for key in keys:
+        then, now = ("absent" if value is None else str(value) for value in (row.get(key), values[key]))
+        if then != now:
+            return f"{key} was {then} and is {now}"
+    return ""
 
 
 def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
@@ -337,14 +338,6 @@ def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
         return prepare(resolved, registry, may_drop_chunks=not point.entry.sets("parallel.vp")).resolved
     except PptraceError:
         return resolved
-
-
-def _cells(point: Point) -> tuple[str, ...]:
-    return tuple(str(value.cell) for value in point.values)
-
-
-def _format_value(value: object) -> str:
-    return "absent" if value is None else str(value)
 
 
 _MOST_ROWS = 100
@@ -561,10 +554,6 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     fields: Mapping[str, Any] = model.model_fields
     for name, field in fields.items():
         key = f"{prefix}{field.alias or name}"
-        below = next(_models(field.annotation), None)
-        yield from _keys(below, f"{key}.") if below else (key,)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    parts = (annotation, *getattr(annotation, "__args__", ()))
-    return (part for part in parts if isinstance(part, type) and issubclass(part, BaseModel))
+        parts = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        below = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+        yield from _keys(below[0], f"{key}.") if below else (key,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -265,7 +264,7 @@ def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[ChartColumn], p
         base = _points(panel, roles, names[0], figure)
         for index, name in enumerate(names):
             values = _points(panel, roles, name, figure).items()
-            shares = [(x, _percent(value, base[x])) for x, value in values if base.get(x)]
+            shares = [(x, 100 * (value / base[x] - 1)) for x, value in values if base.get(x)]
             draw_line(axes, shares, index)
     drawn.axes[0].yaxis.set_major_formatter("{x:+g}")
     drawn.supylabel(f"{figure.title}, difference to {names[0]} [%]")
@@ -326,10 +325,6 @@ def _legend(drawn: Any, names: Sequence[str], figures: Sequence[ChartColumn]) ->
 
 def _labels_of(rows: Sequence[Row], key: str | None) -> list[str]:
     return list(dict.fromkeys(str(row[key]) for row in rows)) if key is not None else [""]
-
-
-def _percent(value: float, base: float) -> float:
-    return math.nan if math.isinf(value) else 100 * (value / base - 1)
 
 
 _NONE, _TIE = "#ffffff", "#d9dde2"

@@ -27,7 +27,7 @@ from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.report.numbers import unique_names
 from pptrace.search import candidates, plan_search
-from pptrace.search.plan import _setting_text
+from pptrace.search.plan import _SHORT
 from pptrace.search.plan_axes import ALIASES
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
@@ -436,7 +436,7 @@ def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
 
 @pytest.mark.parametrize(("name", "key"), ALIASES.items())
 def test_settings_have_the_names_that_vary_them(name: str, key: str) -> None:
-    assert _setting_text(key, 0.5) == f"{name} 0.5"
+    assert _SHORT[key] == name
 
 
 def test_machines_on_which_the_first_place_fails_are_counted(registry: Registry) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from pptrace.search.sweep_charts import (
     PLOTS,
     _draw_difference,
     _draw_lines,
-    _percent,
     figure_of,
     number_of,
     panels_of,
@@ -154,11 +152,6 @@ def test_long_names_of_winners_are_whole(tmp_path: Path) -> None:
     swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners")
 
     assert "interleaved-1f1b" in words(tmp_path / "f.svg")
-
-
-def test_a_difference_to_nothing_is_a_gap() -> None:
-    assert [_percent(3.0, 2.0), _percent(2.0, 4.0)] == [50, -50]
-    assert math.isnan(_percent(math.inf, 2.0))
 
 
 def test_several_figures_of_one_unit_are_drawn_in_one_picture(tmp_path: Path) -> None:
