@@ -242,12 +242,7 @@ def memory_limit(text: object) -> int:
 
 
 def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int) -> dict[str, Any]:
-    """Return the settings that give a limit to the costs.
-
-    Args:
-        resolved: the configuration as written.
-        costs: its costs.
-        size_bytes: the limit.
+    """Return the settings that give a limit to the costs of a configuration as written.
 
     Raises:
         ConfigError: the costs have no memory.

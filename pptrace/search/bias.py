@@ -136,11 +136,9 @@ class Bias(Struct, frozen=True, kw_only=True):
     """Expected step of each run by the factors, over its measured step, minus 1."""
 
     def expected_ns(self, row: Row, arguments: str) -> int:
-        """Return the measured step of a configuration, or the step that the factors give.
+        """Return the measured step of a configuration, or the step that the factors give for its figures.
 
-        Args:
-            row: the figures of its simulation.
-            arguments: its arguments of ``pptrace simulate``.
+        The configuration has the given arguments of ``pptrace simulate``.
         """
         if not self.runs:
             return int(row["step_ns"] or 0)
@@ -165,12 +163,7 @@ class Bias(Struct, frozen=True, kw_only=True):
 
 
 def fit_bias(runs: Sequence[MeasuredRun], rows: Sequence[Row]) -> Bias:
-    """Return the factors that explain measured runs.
-
-    Args:
-        runs: the measured runs.
-        rows: the figures of their simulations.
-    """
+    """Return the factors that explain measured runs, from the figures of their simulations."""
     measured = np.array([run.measured_ns for run in runs], dtype=np.float64)
     parts = np.array([[float(row[column] or 0) for column in PARTS] for row in rows]) / measured[:, None]
     missing = 1 - np.array([int(row["step_ns"] or 0) for row in rows]) / measured

@@ -173,13 +173,9 @@ class Comparison(Printed, Struct, frozen=True, kw_only=True):
 def compare(
     basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None, *, policies: bool = False
 ) -> Comparison:
-    """Simulate every schedule, and rank them at each level.
+    """Simulate every schedule, and rank them at each level; ``policies`` adds their steps under every policy.
 
-    Args:
-        basis: the common configuration.
-        entries: the schedules.
-        watch: receives the name of each run before it starts.
-        policies: whether to simulate each under every point-to-point policy too.
+    ``watch`` receives the name of each run before it starts.
 
     Raises:
         PptraceError: an unknown name or option, before anything runs; or no schedule can run.
@@ -269,12 +265,7 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def step_columns(rows: Sequence[Row], runs: Mapping[str, SimulatedStep]) -> list[Column]:
-    """Return the column of the step, then those of slowdown, tokens per second and peak memory.
-
-    Args:
-        rows: the rows of the schedules that run.
-        runs: their steps by label.
-    """
+    """Return the columns of step, slowdown, tokens per second and peak memory, for schedules that run."""
     shortest_ns = min(run.metrics.step_ns for run in runs.values())
     mark = "" if all(row.get("fits", True) for row in rows) else "  "
     return [
@@ -532,12 +523,9 @@ def settings_by_policy(names: Iterable[str]) -> dict[str, dict[str, str]]:
 def compare_policies(
     basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None
 ) -> PolicyTable:
-    """Simulate every schedule under every policy.
+    """Simulate every schedule, none of which sets a policy, under every policy in place of the configured one.
 
-    Args:
-        basis: the common configuration, whose policy and variant are overridden.
-        entries: the schedules, none of which sets a policy.
-        watch: receives the name of each policy before it runs.
+    ``watch`` receives the name of each policy before it runs.
     """
     rows: list[PolicyRow] = []
     for policy, settings in settings_by_policy(basis.registry.message_policies).items():

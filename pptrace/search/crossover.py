@@ -160,11 +160,6 @@ class Span(Struct, frozen=True, kw_only=True):
 def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
     """Read ``KEY`` or ``KEY=LOW..HIGH``; :func:`_default` has the default range.
 
-    Args:
-        text: such as ``microbatches=8..256``, ``bandwidth`` or ``costs.forward``.
-        basis: the configuration.
-        entries: the schedules.
-
     Raises:
         ConfigError: a key that is unknown, not numeric or set by an entry; or an invalid range.
     """
@@ -520,19 +515,11 @@ def crossover(
     watch: Callable[[str], None] | None = None,
     chosen: ExecutorChoice | None = None,
 ) -> Crossover:
-    """Find every value at which the faster of two schedules changes.
+    """Find every value at which the faster of two schedules changes; the arguments are those of the API.
 
     The first scan has ``points`` values in a geometric sequence. Bisection refines each change: to neighbouring
-    values that both schedules can run where values are counts, otherwise to ``tolerance``.
-
-    Args:
-        basis: the common configuration.
-        between: the two schedules.
-        over: the key and its range, as for :func:`parse_span`.
-        points: values of the first scan, at least 2.
-        tolerance: the largest distance of both sides of a crossover, as a share of its value.
-        watch: receives the name of each run before it starts.
-        chosen: the executor, which runs the first scan in parallel; without one, runs are sequential.
+    values that both schedules can run where values are counts, otherwise to ``tolerance``. Without a chosen
+    executor, runs are sequential.
 
     Raises:
         PptraceError: invalid input, or no value in the range that both schedules can run.

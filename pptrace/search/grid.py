@@ -282,14 +282,7 @@ def grid_of(
     axes: Sequence[Axis],
     gpus: int | None = None,
 ) -> Grid:
-    """Return the points of a sweep.
-
-    Args:
-        file: the configuration.
-        sets: ``key.path=value`` texts.
-        flags: values by flag name.
-        axes: the swept keys with their values.
-        gpus: GPUs of each point, from which its replicas follow; by default, the configured replicas.
+    """Return the points of a sweep; a number of GPUs of each point determines its replicas.
 
     Raises:
         ConfigError: no axis, axes that contradict each other or the command line, an invalid value, two values

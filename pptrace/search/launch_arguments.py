@@ -73,12 +73,7 @@ class Arguments(Struct, frozen=True, kw_only=True):
 
 
 def simulate_command(source: str, settings: Mapping[str, Any]) -> list[str]:
-    """Return the command that simulates a configuration with other settings.
-
-    Args:
-        source: file of the configuration; empty without one.
-        settings: values by key.
-    """
+    """Return the command that simulates a configuration file, or none, with other settings by key."""
     files = [source if is_yaml_file(source) else "CONFIG"] if source else []
     return ["pptrace", "simulate", *files, *Change(settings=settings).words]
 
@@ -143,13 +138,7 @@ def _megatron_faults(experiment: Experiment, table: Schedule) -> Iterator[str]:
 
 
 def _megatron_table_faults(schedule: str, table: Schedule, microbatches: int) -> Iterator[str]:
-    """Yield the parts of a table that Megatron-LM runs in no configuration.
-
-    Args:
-        schedule: the name of the schedule.
-        table: its table.
-        microbatches: microbatches of the configuration.
-    """
+    """Yield the parts of a schedule's table that Megatron-LM runs in no configuration."""
     ranks, chunks = table.ranks, table.stages // table.ranks
     if table.updates > 1:
         yield "updates without a flush between them"
@@ -703,11 +692,7 @@ def check_recipe(model: str | None) -> str:
 def bridge_recipe(experiment: Experiment, arguments: Arguments, table: Schedule, name: str) -> str:
     """Return a Python file with a recipe: the library's recipe of the model, with the settings of a plan.
 
-    Args:
-        experiment: the configuration with all options of its cost model.
-        arguments: Megatron-LM's arguments of a step that it runs.
-        table: the schedule's table.
-        name: the name of the configuration.
+    The configuration has all options of its cost model. The arguments are Megatron-LM's, of a step that it runs.
 
     Raises:
         ConfigError: the library has no recipe of the model, or no mixed precision of its products.

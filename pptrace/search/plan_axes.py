@@ -209,9 +209,7 @@ def varied_axes(
 ) -> dict[str, Axis]:
     """Return the axes by key; ``vary`` overrides the ``plan`` section of the configuration.
 
-    Args:
-        vary: texts as for ``--over`` of a sweep, or values by key; names of :data:`ALIASES` are also keys.
-        written: values by key of the ``plan`` section.
+    Names of :data:`ALIASES` are also keys.
 
     Raises:
         ConfigError: as for the axes of a sweep; or a repeated key.
@@ -312,15 +310,7 @@ def plan_problem(
     request: PlanRequest,
     registry: Registry,
 ) -> PlanProblem:
-    """Read the common configuration of a plan.
-
-    Args:
-        file: the configuration.
-        sets: ``key.path=value`` texts; a size among them is fixed.
-        flags: values by flag name; a size among them is fixed.
-        vary: axes, as texts or as values by key.
-        request: GPUs, limits and objective.
-        registry: the plugins.
+    """Read the common configuration of a plan; sizes among ``sets`` and ``flags`` are fixed.
 
     Raises:
         PptraceError: an invalid value, no model, or a cluster of another size.
@@ -514,12 +504,7 @@ RECOMPUTE_OPTIONS: dict[str, tuple[str, Any]] = {
 
 
 def compatible_settings(settings: Sequence[Assignment], model: Mapping[str, Any]) -> tuple[Assignment, ...]:
-    """Return settings without options of another kind of recomputation.
-
-    Args:
-        settings: settings of a configuration.
-        model: the configured model, whose options of another kind are reset, too.
-    """
+    """Return settings without options of another kind of recomputation; those of the model are reset."""
     words = [override.value for override in settings if key_text(override.path) == RECOMPUTE]
     if not words:
         return tuple(settings)

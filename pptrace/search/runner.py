@@ -242,11 +242,7 @@ class Journal:
     """Whether the sweep replaces existing tables and ignores their rows."""
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
-        """Open a journal, or create it.
-
-        Args:
-            path: the database.
-            fresh: whether to ignore its rows and those of existing tables.
+        """Open a journal, or create it; ``fresh`` ignores its rows and those of existing tables.
 
         Raises:
             OutputError: another process has it open, or reading or writing fails.
@@ -471,13 +467,7 @@ class Runner:
     def __init__(
         self, registry: Registry, chosen: ExecutorChoice, journal: Path | None = None, *, fresh: bool = False
     ) -> None:
-        """Read the rows that an earlier start finished.
-
-        Args:
-            registry: the plugins.
-            chosen: the choice of the executor, which starts with the first item.
-            journal: the file of the journal; None without one.
-            fresh: ignore finished rows.
+        """Read the rows that an earlier start finished; ``fresh`` ignores them.
 
         Raises:
             OutputError: the journal cannot be read or written.
@@ -541,13 +531,9 @@ class Runner:
         warms: bool = False,
         watch: Callable[[int], None] | None = None,
     ) -> dict[str, Row]:
-        """Return the rows of items by key, and reuse the rows that earlier starts finished.
+        """Return the rows of items by key as :meth:`run` does, and reuse the rows that earlier starts finished.
 
-        Args:
-            items: as for :meth:`run`.
-            call: as for :meth:`run`.
-            warms: as for :meth:`run`.
-            watch: receives the number of rows after each simulation.
+        ``watch`` receives the number of rows after each simulation.
         """
         rows = {key: self.known[key] for key in items if key in self.known}
         missing = {key: item for key, item in items.items() if key not in rows}

@@ -112,10 +112,7 @@ _KNOWN = ".csv or .parquet for tables, .png, .svg or .pdf for pictures"
 def check_outputs(paths: Sequence[Path], others: tuple[str, ...] = (), known: str = _KNOWN) -> None:
     """Check the output files before anything runs.
 
-    Args:
-        paths: the files.
-        others: further suffixes than tables and pictures.
-        known: all suffixes in words.
+    They are tables, pictures, or have one of the other suffixes; ``known`` has all suffixes in words.
 
     Raises:
         OutputError: two outputs are one file, a folder is missing, or a suffix is unknown.

@@ -93,13 +93,9 @@ def figure_of(column: str, rows: Sequence[Row]) -> ChartColumn:
 
 
 def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers: bool) -> Roles:
-    """Return the roles of axes: schedules are lines; ``x`` or the first numeric axis is the x axis.
+    """Return the roles of axes: schedules are lines; ``x``, or the first numeric axis, is the x axis.
 
-    Args:
-        over: the axes.
-        rows: the runs.
-        x: the requested x axis.
-        numbers: whether the x axis must be numeric.
+    ``numbers`` requires numbers on the x axis.
 
     Raises:
         ConfigError: no such axis, or none whose values are numbers.

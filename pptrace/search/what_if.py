@@ -367,10 +367,6 @@ def step_without(run: Run, lost: int) -> int:
     Workers are lost from the last rank of the first replica on, replica by replica. A worker is a pipeline rank
     with all of its GPUs. On a cluster, ranks of different replicas are different GPUs, whose messages share links.
 
-    Args:
-        run: the step of one pipeline without losses.
-        lost: number of failed workers.
-
     Raises:
         ConfigError: a rank is left without a replica, the step cannot be re-routed, or re-routed microbatches
             deadlock under the message policy.
@@ -439,10 +435,7 @@ def _rerouted_step(run: Run, lost: int) -> int:
 def _order(prepared: Prepared, placement: Placement, limits: Int64s) -> Schedule:
     """Return the order of all replicas' workers; replicas with re-routed microbatches have a new order.
 
-    Args:
-        prepared: the step of one pipeline.
-        placement: placement of all replicas' microbatches.
-        limits: shape (workers,): the maximum activations of each worker.
+    ``limits`` has the shape (workers,): the maximum activations of each worker.
     """
     table = prepared.schedule
     passes = table.selected(np.flatnonzero(np.isin(table.kind, _PASSES)))
@@ -492,12 +485,8 @@ def _weights_last(actions: Actions) -> Sequence[Int64s | Int32s]:
 def reroute(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lost: int) -> Placement:
     """Return the placement of all replicas' microbatches; rank ``r`` of replica ``d`` is ``d ranks + r``.
 
-    Args:
-        stage_rank: shape (stages,), the rank of each stage in one pipeline.
-        ranks: ranks of one pipeline.
-        replicas: number of pipelines.
-        microbatches: microbatches of one pipeline.
-        lost: number of failed workers.
+    ``stage_rank`` has the shape (stages,): the rank of each stage in one pipeline. Ranks and microbatches are
+    those of one pipeline.
 
     Raises:
         ConfigError: a rank is left without a replica.
