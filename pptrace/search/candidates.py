@@ -249,13 +249,9 @@ class CandidateRunner(Runner):
         watch: Callable[[int], None] | None = None,
         framework: str = "",
     ) -> list[Row]:
-        """Return the rows of candidates, in their order.
+        """Return the rows of candidates in their order, on another machine if given.
 
-        Args:
-            candidates: the candidates.
-            machine: another machine to simulate them on.
-            framework: the framework that has to run them; empty for none.
-            watch: receives the number of finished rows after each simulation.
+        A framework has to run them unless it is empty. ``watch`` receives the number of finished rows.
         """
         keys = [self._key(candidate, machine, framework) for candidate in candidates]
         items = {

@@ -532,7 +532,7 @@ def crossover(
         basis.find(entry)
     span = parse_span(over, basis, between)
     _check_largest(basis, between, span)
-    pair = _Pair(basis=basis, between=(between[0], between[1]), span=span, watch=watch)
+    pair = _Pair(basis=basis, between=(between[0], between[1]), span=span, watch=watch or (lambda _text: None))
     search = Bisection(sign=pair.sign, is_discrete=span.scale.is_count, tolerance=tolerance)
     grid = geometric(span.low, span.high, points)
     if chosen is None or span.key == _CHUNKS:  # chunks on an executor would count as settings of the entry
@@ -572,7 +572,7 @@ class _Pair(Struct, kw_only=True):
     basis: Basis
     between: tuple[Entry, Entry]
     span: Span
-    watch: Callable[[str], None] | None
+    watch: Callable[[str], None]
     simulate: Callable[[Mapping[str, Entry]], Iterator[tuple[str, Row]]] | None = None
     """Yields the rows of entries from the executor; None without one."""
     prefetched: set[int] = field(default_factory=set)
@@ -587,8 +587,7 @@ class _Pair(Struct, kw_only=True):
         values = [value for value in values if value not in self.prefetched]
         if self.simulate is None or not values:
             return
-        if self.watch is not None:
-            self.watch(f"{self.span.word} {', '.join(map(self.span.scale.shown, values))}: both")
+        self.watch(f"{self.span.word} {', '.join(map(self.span.scale.shown, values))}: both")
         items = {
             f"{value} {entry.label}": replace(entry, varied=(self.span.assign(value), *entry.varied))
             for value in values
@@ -611,8 +610,7 @@ class _Pair(Struct, kw_only=True):
                 return self.points[value].sign
         runs: list[Run] = []
         for entry in self.between:
-            if self.watch is not None:
-                self.watch(f"{self.span.word} {text}: {entry.label}")
+            self.watch(f"{self.span.word} {text}: {entry.label}")
             try:
                 runs.append(self.basis.run(entry, [self.span.assign(value)]))
             except (ConfigError, ScheduleError) as error:

@@ -460,13 +460,17 @@ def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> 
     """Return a configured whole number from 1, or its default."""
     section, _, name = key.partition(".")
     value = (tree.get(section) or {}).get(name, default)
-    if name in (tree.get(section) or {}) and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if name in (tree.get(section) or {}) and not _is_count(value, 1):
         place = place_of(key, places)
         raise ConfigError(
             f"{value} is not a whole number from 1; for several, write --vary {name}=64,128", key=key,
             file=place.source if place else "", line=place.line if place else 0,
         )  # fmt: skip
     return int(value)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _trial(document: Document, registry: Registry, request: PlanRequest) -> Costs:
@@ -632,7 +636,7 @@ class Space:
         written, most = self.problem.grids[key], self.request.gpus
         axis = self.problem.axes.get(f"{key}.pp")
         ranks = [value.varied[0].value for value in axis.values] if axis else [written.get("pp") or 0]
-        if any(not isinstance(pp, int) or isinstance(pp, bool) or pp < 0 for pp in ranks):
+        if not all(_is_count(pp, 0) for pp in ranks):
             raise ConfigError("write whole numbers from 0", file=f"--vary {key}.pp")
 
         def sizes(name: str, default: Sequence[int | None]) -> Sequence[int | None]:
@@ -748,7 +752,7 @@ class Space:
         axis = self.problem.axes.get(key)
         values = [value.varied[0].value for value in axis.values] if axis else []
         for value in values:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not _is_count(value, 1):
                 raise ConfigError(f"{value!r} is not a size: write whole numbers from 1", file=f"--vary {key}")
         return tuple(values)
 

@@ -149,11 +149,7 @@ def policy_text(run: SimulatedStep) -> str:
 
 
 def fallback_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) -> list[str]:
-    """Return lines of the schedules with overrides of the configured policy.
-
-    Args:
-        ran: labels, overrides and steps.
-    """
+    """Return lines of the schedules with overrides of the configured policy, from labels, overrides and steps."""
     others: dict[str, list[str]] = {}
     notes = []
     for label, messages, run in ran:

@@ -141,18 +141,10 @@ def sweep(
     shares_registry: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
-    """Simulate the points of a grid without finished rows.
+    """Simulate the points of a grid without finished rows; the arguments are those of the API.
 
-    Args:
-        grid: the points.
-        registry: the plugins.
-        executor: the name of an executor that a plugin offers, with options as :func:`choose` reads them.
-        workers: number of concurrent points; 0 for the number of cores.
-        outputs: the output files. Their finished rows are reused, and the journal next to the first one stores new
-            rows. After writing the files, the caller removes it by :func:`end_journals`.
-        fresh: ignore finished rows.
-        shares_registry: whether ``registry`` is the caller's, which other processes do not have.
-        progress: receives the number of finished points and of all points.
+    Finished rows of the outputs are reused, and the journal next to the first one stores new rows. After writing
+    the files, the caller removes it by :func:`end_journals`. Other processes do not have a shared registry.
 
     Raises:
         OutputError: an output of another kind or configuration, or a journal that cannot be written.

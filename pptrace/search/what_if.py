@@ -506,17 +506,12 @@ def reroute(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lo
             else "there is only one replica: raise parallel.dp"
         )
         raise ConfigError(f"{problem}; {limit}", file=_FILE)
-    next_index = dict.fromkeys(range(ranks), 0)
-    routes_of_microbatch = np.zeros((replicas * microbatches, stage_rank.size), dtype=np.int32)
-    for microbatch in range(replicas * microbatches):
-        replica = microbatch % replicas
-        replica_of_rank = dict.fromkeys(range(ranks), replica)
-        for rank in range(ranks):
-            if (replica, rank) in lost_workers:
-                replica_of_rank[rank] = remaining[rank][next_index[rank] % len(remaining[rank])]
-                next_index[rank] += 1
-        routes_of_microbatch[microbatch] = [replica_of_rank[int(rank)] * ranks + int(rank) for rank in stage_rank]
-    routes, route = np.unique(routes_of_microbatch, axis=0, return_inverse=True)
+    replica_of_rank = np.tile(np.arange(replicas), microbatches)[:, None].repeat(ranks, axis=1)
+    for rank, kept in remaining.items():
+        is_lost = ~np.isin(replica_of_rank[:, rank], kept)
+        replica_of_rank[is_lost, rank] = np.resize(kept, is_lost.sum())
+    worker = (replica_of_rank * ranks + np.arange(ranks)).astype(np.int32)
+    routes, route = np.unique(worker[:, stage_rank], axis=0, return_inverse=True)
     chain = np.stack([np.arange(stage_rank.size - 1), np.arange(1, stage_rank.size)], axis=1)
     return Placement(
         ranks=replicas * ranks, stage_rank=routes, microbatch_route=route.reshape(-1).astype(np.int32),
