@@ -150,15 +150,18 @@ LLAMA = {"gated": True, "dropout": False, "flash_attention": True, "kv_heads": 4
 
 
 @pytest.mark.parametrize("tp", [1, 4])
-def test_alternate_products_are_all_but_the_core_and_every_other_product(classic: dict[str, Any], tp: int) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_alternate_products_are_all_but_the_core_and_every_other_product(
+    classic: dict[str, Any], tp: int, *, compiled: bool
+) -> None:
     s, h, f, kv = 2048, 1024, 4096, 256
     again = {"recompute": "selective", "recompute_modules": ["alternate_products"]}
-    values = classic | LLAMA
+    values = classic | LLAMA | {"fused_activation": compiled}
 
-    # torchtitan keeps a layer's input, and the results of wq, wv, the core, w1 and w2: the second, fourth and
-    # sixth of its products (wk, wo and w3) are recomputed.
+    # torchtitan keeps a layer's input, and the results of wq, wv, the core and w1, and w2 unless compiled: the
+    # second, fourth and sixth of its products (wk, wo and w3) are recomputed.
     whole, part = (kept(values | more, tp=tp, sequence_parallel=tp > 1) for more in ({}, again))
-    assert part.activation == 2 * s * (2 * h + h + kv + h + f) // tp
+    assert part.activation == 2 * s * ((1 if compiled else 2) * h + h + kv + h + f) // tp
     assert part.activation + part.transient == whole.activation
 
 

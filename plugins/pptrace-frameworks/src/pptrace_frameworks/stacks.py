@@ -364,6 +364,15 @@ _TORCHTITAN = (
         {"costs.zero": 3, "costs.gradients": "fp32", "costs.copied_shards": True, "data_parallel.overlap": True},
     ),
     _rule(
+        "PT torch/distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs: weights are sharded in FP32 alone",
+        {"costs.main_params": "remainder"}, when={"costs.zero": 3},
+        unless={"model.precision": ["fp16", "fp32"]},
+    ),
+    _rule(
+        "fitted to the memory of 1,082 steps in nanotron's Ultra-Scale Playbook: PyTorch's allocator",
+        {"costs.fragmentation": 0.06},
+    ),
+    _rule(
         "TT fsdp_reshard_after_forward default: weights are not freed in a pipeline",
         {"data_parallel.reshard": "never"}, when={"parallel.pp": {"min": 2}},
     ),

@@ -114,16 +114,18 @@ def head_kept(model: Transformer, shard: Shard, options: RooflineOptions) -> Kep
 
     A fused loss keeps its gradient in the place of the logits; otherwise these are kept in fp32. The backward of
     PyTorch's loss holds the result of ``log_softmax``, its gradient, and the logits' gradient. With logits that
-    are split over devices, it also holds exponentials and their product with the gradient.
+    are split over devices, it also holds the sum of exponentials and zeros
+    (``torch/distributed/tensor/parallel/loss.py``). Only Megatron-LM gathers the LM head's input again.
     """
     row = shard.split_tokens * model.hidden * model.element_bytes
+    factor = (shard.split_tokens if options.sequence_first else shard.tokens) * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
     of_loss = (model.element_bytes if options.fused_loss else _FP32) * logits
     if options.eager_loss is True:
-        of_loss = (5 if shard.tp > 1 else 3) * _FP32 * logits
+        of_loss = (4 if shard.tp > 1 else 3) * _FP32 * logits
     if model.frozen:
         return Kept(activation=row + of_loss)
-    return Kept(activation=2 * row + of_loss, weight_part=row + model.element_bytes * logits)
+    return Kept(activation=row + factor + of_loss, weight_part=factor + model.element_bytes * logits)
 
 
 def logits_bytes(model: Transformer, shard: Shard) -> int:
@@ -269,14 +271,14 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
 def _alternate_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes that a layer keeps without every other product.
 
-    These are its input, queries, values, attention's output, one of a gated MLP's two first products, and the
-    output of a gated MLP.
+    These are its input, queries, values, attention's output, and one of a gated MLP's two first products. Without
+    ``torch.compile``, they include the output of a gated MLP, which no backward needs.
     """
     rows, widths = shard.split_tokens * model.hidden, 0
     if kind.mixer == "attention":
         widths += shard.query + shard.value + shard.output
     if kind.feed_forward == "mlp":
-        rows += rows * model.gated
+        rows += rows * (model.gated and not model.fused_activation)
         widths += shard.ffn
     return (rows + shard.tokens * widths) * model.element_bytes
 

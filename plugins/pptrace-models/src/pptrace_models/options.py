@@ -50,7 +50,8 @@ class RooflineOptions(Parameters):
     torchtitan's ``DistMuon`` and in Dion."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
     """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``; fp32 by
-    default. ``remainder`` has the 16 bits of an fp32 copy that bf16 weights lack (``store_param_remainders``)."""
+    default. ``remainder`` has the 16 bits of an fp32 copy that bf16 weights lack (``store_param_remainders``). With
+    ``zero: 3``, both together are the fp32 weights that PyTorch's FSDP2 shards."""
     exp_avg: Moment | None = None
     """Precision of Adam's first moment (``--exp-avg-dtype``), and of Muon's momentum; fp32 by default.
     The bytes of ``mxfp8`` are those of its specification; no known framework stores moments in it."""
@@ -147,7 +148,8 @@ class RooflineOptions(Parameters):
     sequence_first: bool = True
     """Whether the first dimension of activations is the sequence, as in Megatron-LM. Otherwise, with several
     sequences in a microbatch, kernels copy whole tensors after each gather and before each reduce-scatter of
-    sequence parallelism (PyTorch's ``_functional_collectives.py``; ``kernels: shapes``)."""
+    sequence parallelism (PyTorch's ``_functional_collectives.py``; ``kernels: shapes``). Such programs also keep
+    the LM head's gathered input."""
     overlap_tp: bool = False
     """Whether tensor-parallel collectives of attention and MLP overlap with matrix products
     (``--tp-comm-overlap``). They overlap with dependent products in one piece per device. In the backward, whole
