@@ -364,7 +364,7 @@ _TORCHTITAN = (
         {"costs.zero": 3, "costs.gradients": "fp32", "costs.copied_shards": True, "data_parallel.overlap": True},
     ),
     _rule(
-        "PT torch/distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs: weights are sharded in FP32 alone",
+        "PT torch/distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs: shards are in FP32 alone",
         {"costs.main_params": "remainder"}, when={"costs.zero": 3},
         unless={"model.precision": ["fp16", "fp32"]},
     ),

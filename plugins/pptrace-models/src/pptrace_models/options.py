@@ -50,8 +50,8 @@ class RooflineOptions(Parameters):
     torchtitan's ``DistMuon`` and in Dion."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
     """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``; fp32 by
-    default. ``remainder`` has the 16 bits of an fp32 copy that bf16 weights lack (``store_param_remainders``). With
-    ``zero: 3``, both together are the fp32 weights that PyTorch's FSDP2 shards."""
+    default. ``remainder`` has the 16 bits of an fp32 copy that bf16 weights lack (``store_param_remainders``).
+    Both together are the fp32 weights that PyTorch's FSDP2 shards (``zero: 3``)."""
     exp_avg: Moment | None = None
     """Precision of Adam's first moment (``--exp-avg-dtype``), and of Muon's momentum; fp32 by default.
     The bytes of ``mxfp8`` are those of its specification; no known framework stores moments in it."""
