@@ -145,7 +145,9 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
         from pptrace_kernel import compiled
 
         arguments = [*_map_arrays(compiled.as_column, inputs), *outputs]
-        if compiled.is_ready(kernel, arguments) or _should_compile(kernel, rows):
+        if compiled.is_ready(kernel, arguments) or (
+            compiles(rows) and compiled.has_source(kernel) and _budget.take(rows, compiled.bytecode_size(kernel))
+        ):
             _loaded.add(kernel)
             return compiled.call(kernel, arguments)
     _budget.interpreted[kernel] += work
@@ -247,12 +249,6 @@ def observe(column: Any, index: int) -> int:
     """Return an element of a column that a kernel in another thread stores with :func:`publish`."""
     value: int = column[index]
     return value
-
-
-def _should_compile(kernel: Callable[..., Any], rows: int) -> bool:
-    from pptrace_kernel import compiled
-
-    return compiles(rows) and compiled.has_source(kernel) and _budget.take(rows, compiled.bytecode_size(kernel))
 
 
 def _count_values(arguments: Sequence[Argument]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -72,16 +72,8 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
         path=np.where(flow, path, -1).astype(np.int32),
         kind=kind,
         rank=np.repeat(graph.lane_rank, np.diff(graph.lane_ptr))[task],
-        peer=_peers(graph, task),
+        peer=np.where(path < 0, -1, graph.target[path // paths.per_pair]) if len(paths) else path,
     )
-
-
-def _peers(graph: TaskGraph, task: Int32s) -> Int32s:
-    path = graph.path[task]
-    message = path >= 0
-    peer = np.full(task.size, -1, dtype=np.int32)
-    peer[message] = graph.target[path[message] // graph.paths.per_pair]
-    return peer
 
 
 def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = True) -> SharedLinks:
@@ -193,18 +185,30 @@ def run_jobs(
     shared = _links_of_jobs(shared, jobs)
     width = max(int(np.diff(shared.ptr).max(initial=0)), 1)
     sides = 2 * count if contention.slows else 1
+    links, one = shared.rate_kbps.size, np.zeros(1, dtype=np.int64)
     capacity = _CHANGES * int(np.count_nonzero(jobs.kind == sweep_kernels.FLOW)) + 1
     while True:
         progress = new_tasks(tasks)
-        ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
-        log = new_log(capacity)
-        busy = events.Ranks(_filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks))
+        ends, log = _zero_columns(sweep_kernels.Ends, tasks), new_log(capacity)
         run(
             events.run_events,
             (graph, jobs, shared, rules),
             (
-                progress, ends, _heap(count), _running(count), _flows(count), _places(count, width),
-                _links(shared), busy, log,
+                progress,
+                ends,
+                _zero_columns(Heap, count, place=np.full(count, OUTSIDE), size=one.copy()),
+                _zero_columns(events.Running, count, slot=np.full(count, -1), used=np.zeros(3, dtype=np.int64)),
+                _zero_columns(Flows, count),
+                _zero_columns(Places, count * width, width=width),
+                _zero_columns(
+                    LinkCapacities, links, head=np.full(links, -1), tail=np.full(links, -1),
+                    room=shared.rate_kbps * FINER, opened=one.copy(), index=np.full(links, -1),
+                ),
+                _zero_columns(
+                    events.Ranks, ranks, head=np.full(ranks, -1), after=np.zeros(sides, dtype=np.int64),
+                    before=np.zeros(sides, dtype=np.int64),
+                ),
+                log,
             ),
             work=tasks + _EFFORT * count,
         )  # fmt: skip
@@ -236,46 +240,13 @@ def _links_of_jobs(shared: events.SharedLinks, jobs: sweep_kernels.Jobs) -> even
     )
 
 
-def _heap(count: int) -> Heap:
-    return Heap(
-        item=_filled(count), place=_filled(count, OUTSIDE), time=_filled(count, of=np.int64), size=_filled(1)
-    )
+def _zero_columns(record: Any, rows: int, **given: Any) -> Any:
+    """Return a record of the event kernel with columns of zeros for all fields that are not given.
 
-
-def _running(count: int) -> events.Running:
-    return events.Running(
-        slot=_filled(count, -1), due=_filled(count, of=np.int64), job=_filled(count),
-        remaining=_filled(count, of=np.int64), since=_filled(count, of=np.int64), unused=_filled(count),
-        used=_filled(3),
-    )  # fmt: skip
-
-
-def _flows(count: int) -> Flows:
-    return Flows(
-        links=_filled(count), cap=_filled(count, of=np.int64), rate=_filled(count, of=np.int64),
-        fair=_filled(count, of=np.int64), limit=_filled(count), free=_filled(count),
-        mark=_filled(count, of=np.int8),
-    )  # fmt: skip
-
-
-def _places(count: int, width: int) -> Places:
-    link, weight, flow, after, before = (_filled(count * width) for _ in range(5))
-    return Places(link=link, weight=weight, flow=flow, after=after, before=before, width=width)
-
-
-def _links(shared: events.SharedLinks) -> LinkCapacities:
-    count = shared.rate_kbps.size
-    wanted, limited, level, next_level = (_filled(count, of=np.int64) for _ in range(4))
-    return LinkCapacities(
-        head=_filled(count, -1), tail=_filled(count, -1), room=shared.rate_kbps * FINER, wanted=wanted,
-        limited=limited, level=level, open=_filled(count), opened=_filled(1), index=_filled(count, -1),
-        next_level=next_level,
-    )  # fmt: skip
-
-
-def _filled(size: int, value: int = 0, of: type[np.integer] = np.int32) -> np.ndarray:
-    """Return a column of one value; zeros take no memory until they are written."""
-    return np.full(size or 1, value, dtype=of) if value else np.zeros(size or 1, dtype=of)
+    Zeros take no memory until they are written.
+    """
+    columns = {name: np.zeros(rows or 1, dtype=np.int64) for name in record._fields}
+    return record(**(columns | given))
 
 
 class Ran(Struct, frozen=True):

@@ -125,7 +125,12 @@ class LoweredStep(Struct, frozen=True):
             DeadlockError: the schedule deadlocks.
         """
         simulated = self.run_table(times)
-        return _steady_step(simulated) if self.schedule.updates > 1 else simulated
+        if self.schedule.updates == 1:
+            return simulated
+        part, traffic = steady_step(simulated.timeline), simulated.traffic
+        if traffic is not None:
+            traffic = traffic.of_rows(part.rows, part.start_ns, part.end_ns)
+        return Simulated(timeline=part.timeline, traffic=traffic)
 
     def run_table(self, times: ActionTimes | None = None) -> Simulated:
         """Run the tasks and return all slices, those of each update; otherwise as :meth:`run`."""
@@ -236,14 +241,6 @@ def run_together(
         overlap_reduction=True, graph=graph,
     )  # fmt: skip
     return lowered.run().timeline, gradients_ns
-
-
-def _steady_step(simulated: Simulated) -> Simulated:
-    """Return one step of several, between two updates."""
-    part, traffic = steady_step(simulated.timeline), simulated.traffic
-    if traffic is not None:
-        traffic = traffic.of_rows(part.rows, part.start_ns, part.end_ns)
-    return Simulated(timeline=part.timeline, traffic=traffic)
 
 
 def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Log]:
