@@ -142,17 +142,22 @@ def _ends(texts: Sequence[str]) -> Block:
 
 def _join_names(
     prefix: Choice, texts: Sequence[bytes] | Mapping[int, bytes], ends: Block, plain: frozenset[int] = frozenset()
-) -> Block:
+) -> list[Part]:
     """Return ``texts[prefix]`` directly followed by an end, or only by a quote for ``plain`` prefixes."""
-    width = max(len(texts[code]) for code in prefix.used) + ends.shape[1]
+    heads = {code: texts[code] + b'"' * (code in plain) for code in prefix.used}
+    longest = max(map(len, heads.values()))
+    width = max(len(texts[code]) for code in heads) + ends.shape[1]
+    if plain.isdisjoint(heads) and longest == min(map(len, heads.values())):
+        return [prefix.among(heads), ends]
+    if plain.issuperset(heads):
+        return [prefix.among(heads), b" " * (width - longest)]
     block = np.full((len(ends), width), _BLANK, dtype=np.uint8)
-    for code in prefix.used:
+    for code, head in heads.items():
         lines = np.flatnonzero(prefix.codes == code)
-        head = texts[code] + b'"' * (code in plain)
         block[lines, : len(head)] = np.frombuffer(head, dtype=np.uint8)
         if code not in plain:
             block[lines, len(head) : len(head) + ends.shape[1]] = ends[lines]
-    return block
+    return [block]
 
 
 _LISTED_RANKS = 30
@@ -325,12 +330,12 @@ class LineFormatter:
         host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), HOST)
         device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), lane.thread)
         lines = [
-            b'{"ph":"X","cat":"user_annotation","name":', self._action(rows, ends), host, enter,
+            b'{"ph":"X","cat":"user_annotation","name":', *self._action(rows, ends), host, enter,
             b',"dur":0,"args":{"External id":', row_id, b"}},\n",
             b'{"ph":"X","cat":"cuda_runtime","name":', launch, host, enter,
             b',"dur":0,"args":{"External id":', row_id, b',"correlation":', row_id, b"}},\n",
             b'{"ph":"s","id":', row_id, host, enter, b',"cat":"ac2g","name":"ac2g"},\n',
-            b'{"ph":"X","cat":', category, b',"name":', kernel, device, start,
+            b'{"ph":"X","cat":', category, b',"name":', *kernel, device, start,
             b',"dur":', dur, b',"cname":', self._color(rows),
             b',"args":{"device":0,"stream":%d,"correlation":' % lane.thread, row_id,
             b',"kind":', kind.among(_KIND), *self._facts(rows), *facts, b"}},\n",
@@ -389,7 +394,7 @@ class LineFormatter:
         name = Choice.of(np.where(path.part == 0, kind, len(NAMES) - 1 + path.part))
         yield from pieces(len(path), [
             b'{"ph":"X","cat":"critical path","name":',
-            _join_names(name, _PATH_NAMES, self._row_ends(self._actions, row), _PLAIN_PATH_NAMES),
+            *_join_names(name, _PATH_NAMES, self._row_ends(self._actions, row), _PLAIN_PATH_NAMES),
             b',"pid":%d,"tid":%d,"ts":' % (process, process + 1), *_exact_times(path.start_ns, path.end_ns),
             b',"cname":', self._color(row),
             b',"args":{"rank":', _shared_number(self._rank[row]),
@@ -402,7 +407,9 @@ class LineFormatter:
         width = ends.shape[1]
         return ends.view(f"V{width}").take(self._label[rows]).view(np.uint8).reshape(-1, width)
 
-    def _kernel(self, lane: Lane, rows: slice, kind: Choice, ends: Block) -> tuple[Part, Part, Part, list[Part]]:
+    def _kernel(
+        self, lane: Lane, rows: slice, kind: Choice, ends: Block
+    ) -> tuple[list[Part], Part, Part, list[Part]]:
         """Return the names, launches, categories and additional arguments of the rows' kernels."""
         parts = self.scene.timeline.parts
         facts = [self._message(lane, rows)]
@@ -423,7 +430,7 @@ class LineFormatter:
                     segment.among({c: b'"%s"' % getattr(each, field).encode() for c, each in names.items()})
                     for field in ("name", "launch", "category")
                 )
-                return name, launch, category, facts
+                return [name], launch, category, facts
             ends = self._row_ends(self._kernels, rows)
         kernel = _join_names(kind, _KERNEL, ends, plain=_UNNUMBERED)
         return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
@@ -437,7 +444,7 @@ class LineFormatter:
             return words(timeline.kind[rows], _KIND_COLORS)
         return words(np.maximum(timeline.microbatch[rows], 0) % len(_SLICE_COLORS), _SLICE_COLORS)
 
-    def _action(self, rows: slice, ends: Block) -> Block:
+    def _action(self, rows: slice, ends: Block) -> list[Part]:
         timeline = self.scene.timeline
         stage = timeline.stage[rows].astype(np.int64) + 1  # a stage may be -1
         code = Choice.of(stage * len(_KIND_NAMES) + timeline.kind[rows])
@@ -467,9 +474,9 @@ class LineFormatter:
         peer = (
             self._peers.of_rows(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
         )
-        size, sized = np.unique(timeline.size_bytes[rows], return_inverse=True)
+        size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
-        keys, code = np.unique((sized * len(_KIND_NAMES) + kind) * peer_count + peer + 1, return_inverse=True)
+        keys, code = _distinct((sized * len(_KIND_NAMES) + kind) * peer_count + peer + 1)
         texts = [
             _collective_facts(
                 int(key) // peer_count % len(_KIND_NAMES),
@@ -521,6 +528,13 @@ def _exact_times(start_ns: Int64s, end_ns: Int64s) -> list[Part]:
 def _row_ids(row: Int32s) -> Int64s:
     """Return the numbers in the file of rows of the full step, 0 for none."""
     return np.where(row < 0, 0, row.astype(np.int64) + _FIRST)
+
+
+def _distinct(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Return the distinct values, and the index of each value among them."""
+    if all_equal(values):
+        return values[:1], np.zeros(values.size, dtype=np.int64)
+    return np.unique(values, return_inverse=True)
 
 
 def _shared_number(values: NDArray[np.integer]) -> Part:
