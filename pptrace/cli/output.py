@@ -21,14 +21,66 @@ if TYPE_CHECKING:
     from pptrace.report.document import Document, Printed
 
 
+_OLD_KEYS = {
+    "actions.start_ns": "at_ns",
+    "bottleneck": "lever",
+    "causes": "culprits",
+    "causes.kind": "sort",
+    "check.simulated_ns": "own_ns",
+    "divergence.local_ns": "own_ns",
+    "divergence.predecessors": "behind",
+    "divergence.start_ns": "at_ns",
+    "links.equal_links": "alike",
+    "places.slower": "behind",
+    "policies.slower": "price",
+    "rows.common_policy_arguments": "alike_arguments",
+    "rows.common_policy_step_ns": "alike_step_ns",
+    "rows.variant": "form",
+}
+"""Keys of JSON that had another name, and this name."""
+
+
+def echo_json(values: Any) -> None:
+    """Print values as JSON.
+
+    Renamed keys also appear under their old names, and ``deprecated`` maps these to the new ones.
+    """
+    import json
+
+    click.echo(json.dumps(_with_old_keys(values), indent=2, ensure_ascii=False))
+
+
+def _with_old_keys(values: Any) -> Any:
+    """Return a document or a list of documents with old keys, and which ones they are."""
+    if isinstance(values, list):
+        return [_with_old_keys(document) for document in values]
+    found: dict[str, str] = {}
+
+    def renamed(value: Any, parent: str) -> Any:
+        if isinstance(value, list):
+            return [renamed(part, parent) for part in value]
+        if not isinstance(value, dict):
+            return value
+        new = {}
+        for key, part in value.items():
+            path = f"{parent}{key}"
+            new[key] = renamed(part, f"{path}.")
+            if old := _OLD_KEYS.get(path):
+                new[old], found[f"{parent}{old}"] = new[key], path
+        return new
+
+    document = renamed(values, "")
+    return {**document, "deprecated": found} if found else document
+
+
 def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -> None:
     """Print one document, or a list of several, as JSON or as text for the terminal's width."""
     from shutil import get_terminal_size
 
-    from pptrace.report.document import Document, json_of, text_of
+    from pptrace.report.document import Document, plain, text_of
 
     if as_json:
-        click.echo(json_of(documents))
+        echo_json(plain(documents))
         return
     width = get_terminal_size().columns if sys.stdout.isatty() else None
     several = [documents] if isinstance(documents, Document) else documents
@@ -37,9 +89,10 @@ def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -
 
 def echo_result(result: Printed, *, as_json: bool) -> None:
     """Print a result as JSON or as its summary."""
-    import json
-
-    click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else result.summary())
+    if as_json:
+        echo_json(result.to_dict())
+    else:
+        click.echo(result.summary())
 
 
 def report_written(paths: Iterable[Path | str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 from msgspec.structs import replace
 
 from pptrace.cli.options import experiment_flags, json_option, outputs_option
-from pptrace.cli.output import echo_documents
+from pptrace.cli.output import echo_documents, echo_json
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool, full:
                 {"key": key, "value": value, "origin": origin}
                 for key, value, origin in run.prepared.resolved.explain()
             ]
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        echo_json(document)
         return
     if explain:
         from pptrace.report.document import Document, Table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping
@@ -356,11 +355,6 @@ def write_page(path: Path, document: Document) -> None:
 
 
 _FIGURE_ATTRIBUTES = ("deviation", "spread")
-
-
-def json_of(documents: Document | Sequence[Document]) -> str:
-    """Return the values of a document as JSON, or a list for several documents."""
-    return json.dumps(plain(documents), indent=2)
 
 
 def plain(value: Any) -> Any:

@@ -124,6 +124,11 @@ def test_json_holds_what_the_text_says(pptrace: Callable[..., Any]) -> None:
     assert sum(rung["change_ns"] for rung in document["ladder"]) == second - first
     assert len(document["actions"]) == 1
     assert not document["same"]
+    assert document["deprecated"]["culprits"] == "causes"
+    assert document["deprecated"]["divergence.behind"] == "divergence.predecessors"
+    assert document["divergence"]["behind"] == document["divergence"]["predecessors"]
+    assert document["culprits"] == document["causes"]
+    assert document["culprits"][0]["sort"] == document["causes"][0]["kind"]
 
 
 def test_every_output_is_written_and_told(folder: Path, pptrace: Callable[..., Any]) -> None:
