@@ -155,7 +155,7 @@ def backward_end(cp: cp_model.CpModel, problem: Problem, op: Op, begin: Any, joi
     if joined is None or op.kind not in (OpKind.I, OpKind.W):
         return begin + duration
     joined_duration = problem.duration(op._replace(kind=OpKind.B)) if op.kind is OpKind.I else 0
-    latest = begin.proto.domain[-1] + max(duration, joined_duration)
+    latest = max(begin.proto.domain) + max(duration, joined_duration)
     end = cp.new_int_var(0, latest, "end")
     cp.add(end == begin + duration + (joined_duration - duration) * joined)
     return end
