@@ -100,6 +100,11 @@ class Provided(Struct, Generic[Offer_co], frozen=True, kw_only=True, eq=False):
     provider: Provider
     """The plugin."""
 
+    @property
+    def distribution(self) -> str:
+        """The distribution's name."""
+        return self.provider.distribution
+
 
 class Offered(dict[str, Provided[Offer_co]]):
     """All offers of one kind by name; ``missing`` returns the offer of an unknown name or raises an error."""

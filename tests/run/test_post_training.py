@@ -12,6 +12,7 @@ from pptrace.errors import ConfigError
 from pptrace.steps.kinds import Kind
 from pptrace.timeline.critical_path import why
 from pptrace.timeline.idle import time_spent
+from pptrace.timeline.timeline import window
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def test_traces_show_generation_and_passes(tmp_path: Path) -> None:
 
     for again in (perfetto.read([tmp_path / "step.pftrace"]), kineto.read([tmp_path / "step.json"])):
         assert (again.kind == Kind.GENERATION).sum() == 4
-        assert time_spent(again).idle_ns.tolist() == run.metrics.idle_ns.tolist()
+        assert time_spent(again, window(again)).idle_ns.tolist() == run.metrics.idle_ns.tolist()
 
 
 def test_messages_of_passes_use_links() -> None:

@@ -13,6 +13,7 @@ from pptrace.run import replicas
 from pptrace.search.what_if import at_speeds, whatif
 from pptrace.sim.simulation import run_together
 from pptrace.timeline.idle import IdleCause, time_spent
+from pptrace.timeline.timeline import window
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def test_what_a_replica_waits_for_slower_ones_is_a_cause_of_its_own(tmp_path: Pa
     assert (fast.metrics.busy_ns + fast.metrics.idle_ns.sum(axis=1) == fast.metrics.step_ns).all()
     fast.save(tmp_path / "step.pftrace", tmp_path / "step.json")
     for again in (perfetto.read([tmp_path / "step.pftrace"]), kineto.read([tmp_path / "step.json"])):
-        assert time_spent(again).idle_ns.tolist() == fast.metrics.idle_ns.tolist()
+        assert time_spent(again, window(again)).idle_ns.tolist() == fast.metrics.idle_ns.tolist()
 
 
 def test_lengths_and_speeds_multiply() -> None:
