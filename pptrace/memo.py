@@ -57,7 +57,7 @@ _memo: ContextVar[Memo | None] = ContextVar("memo", default=None)
 
 
 @contextmanager
-def sharing(memo: Memo) -> Iterator[None]:
+def memoizing(memo: Memo) -> Iterator[None]:
     """Share results in this block, those of earlier blocks with the same memo included."""
     token = _memo.set(memo)
     try:
@@ -66,17 +66,17 @@ def sharing(memo: Memo) -> Iterator[None]:
         _memo.reset(token)
 
 
-def shares() -> bool:
+def is_memoizing() -> bool:
     """Return whether results are shared."""
     return _memo.get() is not None
 
 
-def shared(
+def memoized(
     compute: Callable[[], Result],
     key: Hashable,
     *inputs: object,
     rows: int = 1,
-    keeps: Callable[[], bool] = lambda: True,
+    may_keep: Callable[[], bool] = lambda: True,
 ) -> Result:
     """Return the result of an earlier call with an equal key and the same inputs, else compute it.
 
@@ -85,7 +85,7 @@ def shared(
         key: the inputs that are compared by value.
         inputs: the inputs that are compared by identity.
         rows: rows of the result.
-        keeps: whether later calls may use the result, asked after its computation.
+        may_keep: whether later calls may use the result, asked after its computation.
     """
     memo = _memo.get()
     if memo is None:
@@ -95,6 +95,6 @@ def shared(
     if known is not None:
         return known[0]
     result = compute()
-    if keeps():
+    if may_keep():
         memo.keep(place, inputs, result, rows)
     return result

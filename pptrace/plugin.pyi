@@ -26,7 +26,7 @@ from pptrace.files import print_or_write as print_or_write
 from pptrace.files import replace_file as replace_file
 from pptrace.lazy import deferred as deferred
 from pptrace.measured.computations import extract_computations as extract_computations
-from pptrace.memo import shared as shared
+from pptrace.memo import memoized as memoized
 from pptrace.network.cluster import Layout as Layout
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE
 from pptrace.network.contract import UNLIMITED as UNLIMITED

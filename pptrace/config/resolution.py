@@ -19,7 +19,7 @@ from pptrace.config.places import Document, Place, Places, error_at, key_text, r
 from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice, grid_key, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, divisors_near, nearest
-from pptrace.memo import shared, shares
+from pptrace.memo import is_memoizing, memoized
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -99,7 +99,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
 
         # Whether a quantity can be an integer depends on which keys the user wrote.
         written = tuple(name for name in self.positions if name.startswith(prefix))
-        filled, origins, checked = shared(
+        filled, origins, checked = memoized(
             fill, ("options", key, repr(preset), written), model, section, rows=_SECTION_ROWS
         )
         return self.with_section(key, filled, origins), checked
@@ -131,7 +131,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
         section = getattr(self.experiment, key)
         fields = type(section).model_fields
         origins = {f"{key}.{fields[name].alias or name}": origin for name in values}
-        changed = shared(
+        changed = memoized(
             lambda: section.model_copy(update=values), ("values", key, repr(values)), section, rows=_SECTION_ROWS
         )
         return self.with_section(key, changed, origins)
@@ -149,7 +149,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
         def check() -> dict[str, Any]:
             return dict(validate_options(type(section), nested, name).model_dump(exclude_unset=True))
 
-        checked = shared(check, ("key", key, repr(value)), type(section))
+        checked = memoized(check, ("key", key, repr(value)), type(section))
         update = {
             field: merged(getattr(section, field, {}), inner) if isinstance(inner, dict) else inner
             for field, inner in checked.items()
@@ -216,16 +216,16 @@ def _validated(tree: Mapping[str, Any], positions: Places, source: str) -> Exper
         # Pydantic copies the default of p2p, which takes longer than its validation.
         return getattr(validate({**_NO_SCHEDULE, "p2p": {}, name: tree[name]}), name)
 
-    if not shares():
+    if not is_memoizing():
         return validate(tree)
     try:
         sections = {
-            name: shared(partial(section, name), ("section", name, repr(tree[name])), rows=_SECTION_ROWS)
+            name: memoized(partial(section, name), ("section", name, repr(tree[name])), rows=_SECTION_ROWS)
             for name in tree
         }
     except ConfigError:
         return validate(tree)  # the first error of all sections
-    return shared(partial(validate, _NO_SCHEDULE), "absent sections").model_copy(update=sections)
+    return memoized(partial(validate, _NO_SCHEDULE), "absent sections").model_copy(update=sections)
 
 
 def document_of(source: Config | Document | None) -> Document:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.network.contract import Flat, Links, Paths, check_links, check_paths
 from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
 from pptrace.steps.actions import Action
@@ -84,7 +84,7 @@ class GuardedNetwork(Struct, frozen=True):
         Raises:
             PluginError: the plugin raised, or returned no links.
         """
-        return shared(self._read_links, "links", self.network)
+        return memoized(self._read_links, "links", self.network)
 
     def _read_links(self) -> Links:
         name = f"links of network {self.name!r}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.memo import shared
+from pptrace.memo import memoized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -237,7 +237,7 @@ class CostRequest(Struct, frozen=True, kw_only=True):
         """Return texts that are equal for equal requests; requests with the same parameters share theirs."""
         parameters = self.model, self.device, self.rank_devices, self.options
         sizes = replace(self, model={}, device={}, rank_devices=(), options={})
-        return repr(sizes), *(shared(partial(repr, each), "text", each, rows=_TEXT_ROWS) for each in parameters)
+        return repr(sizes), *(memoized(partial(repr, each), "text", each, rows=_TEXT_ROWS) for each in parameters)
 
 
 class NetworkRequest(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_size
 from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
-from pptrace.memo import Memo, sharing
+from pptrace.memo import Memo, memoizing
 from pptrace.report.document import Document, Table
 from pptrace.run.neighbourhood import (
     DIVISION,
@@ -87,7 +87,7 @@ def advise(run: SimulatedStep, *, deep: bool = False) -> Advice:
 
     A ``deep`` search simulates many candidates, which may take minutes; another only the best few by estimate.
     """
-    with sharing(Memo()):
+    with memoizing(Memo()):
         return _Search(run, _DEEP if deep else _QUICK, deep=deep).advice()
 
 

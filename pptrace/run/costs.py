@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pptrace.config.choices import Bridge, ReduceGroups, Reshard
 from pptrace.config.schema import grid_key, module_title
 from pptrace.errors import ConfigError, nearest
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.network.cluster import RankNetwork, SharedLayout, flows_of_gpu, message_share, sibling_replicas
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
@@ -153,7 +153,7 @@ class Costs(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """Return the costs of equal microbatches; steps that share results share them, except on a cluster."""
         if isinstance(self.network, RankNetwork):
             return build_workload(self.offer, request)
-        return shared(
+        return memoized(
             lambda: build_workload(self.offer, request), ("costs", request.texts()), self.offer.offer,
             rows=_STAGE_ROWS * request.stages,
         )  # fmt: skip
@@ -358,7 +358,7 @@ def _link_collectives(network: RankNetwork) -> LinkCollectives:
     """Return the times of collectives over the groups of a job on its cluster."""
     from pptrace.network.collectives import LinkCollectives
 
-    known: dict[Any, Any] = shared(dict, "plans of collectives", network.network)
+    known: dict[Any, Any] = memoized(dict, "plans of collectives", network.network)
     return LinkCollectives(network=network.network, groups=network.layout.groups, known=known)
 
 

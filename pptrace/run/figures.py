@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
@@ -262,7 +262,7 @@ def at_levels(run: SimulatedStep) -> Levels:
         formula = call_plugin(provided.provider, bubble, request) if bubble else None
         return formula, _bubble(build_schedule(provided, request))
 
-    formula, table = shared(bubbles, ("bubbles", repr(request)), provided.offer)
+    formula, table = memoized(bubbles, ("bubbles", repr(request)), provided.offer)
     return Levels(run=run, formula=formula, table=table)
 
 

@@ -13,7 +13,7 @@ from pptrace.config.schema import Cluster as Section
 from pptrace.config.schema import Device, is_yaml_file
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, PluginError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.network.cluster import Cluster, RankNetwork
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.requests import NetworkRequest
@@ -200,7 +200,7 @@ def job_network(inputs: Inputs) -> RankNetwork:
         fabric = _part(inputs, values, "fabric", NetworkRequest(endpoints=nodes * nics, per_node=nics))
     elif "fabric" in values:
         _options(inputs, values, "fabric")
-    cluster = shared(
+    cluster = memoized(
         lambda: Cluster(node=node, fabric=fabric, nodes=nodes, gpus=gpus, nics=nics),
         ("cluster", nodes, gpus, nics), node, fabric, rows=nodes,
     )  # fmt: skip
@@ -272,7 +272,7 @@ def _part(inputs: Inputs, values: dict[str, Any], part: str, request: NetworkReq
     request = replace(request, options=checked)
     with at_location(inputs.resolved, key, options=True):
         try:
-            return shared(
+            return memoized(
                 lambda: build_network(provided, request), ("network", repr(request)), provided.offer,
                 rows=request.endpoints,
             )  # fmt: skip
@@ -325,7 +325,7 @@ def fill_cluster_device(inputs: Inputs) -> None:
     device, label = offer.offer.device, f"cluster {offer.offer.name}"
     written = section.values if section else {}
     values = merged({"preset": device} if isinstance(device, str) else device, written)
-    filled = shared(
+    filled = memoized(
         lambda: Device.model_validate({**values, "ranks": section.ranks if section else None}),
         ("device", label), offer.offer, section,
     )  # fmt: skip

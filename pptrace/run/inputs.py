@@ -13,7 +13,7 @@ from pptrace.config.flags import HEADLINES
 from pptrace.config.places import Place, place_of
 from pptrace.config.schema import OpenSection, module_title
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.network.cluster import Layout
 from pptrace.plugins.from_file import is_file_reference
 from pptrace.report.numbers import microbatches_text
@@ -143,7 +143,7 @@ class Inputs(Struct, kw_only=True):
         reads: Iterable[str],
         fills: Iterable[str],
         rows: int,
-        keeps: Callable[[], bool] = lambda: True,
+        may_keep: Callable[[], bool] = lambda: True,
     ) -> Result:
         """Return the result of a stage of preparation; steps with the same sections share it.
 
@@ -153,7 +153,7 @@ class Inputs(Struct, kw_only=True):
             reads: the sections that it reads.
             fills: the sections that it fills in.
             rows: rows of its result in a memo.
-            keeps: as for :func:`~pptrace.memo.shared`.
+            may_keep: as for :func:`~pptrace.memo.memoized`.
         """
 
         def run() -> tuple[Result, Inputs, dict[str, Any], dict[str, str]]:
@@ -164,7 +164,9 @@ class Inputs(Struct, kw_only=True):
             return result, filled, values, {key: text for key, text in texts if key.partition(".")[0] in values}
 
         sections = (getattr(self.experiment, section) for section in reads)
-        result, filled, values, origins = shared(run, name, self.registry, *sections, rows=rows, keeps=keeps)
+        result, filled, values, origins = memoized(
+            run, name, self.registry, *sections, rows=rows, may_keep=may_keep
+        )
         self.plugins |= filled.plugins
         self.notes = (*self.notes, *(note for note in filled.notes if note not in self.notes))
         self.resolved = replace(
@@ -272,7 +274,7 @@ def layout_of(resolved: Resolved) -> Layout:
     parallel, reduction = resolved.experiment.parallel, resolved.experiment.data_parallel
     key = "layout", reduction.shard, reduction.expert_shard, reduction.subgroup
     with at_location(resolved, "parallel"):
-        return shared(lambda: parallel_layout(parallel, reduction), key, parallel)
+        return memoized(lambda: parallel_layout(parallel, reduction), key, parallel)
 
 
 def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -> Layout:

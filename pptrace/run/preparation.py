@@ -18,7 +18,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.config.limits import exceeds_host_memory, gibibytes, memory_key, most_memory
 from pptrace.config.schema import TableFileOptions, grid_key
 from pptrace.errors import ConfigError, ConstraintError, ScheduleError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.guards import call_plugin
@@ -182,7 +182,7 @@ def _network(inputs: Inputs) -> Network:
     options = inputs.fill_options("network", provided.offer.options)
     with at_location(inputs.resolved, "network", options=True):
         request = NetworkRequest(endpoints=inputs.experiment.parallel.pp or 1, options=options)
-        network = shared(lambda: build_network(provided, request), ("network", repr(request)), provided.offer)
+        network = memoized(lambda: build_network(provided, request), ("network", repr(request)), provided.offer)
     inputs.resolved = with_reduction(inputs.resolved, network)
     return network
 
@@ -224,9 +224,9 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
             )
         stages = request.stages
         lazy = LazyRequest.of(request, lambda: compute_times(stages), tables)
-        table = shared(
+        table = memoized(
             lambda: build_schedule(provided, lazy), ("table", repr(request)), provided.offer,
-            rows=_PASSES * stages * request.microbatches, keeps=lambda: not lazy.reads_costs,
+            rows=_PASSES * stages * request.microbatches, may_keep=lambda: not lazy.reads_costs,
         )  # fmt: skip
     # Stages of the encoder that are not among the ranks' chunks do not count as chunks.
     if not request.encoder_stages or table.stages != stages + request.encoder_stages:
@@ -415,7 +415,7 @@ def message_policy(inputs: Inputs, table: Schedule) -> Policy:
     _check_unused(inputs.resolved)
     options = inputs.fill_options("p2p", provided.offer.options)
     with at_location(inputs.resolved, "p2p"):
-        return shared(
+        return memoized(
             lambda: build_policy(provided, table, options), ("policy", repr(options)), provided.offer, table,
             rows=len(table),
         )  # fmt: skip

@@ -51,7 +51,7 @@ def fill_stack(inputs: Inputs) -> None:
         lambda inputs: _fill(inputs, name), f"stack {name}",
         reads=[section for section in type(inputs.experiment).model_fields if section not in _UNREAD],
         fills=(*_SECTIONS, "stack"), rows=_ROWS,
-        keeps=lambda: not any(key.partition(".")[0] in _UNREAD for key in condition_keys(inputs)),
+        may_keep=lambda: not any(key.partition(".")[0] in _UNREAD for key in condition_keys(inputs)),
     )  # fmt: skip
 
 

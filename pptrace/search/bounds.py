@@ -40,7 +40,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import Validation
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.run.costs import in_parts, part_times
 from pptrace.sim.overlapped_pairs import least_pair_ns
 from pptrace.steps.actions import group_starts
@@ -295,7 +295,7 @@ def _least_pair_ns(table: Schedule, workload: Workload, cells: Sequence[int]) ->
         return 0
     members = tuple(workload.segments[kind][stage] for kind, stage in places)
     turns = table.interleave.get(tuple(kind for kind, _ in places), ())
-    return shared(partial(least_pair_ns, members, turns), ("pair", turns), *members)
+    return memoized(partial(least_pair_ns, members, turns), ("pair", turns), *members)
 
 
 def _row_ends(duration_ns: Int64s, before_ns: Int64s, row: Int64s) -> Int64s:
@@ -370,7 +370,7 @@ def _bounds_memory(workload: Workload, kind: Kind) -> bool:
         for segments, change in zip(workload.segments.get(kind, ()), changes.tolist(), strict=False)
     }
     return all(
-        shared(partial(_keeps_bound, segments, change), ("keeps", change), segments)
+        memoized(partial(_keeps_bound, segments, change), ("keeps", change), segments)
         for (_, change), segments in stages.items()
     )
 
@@ -489,7 +489,7 @@ class Times(Struct, frozen=True, kw_only=True):
             known: dict[int, SegmentTimes] = {}
             for stage, segments in enumerate(stages):
                 if id(segments) not in known:
-                    known[id(segments)] = shared(
+                    known[id(segments)] = memoized(
                         partial(SegmentTimes.of, segments, overlapped=costs.overlapped),
                         ("segment times", costs.overlapped), segments,
                     )  # fmt: skip

@@ -28,7 +28,7 @@ from msgspec.structs import asdict
 
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.errors import ConfigError
-from pptrace.memo import sharing
+from pptrace.memo import memoizing
 from pptrace.plugins.guards import interruption
 from pptrace.search.candidates import Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
@@ -172,7 +172,7 @@ class Search:
             ConfigError: no candidate can run, none fits, or none was found in the time.
             PptraceError: settings that no layout can use.
         """
-        with always_compiled(), sharing(process_memo()):
+        with always_compiled(), memoizing(process_memo()):
             try:
                 self._search()
             except _TimeEndedError:
@@ -753,7 +753,7 @@ class Prefetch:
 def _call_space_bounds(space: bytes, method: str, items: list[Any]) -> list[Any]:
     """Return the values of a method of the space's :class:`SpaceBounds`, in a worker process."""
     space_bounds = _space_bounds(space)
-    with sharing(process_memo()):
+    with memoizing(process_memo()):
         return [getattr(space_bounds, method)(item) for item in items]
 
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 from pptrace.config.overrides import parse_value
 from pptrace.config.resolution import document_of, leaves_by_key, load, plain_section
 from pptrace.errors import ConfigError, DeadlockError, OutputError, PptraceError
-from pptrace.memo import Memo, shared, sharing
+from pptrace.memo import Memo, memoized, memoizing
 from pptrace.plugins.construction import checked_options
 from pptrace.plugins.guards import call_plugin, one_line, plugin_error
 from pptrace.plugins.registry import Registry
@@ -388,7 +388,7 @@ def row_or_error(simulate_row: Callable[[], Row], reason_of: Callable[[PptraceEr
     try:
         with many_runs(actions):
             try:
-                with sharing(process_memo()):
+                with memoizing(process_memo()):
                     return simulate_row()
             except DeadlockError:  # shared graphs have redundant edges, which its cycle could contain
                 return simulate_row()
@@ -409,7 +409,7 @@ def inputs_of(resolved: Resolved) -> Row:
     """Return the resolved keys with their values: lists as JSON, absolute paths as their last part."""
     cells: Row = {}
     for name, section in resolved.sections():
-        cells |= shared(partial(_cells, name, section), ("cells", name), section, rows=_SECTION_ROWS)
+        cells |= memoized(partial(_cells, name, section), ("cells", name), section, rows=_SECTION_ROWS)
     return cells
 
 

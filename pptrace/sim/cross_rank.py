@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.errors import ScheduleError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.sim.kernels.edges import JOINED, LAUNCHED, classify_calls
 from pptrace.sim.streams import Pairs, sort_edges
 from pptrace.steps.action_insertion import insert_stage_actions
@@ -260,7 +260,7 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
     if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
     key = "epilogue", overlap, *(stages.tobytes() for stages in takes.values())
-    return shared(lambda: _with_epilogue(schedule, takes, overlap=overlap), key, schedule, rows=len(schedule))
+    return memoized(lambda: _with_epilogue(schedule, takes, overlap=overlap), key, schedule, rows=len(schedule))
 
 
 def _with_reductions(schedule: Schedule, takes: NDArray[np.bool_]) -> Schedule:

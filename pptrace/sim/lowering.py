@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName
-from pptrace.memo import shared, shares
+from pptrace.memo import is_memoizing, memoized
 from pptrace.network.contract import check_links, check_paths, check_reachable
 from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_tasks, find_cross_rank_edges
 from pptrace.sim.kernels import edges as edges_kernels
@@ -157,15 +157,17 @@ def lower(
         _lower, schedule, workload, network, policy, barrier=barrier, stage_replicas=stage_replicas, slows=slows,
         segmented=segmented,
     )  # fmt: skip
-    if shares() and not (slows or workload.segments or workload.released_ns.any() or workload.meeting_ns.size):
+    if is_memoizing() and not (
+        slows or workload.segments or workload.released_ns.any() or workload.meeting_ns.size
+    ):
         eager = workload.edge_bytes.tobytes() if policy.largest_eager >= 0 else b""
         classes = len(workload.classes), workload.microbatch_class.tobytes()
         key = policy, barrier, stage_replicas, workload.one_copy_stream, eager, classes
         # A graph for other costs takes longer to build, so only the second step with a table builds it.
-        earlier: list[None] = shared(list, ("steps", key), schedule, rows=len(schedule))
+        earlier: list[None] = memoized(list, ("steps", key), schedule, rows=len(schedule))
         if earlier:
             rows = _ROWS_PER_ACTION * len(schedule)
-            graph, costs = shared(partial(lower_all, reusable=True), ("graph", key), schedule, rows=rows)
+            graph, costs = memoized(partial(lower_all, reusable=True), ("graph", key), schedule, rows=rows)
             reused = costs.with_costs(graph, workload, network) if costs else None
             if reused is not None:
                 return reused
@@ -504,7 +506,7 @@ class DistinctCostRows(NamedTuple):
             PluginError: the network returns invalid paths.
         """
         ranks, lanes = graph.placement.ranks, self.lowering.lanes
-        routes = shared(
+        routes = memoized(
             lambda: find_routes(ranks, lanes, network, ()), "routes", lanes, network, rows=ranks * ranks
         )
         if routes.columns.per_pair != self.lowering.routes.columns.per_pair:
@@ -522,7 +524,9 @@ class DistinctCostRows(NamedTuple):
     def _of_all_rows(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values of all rows; graphs with equal values share the column."""
         key = "column", name, values.tobytes()
-        return shared(lambda: column(values.take(self.row), values.dtype.type), key, self.row, rows=self.row.size)
+        return memoized(
+            lambda: column(values.take(self.row), values.dtype.type), key, self.row, rows=self.row.size
+        )
 
 
 def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pptrace.config.choices import PolicyName, Receive
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.network.contract import Flat, Paths, transfer_ns
 from pptrace.sim.cross_rank import with_epilogue
 from pptrace.sim.engines import (
@@ -171,7 +171,7 @@ def lower_step(
     contention = contention or Contention()
     # Streams reveal every deadlock except that of a pair with itself.
     check = validate_partial if partial else validate if schedule.has_pairs else validate_structure
-    shared(lambda: check(schedule), ("validated", partial), schedule, rows=len(schedule))
+    memoized(lambda: check(schedule), ("validated", partial), schedule, rows=len(schedule))
     workload = _with_link_times(workload, network.links)
     check_costs(schedule, workload)
     overlap_reduction |= schedule.updates > 1  # else a reduction would wait for backwards that follow it

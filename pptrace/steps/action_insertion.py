@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ScheduleError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
@@ -187,7 +187,7 @@ def with_units(schedule: Schedule, units: int) -> Schedule:
     >>> with_units(Schedule.from_rows([["0F0", "0B0"]]), 2).rows()
     [['0F0', '1F0', '1B0', '0B0']]
     """
-    return shared(partial(_with_units, schedule, units), ("units", units), schedule, rows=units * len(schedule))
+    return memoized(partial(_with_units, schedule, units), ("units", units), schedule, rows=units * len(schedule))
 
 
 def _with_units(schedule: Schedule, units: int) -> Schedule:
@@ -328,7 +328,7 @@ def with_gathers(
         return insert_stage_actions(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
 
     key = "gathers", sharded.tobytes(), reshard, active, tuple(lookahead), prefetch, subgroups
-    return shared(insert, key, schedule, rows=2 * len(schedule))
+    return memoized(insert, key, schedule, rows=2 * len(schedule))
 
 
 def _gather_next(
@@ -369,7 +369,7 @@ def with_reductions(
     """
     between = np.zeros_like(reduced) if between_groups is None else between_groups
     key = "reductions", reduced.tobytes(), between.tobytes()
-    return shared(partial(_with_reductions, schedule, reduced, between), key, schedule, rows=2 * len(schedule))
+    return memoized(partial(_with_reductions, schedule, reduced, between), key, schedule, rows=2 * len(schedule))
 
 
 def _with_reductions(

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.errors import TableError
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.steps.actions import (
     CELL,
     USUAL,
@@ -333,7 +333,7 @@ class StageGraph(NamedTuple):
 
 def graph_of(placement: Placement) -> StageGraph:
     """Return a placement's graph of stages."""
-    return shared(partial(_graph_of, placement), "graph of stages", placement)
+    return memoized(partial(_graph_of, placement), "graph of stages", placement)
 
 
 def _graph_of(placement: Placement) -> StageGraph:

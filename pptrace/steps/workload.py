@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
 from pptrace.config.quantities import format_size
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.steps.columns import Int32s, Int64s, column
 from pptrace.steps.segments import Segment, check_segments, overlapped_ns, single
 
@@ -268,7 +268,7 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
             distinct = {id(segments): stage for stage, segments in reversed([*enumerate(stages)])}
             for stage in sorted(distinct.values()):
                 segments = stages[stage]
-                shared(partial(check_segments, segments, f"{kind.name} of stage {stage}"), "checked", segments)
+                memoized(partial(check_segments, segments, f"{kind.name} of stage {stage}"), "checked", segments)
                 total = self._alone_ns(segments)
                 if total != self.duration_ns(kind)[stage]:
                     msg = f"{kind.name} of stage {stage}: its segments take {total} ns: use Workload.segmented"
@@ -297,8 +297,8 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
     def _alone_ns(self, segments: Sequence[Segment]) -> int:
         """Return the duration of an action outside pairs."""
         if self.overlapped:
-            return shared(lambda: overlapped_ns(single(segments)), "overlapped", segments)
-        return shared(
+            return memoized(lambda: overlapped_ns(single(segments)), "overlapped", segments)
+        return memoized(
             lambda: sum(segment.duration_ns for segment in segments if not segment.paired), "in sequence", segments
         )
 
@@ -477,7 +477,7 @@ def _of_distinct(
 
 def _computed_ns(segments: Sequence[Segment]) -> int:
     """Return the time of the computations of an action outside pairs."""
-    return shared(
+    return memoized(
         lambda: sum(part.duration_ns for part in segments if part.is_computation and not part.paired),
         "computations", segments,
     )  # fmt: skip

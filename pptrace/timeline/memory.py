@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.steps.actions import microbatches_of
 from pptrace.steps.columns import distinct
 from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, Stream, present
@@ -124,7 +124,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
         peaks = _peaks_in_order(timeline, workload, none)
         return _memory(timeline.placement, workload, peaks, none, none, none), peaks.row
 
-    memory, row = shared(
+    memory, row = memoized(
         measure_sizes, ("memory", workload.sizes()), timeline.placement, timeline.lane_ptr, timeline.lane_rank,
         timeline.lane_stream, *timeline.cells, rows=len(timeline),
     )  # fmt: skip
@@ -217,7 +217,7 @@ def needs_clock(timeline: Timeline, workload: Workload) -> bool:
 
     sharded = bool(workload.gathered_bytes.any() or workload.unreduced_bytes.any())
     in_parts = timeline.parts is not None or bool(update_intervals(timeline))
-    return sharded or in_parts or shared(moves, "moves memory", kind, rows=kind.size)
+    return sharded or in_parts or memoized(moves, "moves memory", kind, rows=kind.size)
 
 
 def changes_of_rank(

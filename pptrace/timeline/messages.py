@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from pptrace.memo import shared
+from pptrace.memo import memoized
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
@@ -35,7 +35,7 @@ def index_timeline(timeline: Timeline, graph: StageGraph) -> RowIndex:
         depends_on_times = bool(run(index_rows, inputs, (index,), work=len(timeline)))
         return index
 
-    index = shared(
+    index = memoized(
         index_all,
         "row index",
         *lanes,
@@ -43,7 +43,7 @@ def index_timeline(timeline: Timeline, graph: StageGraph) -> RowIndex:
         sizes,
         graph,
         rows=len(timeline),
-        keeps=lambda: not depends_on_times,
+        may_keep=lambda: not depends_on_times,
     )
     return index if timeline.parts is None else index._replace(producer=last_segments(timeline)[index.producer])
 
@@ -58,7 +58,7 @@ def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
         return first_lane
 
     key = "first lane", stream, timeline.ranks
-    return shared(find, key, timeline.lane_stream, timeline.lane_rank, rows=timeline.ranks)
+    return memoized(find, key, timeline.lane_stream, timeline.lane_rank, rows=timeline.ranks)
 
 
 class Messages(Struct, frozen=True):

@@ -11,7 +11,7 @@ import yaml
 from pptrace.config.choices import Receive, StreamPer
 from pptrace.config.resolution import Resolved, load
 from pptrace.errors import ConfigError
-from pptrace.memo import Memo, sharing
+from pptrace.memo import Memo, memoizing
 
 FULL = """\
 model: llama3-70b
@@ -275,7 +275,7 @@ def test_steps_that_share_sections_have_the_same_errors(step: Any, text: str) ->
     with pytest.raises(ConfigError) as alone:
         step(text)
 
-    with sharing(Memo()):
+    with memoizing(Memo()):
         step(FULL)
         with pytest.raises(ConfigError) as together:
             step(text)
@@ -284,7 +284,7 @@ def test_steps_that_share_sections_have_the_same_errors(step: Any, text: str) ->
 
 
 def test_steps_share_the_sections_that_are_written_alike(step: Any) -> None:
-    with sharing(Memo()):
+    with memoizing(Memo()):
         first, second = (step(FULL, f"network.latency={latency} us").experiment for latency in (1, 2))
 
     assert second.network.values == {**first.network.values, "latency": "2 us"}

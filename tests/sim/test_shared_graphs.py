@@ -11,7 +11,7 @@ from strategies import networks, policies, valid_schedules, workloads
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError
-from pptrace.memo import Memo, shared, sharing
+from pptrace.memo import Memo, memoized, memoizing
 from pptrace.network.contract import Flat
 from pptrace.plugins.construction import build_policy, build_schedule, checked_options
 from pptrace.plugins.registry import Registry
@@ -35,10 +35,10 @@ def test_costs_on_a_shared_graph_give_the_step_of_a_new_graph(data: st.DataObjec
         try:
             alone = simulate(schedule, costs, network, policy, overlap_reduction=overlaps)
         except DeadlockError:
-            with sharing(memo), pytest.raises(DeadlockError):
+            with memoizing(memo), pytest.raises(DeadlockError):
                 simulate(schedule, costs, network, policy, overlap_reduction=overlaps)
             continue
-        with sharing(memo):
+        with memoizing(memo):
             again = simulate(schedule, costs, network, policy, overlap_reduction=overlaps)
         assert alone.difference(again) == ""
     assert memo.results
@@ -67,7 +67,7 @@ def test_calls_of_frameworks_wait_by_the_costs_of_each_step(name: str, schedule:
         )  # fmt: skip
         network = Flat(rate_kbps=333_000_000, latency_ns=latency_ns, overhead_ns=1)
         alone = simulate(table, costs, network, policy)
-        with sharing(memo):
+        with memoizing(memo):
             again = simulate(table, costs, network, policy)
         assert alone.difference(again) == ""
 
@@ -79,11 +79,11 @@ def test_a_memo_drops_the_results_that_were_used_longest_ago() -> None:
         computed.append(number)
         return number
 
-    with sharing(memo):
+    with memoizing(memo):
         for number in (0, 1, 0, 2, 3, 4, 0, 1):
-            assert shared(lambda number=number: compute(number), number, memo, rows=2**18) == number
-        shared(lambda: compute(9), 9, rows=2**20)
-        shared(lambda: compute(8), 8, keeps=lambda: False)
+            assert memoized(lambda number=number: compute(number), number, memo, rows=2**18) == number
+        memoized(lambda: compute(9), 9, rows=2**20)
+        memoized(lambda: compute(8), 8, may_keep=lambda: False)
 
     assert computed == [0, 1, 2, 3, 4, 1, 9, 8]
     assert [key[0] for key in memo.results] == [3, 4, 0, 1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ScheduleError
-from pptrace.memo import Memo, sharing
+from pptrace.memo import Memo, memoizing
 from pptrace.sim.simulation import simulate
 from pptrace.steps.action_insertion import with_gathers, with_reductions
 from pptrace.steps.kinds import COMPUTE, Kind
@@ -136,7 +136,7 @@ def test_steps_that_share_results_have_one_table_for_equal_gathers_and_reduction
     ]
     alone = [change(table, *arguments) for change, arguments in changes]
 
-    with sharing(Memo()):
+    with memoizing(Memo()):
         first, again = ([change(table, *arguments) for change, arguments in changes] for _ in range(2))
 
     assert [made.rows() for made in first] == [made.rows() for made in alone]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from pptrace.memo import Memo, sharing
+from pptrace.memo import Memo, memoizing
 from pptrace.plugins.requests import CostRequest
 from pptrace_models.plugin import pptrace_cost_models, pptrace_devices, pptrace_models
 from pptrace_models.roofline import build
@@ -289,5 +289,5 @@ def test_costs_that_share_values_equal_separate_ones(
         return built
 
     separate = build_all()
-    with sharing(Memo()):
+    with memoizing(Memo()):
         assert build_all() == separate

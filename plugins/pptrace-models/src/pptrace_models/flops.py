@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from pptrace.plugin import shared
+from pptrace.plugin import memoized
 from pptrace_models.accelerator import TokenExchange
 from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
@@ -189,7 +189,7 @@ def step_flops(model: Transformer, sequences: int, sequence: int, document: int 
     tokens, h = sequences * sequence, model.hidden
     weighted = cores = 0
     layers = range(model.layers + model.mtp)
-    kinds = shared(lambda: Counter(map(model.layer, layers)), "layers", model, rows=len(layers))
+    kinds = memoized(lambda: Counter(map(model.layer, layers)), "layers", model, rows=len(layers))
     for kind, count in kinds.items():
         weighted += count * tokens * 2 * model.active_products(kind)
         cores += count * _token_mixing_flops(model, tokens, document or sequence, kind)

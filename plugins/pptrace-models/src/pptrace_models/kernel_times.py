@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec import Struct
 from pydantic import ConfigDict
 
-from pptrace.plugin import ConfigError, shared
+from pptrace.plugin import ConfigError, memoized
 from pptrace_models.accelerator import Accelerator, expected_maximum
 from pptrace_models.casts import Casting, ScalingRecipe
 from pptrace_models.transformer import OPERAND_BYTES, checked, kept_precision
@@ -334,7 +334,7 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     for rank, values in enumerate(descriptions):
         if values not in device_of:
             with _rank_errors(rank, is_same_device=len(descriptions) == 1):
-                device_of[values] = shared(
+                device_of[values] = memoized(
                     partial(_device, dict(values), options, slowness), ("device", values, slowness), options
                 )
     devices = tuple(map(device_of.__getitem__, descriptions))

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size, shared
+from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size, memoized
 from pptrace_models import memory, muon
 from pptrace_models.accelerator import ObservedNetwork, groups_of
 from pptrace_models.encoder_costs import Tower, grid_key, shares_stages, towers_of, with_grids
@@ -76,10 +76,10 @@ def build(request: CostRequest) -> Workload:
         CostError: times or sizes that exceed the integer range.
     """
     network = ObservedNetwork(request.data_parallel)
-    within = _build_within_replicas(request, network) if request.collectives is not None else shared(
+    within = _build_within_replicas(request, network) if request.collectives is not None else memoized(
         lambda: _build_within_replicas(request, network),
         ("within replicas", replace(request, data_parallel={}).texts(), bool(request.data_parallel)),
-        rows=_KNOWN_ROWS, keeps=lambda: not network.is_read,
+        rows=_KNOWN_ROWS, may_keep=lambda: not network.is_read,
     )  # fmt: skip
     times, workload = within.times_between_replicas(request), within.workload
     values = [value for column in times.values() for value in column]
@@ -182,7 +182,7 @@ def _stages_of_layers(model: Transformer, options: RooflineOptions, request: Cos
         _check_attention_stages(model, options)
         count = model.layers
     sizes, together = (count, request.vocabulary_shares), shares_stages(request)
-    return shared(
+    return memoized(
         lambda: stages_of(model, *sizes, together=together), ("stages", sizes, together), model, rows=model.layers
     )
 
@@ -276,7 +276,7 @@ def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], di
         expert_shard=0, subgroup=0,
     )  # fmt: skip
     without_replicas = replace(part, replicas=0, expert_replicas=0, shards=0, expert_shards=0, subgroup=0)
-    layers: dict[Any, Any] = shared(
+    layers: dict[Any, Any] = memoized(
         dict, ("layers", without_replicas, repr(of_layers)), request.rank_devices, rows=_KNOWN_ROWS
     )
     return layers, _known_times(request, part, layers)
@@ -288,14 +288,14 @@ def _known_times(request: CostRequest, part: Shard, layers: dict[Any, Any]) -> d
         part, request.ranks, request.dp, *request.data_parallel.items(), request.reshard, request.reduce_each,
         request.reduce_groups,
     )  # fmt: skip
-    known: dict[Any, Any] = shared(dict, ("times", of_times), layers, request.collectives, rows=_KNOWN_ROWS)
+    known: dict[Any, Any] = memoized(dict, ("times", of_times), layers, request.collectives, rows=_KNOWN_ROWS)
     return known
 
 
 def _count_weights(model: Transformer, part: Shard) -> int:
     """Return the number of units if each matrix of a decoder's layer is one."""
-    layers = shared(lambda: Counter(model.layer(index, index) for index in range(model.layers)), "layers", model)
-    matrices = shared(
+    layers = memoized(lambda: Counter(model.layer(index, index) for index in range(model.layers)), "layers", model)
+    matrices = memoized(
         lambda: sum(len(_matrices(model, part, kind)) * count for kind, count in layers.items()),
         ("matrices", part), model,
     )  # fmt: skip
@@ -731,7 +731,7 @@ class _Job(Struct, frozen=True, kw_only=True):
     def flops(self, sequences: int) -> int:
         """Return the model FLOPs of a step."""
         batch = sequences, self.request.sequence, self.request.document
-        decoder_flops = shared(lambda: step_flops(self.model, *batch), ("flops", batch), self.model)
+        decoder_flops = memoized(lambda: step_flops(self.model, *batch), ("flops", batch), self.model)
         return decoder_flops + sum(tower.flops(sequences) for tower in self.towers)
 
     def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from pptrace.plugin import Kind, Segment, Stream, shared
+from pptrace.plugin import Kind, Segment, Stream, memoized
 from pptrace_models import layer_times
 from pptrace_models.layer import FIRST_HALF
 from pptrace_models.layer_times import Cost, again_ns, again_of
@@ -66,7 +66,7 @@ def stage_segments(
         pair_host_ns=(2 if model.frozen else 3) * costing.stage_host_ns(stage.layers, paired=True),
         frozen=model.frozen, delay_wgrad=costing.options.delay_wgrad, recomputes=model.recompute != "full",
     )  # fmt: skip
-    return shared(partial(_segments_of, actions), ("segments", actions), rows=_UNIT_ROWS * len(order))
+    return memoized(partial(_segments_of, actions), ("segments", actions), rows=_UNIT_ROWS * len(order))
 
 
 class _Actions(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from pptrace.plugin import ConfigError, Parameters, divisors_near, nearest, shared
+from pptrace.plugin import ConfigError, Parameters, divisors_near, memoized, nearest
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PARAMETER_ROWS = 100
@@ -26,7 +26,7 @@ def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
         return model.model_validate(given, context={"integers": True})
 
     try:
-        return shared(validate, ("checked", repr(given)), model, rows=_PARAMETER_ROWS)
+        return memoized(validate, ("checked", repr(given)), model, rows=_PARAMETER_ROWS)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join([key, *(str(part) for part in first["loc"])])
