@@ -227,7 +227,7 @@ def group_starts(pair: Int32s, row_ptr: Int32s) -> NDArray[np.int64]:
 
 
 def group_ends(pair: Int32s, row_ptr: Int32s) -> NDArray[np.int64]:
-    """Return, per action, the position after it, or after its overlapped pair; arguments as above."""
+    """Return, per action, the position after it, or after its overlapped pair; see :func:`group_starts`."""
     starts = group_starts(pair, row_ptr)
     ends = np.append(starts[1:], pair.size)
     return np.repeat(ends, ends - starts)
