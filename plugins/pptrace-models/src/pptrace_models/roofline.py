@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -48,9 +48,7 @@ from pptrace_models.transformer import Transformer, checked, kept_precision
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from pptrace.plugin import CostRequest, Segment
+    from pptrace.plugin import CostRequest, Int64s, Segment
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.expert_loads import Loads
     from pptrace_models.layer import Linear, Operation, Work
@@ -82,13 +80,10 @@ def build(request: CostRequest) -> Workload:
         rows=_KNOWN_ROWS, may_keep=lambda: not network.is_read,
     )  # fmt: skip
     times, workload = within.times_between_replicas(request), within.workload
-    values = [value for column in times.values() for value in column]
-    if not any(values):
+    if not any(column.any() for column in times.values()):
         return workload
-    _check_range(values)
-    columns = _arrays(times)
-    classes = tuple(replace(each, **columns) for each in workload.classes)
-    return replace(workload, classes=classes, **columns)
+    classes = tuple(replace(each, **times) for each in workload.classes)
+    return replace(workload, classes=classes, **times)
 
 
 def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _WithinReplicas:
@@ -120,30 +115,27 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
     observing = replace(request, data_parallel=observed)
     job = _Job(
         request=observing, model=model, options=options, part=part, towers=towers_of(model, observing),
-        known=known, known_times=known_times,
+        devices=devices, known=known, known_times=known_times,
     ).of_stages(with_loads(stages, *loads.mean) if loads else stages)  # fmt: skip
     peak_flops = devices.peaks(model.precision, request.rank_gpus)
-    costings = {device: job.timed(job.costing, device) for device in devices.distinct}
-    of_stages = tuple(costings[device] for device in devices.of_stages[: len(job.stages)])
     sent = job.sent()
     back = job.sent_back(sent)
-    columns, state = job.microbatch_columns(of_stages), job.columns(job.state, of_stages)
+    columns, state = job.microbatch_columns(), job.columns(job.state)
     jobs = job.of_classes(stages, loads) if loads else []
-    by_class = [each.microbatch_columns(of_stages) for each in jobs]
+    by_class = [each.microbatch_columns() for each in jobs]
     if by_weight:
         if options.segments:
             raise ConfigError("segments are of whole layers: write a number of units", key="data_parallel.units")
         if options.optimizer == "muon":
             raise ConfigError("muon balances whole layers: write a number of units", key="data_parallel.units")
-        columns, *by_class = (job.microbatch_columns_of_weights(of_stages, each) for each in (columns, *by_class))
-        state = job.columns_of_weights(job.module_state, of_stages)
+        columns, *by_class = (job.microbatch_columns_of_weights(each) for each in (columns, *by_class))
+        state = job.columns_of_weights(job.module_state)
         sent = back = [0] * request.stages
-    _check_range([*(value for names in (columns, *by_class) for column in names.values() for value in column)])
     _check_range([*sent, *back])
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
     notes = notes_of(model, devices, options, request)
     base = Workload(
-        **_arrays(columns | state),
+        **columns, **state,
         reduce_ns=np.zeros(request.stages, dtype=np.int64),
         boundary_bytes=_boundaries(request, sent),
         boundary_gradient_bytes=_boundaries(request, back) if back != sent else np.zeros(0, dtype=np.int64),
@@ -152,7 +144,7 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
-        host_bytes_per_s=min(costing.device.host_bandwidth or 0 for costing in of_stages),
+        host_bytes_per_s=min(device.host_bandwidth or 0 for device in devices.distinct),
         tokens=sequences * request.sequence,
         model_flops=job.flops(sequences),
         peak_flops=peak_flops,
@@ -161,18 +153,18 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
         expert_load=loads.origin if loads else {},
         units=count_units(model),
         weights=_count_weights(model, part),
-        kernels=None if by_weight else partial(_kernels, job, of_stages, columns),
+        kernels=None if by_weight else partial(_kernels, job, columns),
     )  # fmt: skip
-    plain = [base, *(replace(base, **_arrays(each), kernels=None, notes=()) for each in by_class)]
+    plain = [base, *(replace(base, **each, kernels=None, notes=()) for each in by_class)]
     workload, *classes = (
-        each.segmented(owner.segments(of_stages), overlapped=options.alone == "overlapped")
+        each.segmented(owner.segments(), overlapped=options.alone == "overlapped")
         if options.segments else each
         for each, owner in zip(plain, (job, *jobs), strict=True)
     )  # fmt: skip
     if loads and classes:
         workload = replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
     network.is_read = observed.is_read
-    return _WithinReplicas(workload=workload, job=job, devices=devices, by_weight=bool(by_weight))
+    return _WithinReplicas(workload=workload, job=job, by_weight=bool(by_weight))
 
 
 def _stages_of_layers(model: Transformer, options: RooflineOptions, request: CostRequest) -> Sequence[Stage]:
@@ -194,23 +186,17 @@ class _WithinReplicas(Struct, frozen=True):
     """The costs; times of collectives between replicas are zero."""
     job: _Job
     """The model on the stages of the job."""
-    devices: Devices
-    """The devices of ranks and stages."""
     by_weight: bool
     """Whether each matrix of a layer is a unit."""
 
-    def times_between_replicas(self, request: CostRequest) -> dict[str, list[int]]:
+    def times_between_replicas(self, request: CostRequest) -> dict[str, Any]:
         """Return the times of reductions and gathers of each stage, by column of the workload.
 
         Args:
             request: the request, of which only the data-parallel network can differ from that of the job.
         """
         job = self.job.between_replicas(request)
-        costings = {device: job.timed(job.costing, device) for device in self.devices.distinct}
-        of_stages = [costings[device] for device in self.devices.of_stages[: len(job.stages)]]
-        if self.by_weight:
-            return job.columns_of_weights(job.module_times, of_stages)
-        return job.columns(job.replica_times, of_stages)
+        return job.columns_of_weights(job.module_times) if self.by_weight else job.columns(job.replica_times)
 
 
 def splits_attention(model: Transformer, request: CostRequest) -> bool:
@@ -308,6 +294,13 @@ def _matrices(model: Transformer, part: Shard, kind: Layer) -> list[Linear]:
 
 
 def _arrays(columns: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return columns as arrays.
+
+    Raises:
+        CostError: a value that exceeds the integer range.
+    """
+    for column in columns.values():
+        _check_range(column)
     return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
 
@@ -378,14 +371,15 @@ def _once(known: dict[Any, Any], compute: Callable[..., _Value], inputs: tuple[A
     return value
 
 
-class _Job(Struct, frozen=True, kw_only=True):
-    """A model on the stages of a job, independent of the device."""
+class _Job(Struct, frozen=True, kw_only=True, dict=True):
+    """A model on the stages and devices of a job."""
 
     request: CostRequest
     model: Transformer
     options: RooflineOptions
     part: Shard
     towers: tuple[Tower, ...]
+    devices: Devices
     known: dict[Any, Any]
     """Values of layers and stages that depend on no collective and replica; jobs with equal layers share them."""
     known_times: dict[Any, Any]
@@ -410,6 +404,21 @@ class _Job(Struct, frozen=True, kw_only=True):
         if splits_attention(self.model, self.request):
             stages = around_attention(stages)
         return replace(self, stages=[self._same(stage) for stage in stages])
+
+    @cached_property
+    def placed(self) -> _PlacedStages:
+        """The stages on their devices."""
+        costings = {id(device): self.timed(self.costing, device) for device in self.devices.distinct}
+        number: dict[tuple[int, int], int] = {}
+        distinct: list[tuple[Costing, Stage]] = []
+        index: list[int] = []
+        for device, stage in zip(self.devices.of_stages, self.stages, strict=False):
+            key = id(device), id(stage)
+            if key not in number:
+                number[key] = len(distinct)
+                distinct.append((costings[id(device)], stage))
+            index.append(number[key])
+        return _PlacedStages(distinct, np.array(index, dtype=np.int64))
 
     def _same(self, value: _Value) -> _Value:
         """Return the first of equal values."""
@@ -436,19 +445,21 @@ class _Job(Struct, frozen=True, kw_only=True):
         rows = zip(loads.received, loads.sent, strict=True)
         return [self.of_stages(with_loads(stages, received, sent)) for received, sent in rows]
 
-    def microbatch_columns(self, costings: Sequence[Costing]) -> dict[str, list[int]]:
+    def microbatch_columns(self) -> dict[str, Any]:
         """Return times in ns and kept bytes of a microbatch on each stage, on its device."""
-        columns = self.columns(self._times, costings)
-        kept = self.kept()
-        kept_bytes = [stage_kept.activation for stage_kept in kept]
-        rates = [costing.device.host_bandwidth for costing in costings]
-        copies = [-(-size * _NS // rate) if rate else 0 for size, rate in zip(kept_bytes, rates, strict=True)]
-        return columns | {
-            "offload_ns": copies,
-            "reload_ns": copies,
-            "activation_bytes": kept_bytes,
-            "weight_activation_bytes": [stage_kept.weight_part for stage_kept in kept],
-            "checkpoint_bytes": list(map(min, self._received(), kept_bytes)),
+        columns = self.columns(self._of_microbatch)
+        received = _arrays({"bytes": self._received()})["bytes"]
+        return columns | {"checkpoint_bytes": np.minimum(received, columns["activation_bytes"])}
+
+    def _of_microbatch(self, costing: Costing, stage: Stage) -> dict[str, int]:
+        """Return the times of a stage in ns and its kept bytes."""
+        kept, rate = self.once(self._kept, stage), costing.device.host_bandwidth
+        copy_ns = -(-kept.activation * _NS // rate) if rate else 0
+        return self._times(costing, stage) | {
+            "offload_ns": copy_ns,
+            "reload_ns": copy_ns,
+            "activation_bytes": kept.activation,
+            "weight_activation_bytes": kept.weight_part,
         }
 
     def between_replicas(self, request: CostRequest) -> _Job:
@@ -457,31 +468,28 @@ class _Job(Struct, frozen=True, kw_only=True):
         towers = towers_of(self.model, request)
         return replace(self, request=request, towers=towers, known_times=known_times)
 
-    def microbatch_columns_of_weights(
-        self, costings: Sequence[Costing], columns: Mapping[str, Sequence[int]]
-    ) -> dict[str, list[int]]:
+    def microbatch_columns_of_weights(self, columns: Mapping[str, Int64s]) -> dict[str, Any]:
         """Return columns with a value for each matrix of a layer in place of one for the layer.
 
         A pass of the layer has its time. What the layer keeps counts at its first matrix.
         """
         divided: dict[str, list[int]] = {name: [] for name in columns}
-        for index, (costing, stage) in enumerate(zip(costings, self.stages, strict=True)):
+        for index, (costing, stage) in enumerate(self.placed.all()):
             shares = self._matrix_times(costing, stage)
             for name, column in columns.items():
+                value = int(column[index])
                 if name.endswith("_ns") and name not in _COPIED:
                     kinds = ("f",) if name[0] in "fr" else tuple("iw" if name[0] == "b" else name[0])
                     weights = [sum(times[kind] for kind in kinds) for times in shares]
-                    divided[name] += _in_shares(column[index], weights)
+                    divided[name] += _in_shares(value, weights)
                 else:
-                    divided[name] += [column[index], *[0] * (len(shares) - 1)]
-        return divided
+                    divided[name] += [value, *[0] * (len(shares) - 1)]
+        return _arrays(divided)
 
-    def columns_of_weights(
-        self, compute: Callable[[_Module], Mapping[str, int]], costings: Sequence[Costing]
-    ) -> dict[str, list[int]]:
+    def columns_of_weights(self, compute: Callable[[_Module], Mapping[str, int]]) -> dict[str, Any]:
         """Return the values of each matrix of a layer, and of each stage that is no layer, by name."""
         rows: list[Mapping[str, int]] = []
-        for costing, stage in zip(costings, self.stages, strict=True):
+        for costing, stage in self.placed.all():
             if not stage.layers:
                 rows.append(_total(map(compute, self._modules(costing, stage))))
                 continue
@@ -496,7 +504,7 @@ class _Job(Struct, frozen=True, kw_only=True):
             rows += [
                 compute(_Module(costing, [part.untrained() if frozen else part], muon.NONE)) for part in parts
             ]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+        return _columns_of(rows)
 
     def _matrix_times(self, costing: Costing, stage: Stage) -> list[dict[str, int]]:
         """Return the time of each matrix of a layer in each pass, in ns; one entry for a stage that is no layer.
@@ -523,12 +531,10 @@ class _Job(Struct, frozen=True, kw_only=True):
                     times[place][name] += part_ns
         return times
 
-    def columns(
-        self, compute: Callable[[Costing, Stage], Mapping[str, int]], costings: Sequence[Costing]
-    ) -> dict[str, list[int]]:
-        """Return the values of each stage by name."""
-        rows = [self.timed(compute, costing, stage) for costing, stage in zip(costings, self.stages, strict=True)]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+    def columns(self, compute: Callable[[Costing, Stage], Mapping[str, int]]) -> dict[str, Any]:
+        """Return the values of each stage by name, computed once for equal stages on equal devices."""
+        rows = [self.timed(compute, costing, stage) for costing, stage in self.placed.distinct]
+        return {name: column[self.placed.places] for name, column in _columns_of(rows).items()}
 
     def _times(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns."""
@@ -627,36 +633,36 @@ class _Job(Struct, frozen=True, kw_only=True):
     def _layer_kept(self, kind: Layer) -> Kept:
         return memory.layer_kept(self.model, self.part, kind)
 
+    @cached_property
     def passed(self) -> list[int]:
-        """Return the bytes of a microbatch that a device of the next stage gets from each stage."""
-        part = self.part
+        """The bytes of a microbatch that a device of the next stage gets from each stage."""
+        part, element_bytes = self.part, self.model.element_bytes
         following = accumulate(len(stage.layers) for stage in self.stages)
         boundaries = [
-            part.split_tokens * self.model.boundary_width(layers) * self.model.element_bytes
-            for layers in following
+            part.split_tokens * self.model.boundary_width(layers) * element_bytes for layers in following
         ]
         if self.options.scatter_gather and part.split_tokens == part.tokens:
             boundaries = [-(-boundary // part.tp) for boundary in boundaries]
-        # The residual passes core attention with its input, and with its output.
-        widths = {"projections": part.query + part.kv + part.value, "core": part.output}
-        boundaries = [
-            boundary + part.tokens * widths.get(stage.layers[-1].attention, 0) * self.model.element_bytes
-            if stage.layers else boundary
-            for boundary, stage in zip(boundaries, self.stages, strict=True)
-        ]  # fmt: skip
+        if splits_attention(self.model, self.request):
+            # The residual passes core attention with its input, and with its output.
+            widths = {"projections": part.query + part.kv + part.value, "core": part.output}
+            boundaries = [
+                boundary + part.tokens * widths.get(stage.layers[-1].attention, 0) * element_bytes
+                for boundary, stage in zip(boundaries, self.stages, strict=True)
+            ]
         return self._of_encoders(boundaries, Tower.received_bytes)
 
     def sent(self) -> list[int]:
         """Return the bytes of a microbatch's message from each stage to the next."""
-        return self._of_encoders(self.passed(), lambda tower: tower.message_bytes()[0])
+        return self._of_encoders(self.passed, lambda tower: tower.message_bytes()[0])
 
-    def buffers(self) -> NDArray[np.int64]:
+    def buffers(self) -> Int64s:
         """Return half of the bytes of buffers at both ends of the edges; empty if these are those of messages.
 
         With stages of core attention, messages of all layers share buffers: received tensors are activations. All
         ranks have core attention of the first layer, or an end of its messages.
         """
-        options, received = self.options, self.passed()
+        options, received = self.options, self.passed
         if splits_attention(self.model, self.request):
             shared_by_layers = np.array([*received[:_AROUND_LAYER], *[0] * (len(received) - _AROUND_LAYER - 1)])
             return np.tile(shared_by_layers.astype(np.int64), 2)
@@ -723,7 +729,7 @@ class _Job(Struct, frozen=True, kw_only=True):
 
     def _received(self) -> list[int]:
         """Return the bytes of a microbatch that a device of each stage receives in the forward."""
-        passed, received = self.passed(), [0] * len(self.stages)
+        passed, received = self.passed, [0] * len(self.stages)
         for low, high in _edges(self.request, len(received)):
             received[high] += passed[low]
         return received
@@ -734,13 +740,10 @@ class _Job(Struct, frozen=True, kw_only=True):
         decoder_flops = memoized(lambda: step_flops(self.model, *batch), ("flops", batch), self.model)
         return decoder_flops + sum(tower.flops(sequences) for tower in self.towers)
 
-    def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
+    def segments(self) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, on its device."""
-        by_stage = [
-            self.timed(self._segments, costing, stage)
-            for costing, stage in zip(costings, self.stages, strict=True)
-        ]
-        return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
+        distinct = [self.timed(self._segments, costing, stage) for costing, stage in self.placed.distinct]
+        return {kind: [distinct[number][kind] for number in self.placed.places.tolist()] for kind in distinct[0]}
 
     def _segments(self, costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
         return stage_segments(costing, self.towers, stage, self.once(self._kept_items, stage))
@@ -751,10 +754,6 @@ class _Job(Struct, frozen=True, kw_only=True):
 
     def _held(self, stage: Stage) -> memory.Held:
         return summed(memory.Held(), self.once(self._held_items, stage))
-
-    def kept(self) -> list[Kept]:
-        """Return the bytes that each stage keeps of a microbatch."""
-        return [self.once(self._kept, stage) for stage in self.stages]
 
     def _kept(self, stage: Stage) -> Kept:
         return summed(memory.Kept(), self.once(self._kept_items, stage))
@@ -769,7 +768,7 @@ class _Job(Struct, frozen=True, kw_only=True):
         if self.options.deferred_frees:
             held = min(self.request.ranks, self.request.microbatches)
             fixed += memory.deferred_bytes(self.model, self.part, len(self.stages[0].layers), held)
-        return fixed + max(self.timed(self._beyond, stage) for stage in self.stages)
+        return fixed + max(self.timed(self._beyond, stage) for _, stage in self.placed.distinct)
 
     def _beyond(self, stage: Stage) -> int:
         held, kept, buffers = self.held(stage), self.once(self._kept, stage), 0
@@ -874,6 +873,24 @@ class _Job(Struct, frozen=True, kw_only=True):
         return [*items, *copied]
 
 
+class _PlacedStages(NamedTuple):
+    """Stages on their devices; equal ones on the same device are computed once."""
+
+    distinct: list[tuple[Costing, Stage]]
+    """The different stages, with the inputs of their times."""
+    places: Int64s
+    """Shape (stages,): the place of each stage in ``distinct``."""
+
+    def all(self) -> Iterable[tuple[Costing, Stage]]:
+        """Yield each stage with the inputs of its times."""
+        return map(self.distinct.__getitem__, self.places.tolist())
+
+
+def _columns_of(rows: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """Return the values of rows by name."""
+    return _arrays({name: [row[name] for row in rows] for name in rows[0]})
+
+
 class _Module(Struct, frozen=True):
     """The part of a stage whose state the same replicas have."""
 
@@ -918,25 +935,24 @@ _ROUNDED = 4
 """The largest rounding difference per listed kernel, in ns."""
 
 
-def _kernels(job: _Job, costings: Sequence[Costing], columns: Mapping[str, Sequence[int]]) -> list[KernelCost]:
+def _kernels(job: _Job, columns: Mapping[str, Int64s]) -> list[KernelCost]:
     """Return the kernels of every stage, in the order of their stages, kinds and parts.
 
     The times of a stage's kernels and waits sum to the times of its actions.
 
     Args:
         job: the model on the stages of a job.
-        costings: shape (stages,): the inputs of each stage's times.
         columns: the times of each stage's actions, in ns.
     """
     rows: list[KernelCost] = []
-    for index, (costing, stage) in enumerate(zip(costings, job.stages, strict=True)):
+    for index, (costing, stage) in enumerate(job.placed.all()):
         for kind in _PASSES:
             kernels = [
                 replace(row, stage=index) for row in _stage_kernels(_Rows(costing, kind), stage, job.towers)
             ]
             name = kind.name.lower()
-            remaining_ns = columns[f"{name}_ns"][index] - sum(row.duration_ns for row in kernels)
-            collective_ns = min(columns[f"{name}_collective_ns"][index], max(remaining_ns, 0))
+            remaining_ns = int(columns[f"{name}_ns"][index]) - sum(row.duration_ns for row in kernels)
+            collective_ns = min(int(columns[f"{name}_collective_ns"][index]), max(remaining_ns, 0))
             remaining_ns -= collective_ns
             is_rounding = abs(remaining_ns) <= _ROUNDED * len(kernels)
             waits = {
@@ -1039,7 +1055,7 @@ class _Rows(Struct, frozen=True):
             )  # fmt: skip
 
 
-def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:
+def _boundaries(request: CostRequest, passed: Sequence[int]) -> Int64s:
     """Return the bytes of a microbatch over each edge."""
     return np.array([passed[low] for low, _ in _edges(request, len(passed))], dtype=np.int64)
 
