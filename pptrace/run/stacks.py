@@ -171,11 +171,13 @@ def _look_up(inputs: Inputs, name: str) -> StackOffer:
     A release that no plugin offers stands for the newest one before it, with a note.
     """
     stacks = inputs.registry.stacks
+    if name in stacks:
+        return inputs.use(stacks[name]).offer
     asked = _RELEASE.fullmatch(name)
     releases = _releases(inputs, asked["family"] if asked else name)
     if asked:
         releases = [release for release in releases if release[0] < _version(asked["version"])]
-    if name not in stacks and releases:
+    if releases:
         newest = releases[-1][1]
         if asked:
             note = f"No plugin offers the stack {name}: the step has {newest}, the newest release before it."

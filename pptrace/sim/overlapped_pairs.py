@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from heapq import heappop, heappush
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +45,8 @@ class OrderedSegment(NamedTuple):
 
 ROW, STREAM = -1, -2
 """Issued after the rank's previous computation, or constrained by its stream and its dependencies alone."""
+_START = -1
+"""The place before an action's first segment."""
 
 
 class SegmentOrder(Struct, frozen=True):
@@ -89,18 +93,31 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
     ]
     order: list[OrderedSegment] = []
     place: dict[tuple[int, int], int] = {}
-    communication = [
-        (member, number)
-        for member, segments in enumerate(members)
-        for number, segment in enumerate(segments)
-        if not segment.is_computation
-    ]
-    _issue_communication(members, communication, order, place)
+    following = [_communication_after(segments) for segments in members]
+
+    def issue(member: int, number: int, release: int) -> None:
+        place[member, number] = len(order)
+        order.append(OrderedSegment(member, number, release))
+
+    def issue_communication(member: int, after: int) -> None:
+        """Issue the communication whose last predecessor is a segment, or that follows such communication."""
+        segments, waiting = members[member], [*following[member][after]]
+        while waiting:
+            number = heappop(waiting)
+            needs = segments[number].needs_of(number)
+            if (member, number) in place or any((member, need) not in place for need in needs):
+                continue
+            computed = [place[member, need] for need in needs if segments[need].is_computation]
+            issue(member, number, max(computed, default=STREAM if number else ROW))
+            for follower in following[member][number]:
+                heappush(waiting, follower)
+
+    for member in range(len(members)):
+        issue_communication(member, _START)
     for member in turns:
         number = next(computations[member])
-        place[member, number] = len(order)
-        order.append(OrderedSegment(member, number, ROW))
-        _issue_communication(members, communication, order, place)
+        issue(member, number, ROW)
+        issue_communication(member, number)
     needs = [
         (place[member, need], index)
         for (member, number), index in sorted(place.items(), key=lambda item: item[1])
@@ -133,24 +150,14 @@ def least_pair_ns(members: Sequence[tuple[Segment, ...]], interleave: Sequence[i
     return computed_ns
 
 
-def _issue_communication(
-    members: Sequence[Sequence[Segment]],
-    waiting: list[tuple[int, int]],
-    order: list[OrderedSegment],
-    place: dict[tuple[int, int], int],
-) -> None:
-    """Issue all waiting communication whose predecessors are issued, by member."""
-    index = 0
-    while index < len(waiting):
-        member, number = waiting[index]
-        needs = [place.get((member, need), -1) for need in members[member][number].needs_of(number)]
-        if -1 in needs:
-            index += 1
-            continue
-        computed = [need for need in needs if members[order[need].member][order[need].number].is_computation]
-        place[member, number] = len(order)
-        order.append(OrderedSegment(member, number, max(computed, default=STREAM if number else ROW)))
-        del waiting[index]
+def _communication_after(segments: Sequence[Segment]) -> Mapping[int, list[int]]:
+    """Return the communication that depends on each segment, in order; that without dependencies at ``_START``."""
+    following: dict[int, list[int]] = defaultdict(list)
+    for number, segment in enumerate(segments):
+        if not segment.is_computation:
+            for need in segment.needs_of(number) or (_START,):
+                following[need].append(number)
+    return following
 
 
 def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> list[int]:

@@ -264,19 +264,24 @@ def group_fabric(device: Accelerator, network: Mapping[str, int], extent: int) -
     """Return the links of a group that spans ``extent`` consecutive devices: those of the node, or the network."""
     if extent > device.scale_up_size and network:
         return data_parallel_fabric(network)
-    rate = _reached(device.scale_up_bandwidth, device.network_efficiency)
+    rate = reached(device.scale_up_bandwidth, device.network_efficiency)
     return Fabric(rate=rate, latency_ns=device.scale_up_latency)
 
 
 @lru_cache
-def _reached(rate: int, share: float) -> Fraction:
-    """Return a share of a rate."""
+def reached(rate: int, share: float) -> Fraction:
+    """Return a share of a rate, which is exactly its decimal text."""
     return rate * Fraction(str(share))
+
+
+def duration_ns(amount: int | Fraction, rate: Fraction) -> int:
+    """Return the time of an amount at a rate per second, in ns, rounded up."""
+    return -(-amount * _SECOND_NS * rate.denominator // rate.numerator)
 
 
 def exchange_fabric(device: Accelerator) -> Fabric:
     """Return the node's links with the rate of exchanges between experts."""
-    rate = _reached(device.scale_up_bandwidth, device.exchange_efficiency or device.network_efficiency)
+    rate = reached(device.scale_up_bandwidth, device.exchange_efficiency or device.network_efficiency)
     return Fabric(rate=rate, latency_ns=device.scale_up_latency)
 
 

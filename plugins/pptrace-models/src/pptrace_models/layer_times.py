@@ -23,8 +23,7 @@ autograd, views and copies of counts. Their sum is fitted; parts have them by th
 from __future__ import annotations
 
 from collections import Counter
-from fractions import Fraction
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -32,7 +31,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace_models import flops
-from pptrace_models.accelerator import TokenExchange
+from pptrace_models.accelerator import TokenExchange, duration_ns, reached
 from pptrace_models.casts import Casting
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import FIRST_HALF, Work, linears
@@ -437,10 +436,10 @@ class Costing(Struct, frozen=True, kw_only=True, dict=True):
             return 0
         precision = model.precision if unit == "linear" else kept_precision(model.precision)
         share = device.attention_efficiency if unit in {"attention", "recurrence"} else device.compute_efficiency
-        memory_rate = device.memory_bandwidth * _exact(device.memory_efficiency)
+        memory_rate = reached(device.memory_bandwidth, device.memory_efficiency)
         return max(
-            device.launch_latency + _duration_ns(work.flops, device.peak(precision) * _exact(share)),
-            device.memory_latency + _duration_ns(work.size_bytes, memory_rate),
+            device.launch_latency + duration_ns(work.flops, reached(device.peak(precision), share)),
+            device.memory_latency + duration_ns(work.size_bytes, memory_rate),
         )
 
     def layer_host_ns(self, kind: Layer) -> int:
@@ -536,17 +535,6 @@ def _layer_host_ns(costing: Costing, kind: Layer) -> int:
     if kind.experts or options.host_launch:
         return layer_host_ns(options, costing.model, costing.shard, costing.layer(kind), kind)
     return 0 if options.cuda_graphs else options.host_kernel * costing.forward_kernels(kind)
-
-
-def _duration_ns(amount: int, rate: Fraction) -> int:
-    """Return the time of an amount at a rate per second, in ns, rounded up."""
-    return -(-amount * _SECOND_NS * rate.denominator // rate.numerator)
-
-
-@cache
-def _exact(share: float) -> Fraction:
-    """Return a share as the exact fraction of its decimal text."""
-    return Fraction(str(share))
 
 
 def layer_cost(costing: Costing, kind: Layer) -> Cost:

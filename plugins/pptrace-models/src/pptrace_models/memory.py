@@ -9,13 +9,13 @@ frozen weights keep no inputs.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pptrace_models.accelerator import duration_ns, reached
 from pptrace_models.kernel_times import Shaped
 from pptrace_models.layer import Cast, linears
 from pptrace_models.options import gradient_bytes, optimizer_bytes
@@ -673,9 +673,8 @@ def _replicas_ns(groups: Groups, held: Held, collectives: Sequence[tuple[str, in
 
 
 def _update_ns(device: Accelerator, size_bytes: int) -> int:
-    rate = device.memory_bandwidth * Fraction(str(device.memory_efficiency))
-    carried = Fraction(size_bytes * 10**9) / rate
-    return -(-carried // 1) + device.memory_latency if size_bytes else 0
+    rate = reached(device.memory_bandwidth, device.memory_efficiency)
+    return duration_ns(size_bytes, rate) + device.memory_latency if size_bytes else 0
 
 
 def _norm(model: Transformer) -> int:
