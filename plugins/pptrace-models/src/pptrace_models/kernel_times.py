@@ -302,16 +302,17 @@ class Devices(Struct, frozen=True):
         Raises:
             ConfigError: a rank's device has no peak for the precision.
         """
-        total, is_same_device = 0, self.are_alike
-        for rank, (device, size) in enumerate(zip(self.of_ranks, sizes, strict=True)):
-            with _rank_errors(rank, is_same_device=is_same_device):
-                total += size * device.peak(precision)
-        return total
+        peaks: dict[int, int] = {}
+        for rank, device in enumerate(self.of_ranks):
+            if id(device) not in peaks:
+                with _rank_errors(rank, is_same_device=self.are_alike):
+                    peaks[id(device)] = device.peak(precision)
+        return sum(size * peaks[id(device)] for size, device in zip(sizes, self.of_ranks, strict=True))
 
     def plausible(self, precision: Precision, sizes: Sequence[int]) -> int:
         """Return the sum of the highest plausible model FLOP/s of all devices, as :meth:`peaks`; 0 if unknown."""
-        rates = [device.plausible(precision) for device in self.of_ranks]
-        return sum(map(mul, rates, sizes)) if all(rates) else 0
+        rates = {id(device): device.plausible(precision) for device in self.distinct}
+        return sum(map(mul, (rates[id(device)] for device in self.of_ranks), sizes)) if all(rates.values()) else 0
 
     @property
     def are_alike(self) -> bool:
@@ -339,8 +340,10 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
                 )
     devices = tuple(map(device_of.__getitem__, descriptions))
     ranks = devices if request.rank_devices else devices * request.ranks
-    ranks_of_stages = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))
-    for stage, (first_rank, *other_ranks) in enumerate(ranks_of_stages):
+    if not request.stage_ranks:
+        of_stages = tuple(ranks[stage % request.ranks] for stage in range(request.stages))
+        return Devices(of_ranks=ranks, of_stages=of_stages)
+    for stage, (first_rank, *other_ranks) in enumerate(request.stage_ranks):
         different_rank = next((rank for rank in other_ranks if ranks[rank] != ranks[first_rank]), None)
         if different_rank is not None:
             message = (
@@ -348,7 +351,7 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
                 "has one cost: give them the same device, or choose a schedule that has each stage on one rank"
             )
             raise ConfigError(message, key="device.ranks")
-    return Devices(of_ranks=ranks, of_stages=tuple(ranks[stage_ranks[0]] for stage_ranks in ranks_of_stages))
+    return Devices(of_ranks=ranks, of_stages=tuple(ranks[stage_ranks[0]] for stage_ranks in request.stage_ranks))
 
 
 def _device(values: Mapping[str, Any], options: RooflineOptions, slowness: float) -> Accelerator:

@@ -409,16 +409,14 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     def placed(self) -> _PlacedStages:
         """The stages on their devices."""
         costings = {id(device): self.timed(self.costing, device) for device in self.devices.distinct}
-        number: dict[tuple[int, int], int] = {}
-        distinct: list[tuple[Costing, Stage]] = []
-        index: list[int] = []
-        for device, stage in zip(self.devices.of_stages, self.stages, strict=False):
-            key = id(device), id(stage)
-            if key not in number:
-                number[key] = len(distinct)
-                distinct.append((costings[id(device)], stage))
-            index.append(number[key])
-        return _PlacedStages(distinct, np.array(index, dtype=np.int64))
+        devices = self.devices.of_stages[: len(self.stages)]
+        keys = [*zip(map(id, devices), map(id, self.stages), strict=True)]
+        distinct = dict(zip(keys, self.stages, strict=True))
+        place = dict(zip(distinct, range(len(distinct)), strict=True))
+        return _PlacedStages(
+            distinct=[(costings[device], stage) for (device, _), stage in distinct.items()],
+            places=np.array([*map(place.__getitem__, keys)], dtype=np.int64),
+        )
 
     def _same(self, value: _Value) -> _Value:
         """Return the first of equal values."""
