@@ -217,17 +217,21 @@ def lower(schedule: Schedule, lowering: Lowering = _DEFAULT) -> Schedule:
 def insert_messages(schedule: Schedule, lowering: Lowering = _DEFAULT) -> Schedule:
     """Return a table with PyTorch's messages and waits, without the gathers and reductions that PyTorch inserts.
 
+    Releases without waits in tables wait for a reduction inside it (``_root_post_backward_final_callback`` in
+    ``PipelineStage.perform_reduce_grad``).
+
     Raises:
         ScheduleError: as :func:`lower`.
     """
     if schedule.has_communication and not lowering.waits:
-        return schedule
+        return _insert_reduction_waits(schedule, deferred=False)
     lowered = lower(schedule, lowering)
     inserted = np.zeros(len(lowered), dtype=bool)
     for kinds in (SHARDING, _REDUCTIONS):
         if not kinds.mask(schedule.kind).any():
             inserted |= kinds.mask(lowered.kind)
-    return lowered.selected(np.flatnonzero(~inserted))
+    table = lowered.selected(np.flatnonzero(~inserted))
+    return table if lowering.waits else _insert_reduction_waits(table, deferred=False)
 
 
 def _insert_reductions(schedule: Schedule) -> Schedule:

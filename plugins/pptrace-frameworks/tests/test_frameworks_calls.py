@@ -242,7 +242,7 @@ def test_options_of_the_runtime_run_1f1b_in_it(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "overlap", "starts_ns"),
     [
-        ({}, "true", [60, 100, 140]),
+        ({}, "true", [60, 170, 280]),
         ({"version": "2.15"}, "true", [60, 170, 280]),
         ({"version": "2.15", "defer_reduce_grad_wait": True}, "true", [60, 100, 170]),
         ({}, "false", [60, 100, 140]),

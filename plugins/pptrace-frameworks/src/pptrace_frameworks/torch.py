@@ -10,7 +10,7 @@ receives is one batch on the communicator of the group.
 * All other classes run a table with explicit SEND and RECV. Each is a separate operation. A receive completes
   before its use, sends complete at the end of the step. That is ``ordered`` with a stream per pair of ranks.
   ``lower`` describes the places of messages.
-* The runtime of 2.15 has explicit waits for sends and reductions.
+* The runtime of 2.15 has explicit waits for sends and reductions. That of 2.13 waits for a reduction inside it.
 * The runtime also runs the orders of 1F1B and GPipe, if a program loads them as a table (``_load_csv``). It alone
   has ``unshard_lookahead``, ``defer_reduce_grad_wait`` and ``max_outstanding_sends``.
 * With communicators per edge (2.15, ``torch.distributed.config.pipeline_per_edge_p2p``), each direction of a pair
