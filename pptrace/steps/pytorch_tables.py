@@ -296,6 +296,8 @@ def _insert_reduction_waits(schedule: Schedule, *, deferred: bool) -> Schedule:
             pending[int(rank_of_row[row]), int(schedule.stage[row])] = row
             unmatched += [reduction] * (reduction >= 0)
     reductions = np.array(sorted([*unmatched, *pending.values()]), dtype=np.int64)
+    if not reductions.size:
+        return schedule
     place = reductions + 1
     if deferred:
         starts = np.flatnonzero(schedule.kind == Kind.REDUCE_GRAD)
