@@ -66,6 +66,8 @@ _SIZE_KEYS = frozenset(f"parallel.{size}" for size in ("pp", "tp", "cp", "ep", "
 """Keys of the sizes of a layout."""
 _OF_COLLECTIVES = frozenset({"costs.segments", "costs.overlap_tp"})
 """Settings that change collectives and what hides them, and no computation."""
+_OF_REPLICAS = frozenset({"costs.zero", "parallel.order", "data_parallel.shard"})
+"""Settings of replicas: groups that differ in these and have equal times of stages have equal times of layers."""
 _REPLICAS = ("dp", "edp")
 """Axes of collectives between replicas."""
 _KEPT_GROUPS = 96
@@ -224,6 +226,7 @@ class SpaceBounds:
         self._checked: dict[tuple[str, str], Any] = {}
         self._members: dict[Any, tuple[tuple[Member, ...], Counter[bool]]] = {}
         self._bounds: dict[Any, Bound] = {}
+        self._splits: dict[Any, Splits] = {}
         self._states: dict[Any, GroupBounds] = {}
         self._fixed: dict[Any, frozenset[str]] = {}
 
@@ -411,10 +414,22 @@ class SpaceBounds:
         if isinstance(member.split, list):
             result.splits = {LAYERS: member.split}
         elif member.split == "balanced" and edges == group.layout.edges:
-            name = self._costs_name[self.entries[member.entry].label]
-            result.splits = self._bounding_costs_of(group, name).balanced_splits(stages, edges)
+            result.splits = self._balanced_splits(
+                group, self._costs_name[self.entries[member.entry].label], stages
+            )
         result.is_even = not result.splits and member.split == "balanced"
         return None if result.is_even else costs.workload(stages, result.splits, edges=edges, has_pairs=has_pairs)
+
+    def _balanced_splits(self, group: Group, name: str, stages: int) -> Splits:
+        """Return layers per stage as :meth:`_GroupCosts.balanced_splits`, once for groups with equal times."""
+        costs, edges = self._bounding_costs_of(group, name), group.layout.edges
+        stage_ns = _stage_times(costs.workload(group.layout.pp, edges=edges))
+        settings = ((key_text(each.path), repr(each.value)) for each in group.varied)
+        of_layers = tuple(setting for setting in settings if setting[0] not in _OF_REPLICAS)
+        key = name, of_layers, tuple(stage_ns), stages
+        if key not in self._splits:
+            self._splits[key] = costs.balanced_splits(stages, edges)
+        return self._splits[key]
 
     def _bound_table(self, result: MemberBound, group: Group, member: Member) -> None:
         entry, layout = self.entries[member.entry], group.layout
@@ -626,7 +641,6 @@ class _GroupCosts:
     def __init__(self, costs: Costs, varied: tuple[Assignment, ...]) -> None:
         self.costs, self.varied = costs, varied
         self._by_split: dict[str, Costs] = {repr({}): self.costs}
-        self._balanced: dict[int, Splits] = {}
 
     @property
     def ranks(self) -> int:
@@ -669,17 +683,14 @@ class _GroupCosts:
             stages: number of stages.
             edges: edges between the stages; empty for a chain.
         """
-        if stages not in self._balanced:
-            modules = modules_of(self.costs.request, stages)
-            if all(module.stages == stages for module in modules):  # a decoder alone
-                layers = int(self.costs.request.model.get("layers") or 0)
-                split = balanced_split(self._decoder_workload, stages, layers)
-                self._balanced[stages] = {} if split is None else {LAYERS: split}
-            else:
-                self._balanced[stages] = balanced_module_splits(
-                    lambda splits: _stage_times(self.workload(stages, splits, edges=edges)), modules
-                )
-        return self._balanced[stages]
+        modules = modules_of(self.costs.request, stages)
+        if all(module.stages == stages for module in modules):  # a decoder alone
+            layers = int(self.costs.request.model.get("layers") or 0)
+            split = balanced_split(self._decoder_workload, stages, layers)
+            return {} if split is None else {LAYERS: split}
+        return balanced_module_splits(
+            lambda splits: _stage_times(self.workload(stages, splits, edges=edges)), modules
+        )
 
     def _decoder_workload(self, stages: int, layers: list[int] | None) -> Workload:
         return self.workload(stages, {} if layers is None else {LAYERS: layers})
