@@ -331,18 +331,20 @@ class Search:
         if group.candidates:
             return group.candidates
         key, entries = group.group, self.space.entries
+        scores = {part.has_pairs: self._part_score(part) for part in self._parts_of(group)}
         for index, member in enumerate(group.members):
             entry, outcome = entries[member.entry], self._outcome(group, member)
+            has_pairs = self._has_pairs(member)
             candidate = Candidate(
                 number=key.number * _MEMBERS + index, layout=key.layout, schedule=entry.label,
                 chunks=member.chunks or 1, outcome=outcome, reason=member.reason,
                 varied=(*self.space.problem.derived, *key.varied, *entry.varied, *member.settings),
-                bound=group.bounds.of(has_pairs=self._has_pairs(member)),
+                bound=group.bounds.of(has_pairs=has_pairs),
             )  # fmt: skip
             if outcome in {Outcome.REFUSED, Outcome.COVERED}:
                 candidate.bound = None
             elif candidate.bound is not None:
-                candidate.origin, candidate.score = (key, member), self._score(candidate.bound, key.layout)
+                candidate.origin, candidate.score = (key, member), scores[has_pairs]
             group.candidates.append(candidate)
         return group.candidates
 

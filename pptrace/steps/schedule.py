@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("row_ptr", *CELL)
 
 
-class Schedule(Cells, frozen=True, kw_only=True):
+class Schedule(Cells, frozen=True, kw_only=True, dict=True):
     """Ordered actions of each rank, in columns that are concatenated by rank.
 
     >>> table = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
@@ -136,7 +136,7 @@ class Schedule(Cells, frozen=True, kw_only=True):
         """Number of microbatches."""
         return self.placement.microbatches
 
-    @property
+    @cached_property
     def updates(self) -> int:
         """Number of optimizer updates of each stage, 1 without any in the table.
 
