@@ -410,8 +410,8 @@ _TORCHTITAN = (
     ),
     _rule("TT enable_async_tensor_parallel: False", {"costs.overlap_tp": False}),
     _rule(
-        "PT torch/distributed/_functional_collectives.py: a gathered input, and an output before reduce-scatter; "
-        "async tensor parallelism has them in torch/distributed/_symmetric_memory",
+        "PT torch/distributed/_functional_collectives.py: an output before reduce-scatter, and its copy along the "
+        "sequence; async tensor parallelism (torch/distributed/_symmetric_memory) has no copy",
         {"costs.sequence_buffers": 2}, unless={"costs.overlap_tp": True},
     ),
     _rule(
