@@ -417,18 +417,19 @@ class SegmentTimes(NamedTuple):
         ends_ns, results_ns, streams = list[int](), list[int](), Counter[Stream]()
         computed_ns = in_pairs = free_ns = alone_ns = 0
         for index, part in enumerate(segments):
-            needs = part.needs_of(index)
-            begin_ns = max(map(ends_ns.__getitem__, needs), default=0)
-            result_ns = max(map(results_ns.__getitem__, needs), default=0)
-            own_ns = 0 if part.paired else part.duration_ns
-            if part.is_computation:
+            needs, duration_ns, stream = part.needs_of(index), part.duration_ns, part.stream
+            begin_ns = result_ns = 0
+            for need in needs:
+                begin_ns, result_ns = max(begin_ns, ends_ns[need]), max(result_ns, results_ns[need])
+            own_ns = 0 if part.paired else duration_ns
+            if stream is Stream.COMPUTE:
                 begin_ns, result_ns = max(begin_ns, computed_ns), max(result_ns, free_ns)
-                computed_ns = begin_ns + part.duration_ns
+                computed_ns = begin_ns + duration_ns
                 free_ns = result_ns + own_ns
-                in_pairs += part.duration_ns
+                in_pairs += duration_ns
             else:
-                streams[part.stream] += part.duration_ns
-            ends_ns.append(begin_ns + part.duration_ns)
+                streams[stream] += duration_ns
+            ends_ns.append(begin_ns + duration_ns)
             results_ns.append(result_ns + own_ns)
             alone_ns += own_ns
         if overlapped:

@@ -109,8 +109,9 @@ def problem_of(segment: Segment, place: int) -> str:
     if not (segment.is_computation or segment.stream.is_group):
         return f"runs on {segment.stream.name}: expected compute or a stream of a parallel group"
     needs = segment.needs
-    if needs is not None and (any(not 0 <= need < place for need in needs) or (place and not needs)):
-        return f"needs segments {list(needs)}: one or more of those before it, which count from 0"
+    is_known = 0 <= min(needs) <= max(needs) < place if needs else needs is None or not place
+    if not is_known:
+        return f"needs segments {list(needs or ())}: one or more of those before it, which count from 0"
     if segment.link and not segment.size_bytes:
         return f"goes over {segment.link} and has no size_bytes"
     return ""
