@@ -4,42 +4,27 @@ Many schedules are a priority rule: "a backward if one is ready, else the forwar
 :func:`list_schedule` simulates such a rule, in slots or in real durations, and returns the table. No rank waits
 while one of its actions can run. At one instant, ends precede starts; an action of zero duration ends after the
 starts at its instant. Remaining ties are broken by kind, stage and microbatch: equal input gives equal tables.
-
-The default rule prefers the earlier microbatch among actions of one stage and kind, which is also ready first.
-A faster kernel uses this: it counts actions per stage and kind and needs no queues (:func:`_rows_in_turn`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pptrace.config.limits import gibibytes, memory_key, most_memory
 from pptrace.errors import ScheduleError
-from pptrace.steps.actions import USUAL, CellColumns, Cells
-from pptrace.steps.columns import uniform
+from pptrace.steps.actions import Action, CellColumns, Cells
+from pptrace.steps.columns import empty_columns, uniform
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
-from pptrace.steps.kernels.list_scheduling import (
-    InFlightLimits,
-    ListingState,
-    Progress,
-    Queues,
-    Sequences,
-    Work,
-    Written,
-    list_actions,
-    list_in_turn,
-)
+from pptrace.steps.kernels.list_scheduling import ListingState, Order, Sequences, list_actions
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.placement import Placement
 
@@ -106,34 +91,35 @@ def list_schedule(
     if set(durations) != set(kinds):
         msg = "durations are of F and B, or of F, I and W"
         raise ValueError(msg)
-    spans = _spans(kinds, spans or {})
+    spans = _spans(placement, kinds, spans or {})
     times = _times(placement, spans, durations, transfer)
     if (placement.stage_rank < 0).any() or placement.has_host_state:
         msg = "every route visits every stage, and a backward is on the rank of its forward"
         raise ValueError(msg)
-    left, links = _limits(placement, in_flight or InFlight()), _links(placement, kinds)
-    if priority is backward_first and not transfer and max(spans.values()) == 1:
-        rows = _rows_in_turn(placement, times, links, left)
-        if rows is not None:
-            return Schedule.of_cells(placement, *rows)
-    actions = _actions(placement, spans)
-    duration = np.concatenate([
-        np.repeat(of_stages, placement.microbatches // spans[kind]) for kind, of_stages in times.items()
-    ])  # fmt: skip
-    source, target = _edges(placement, spans, links)
-    lag = np.zeros(source.size if transfer else 0, dtype=np.int64)
-    if transfer:
-        lag[actions.rank[source] != actions.rank[target]] = transfer
-    row_ptr = np.cumsum([0, *np.bincount(actions.rank, minlength=placement.ranks)])
-    order = _simulate_rule(placement, actions, duration, (source, target, lag), row_ptr, priority, left)
-    return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
+    left = _limits(placement, in_flight or InFlight())
+    sequences, awaited = _sequences(placement, spans, times, transfer, left)
+    count, row_ptr = int(sequences.first[-1]), sequences.first[sequences.of_rank]
+    state, events = _initial_state(sequences, awaited, left, row_ptr)
+    order = Order(*empty_columns(count, np.int8, np.int32, np.int32))
+    key = _keys(placement, sequences, priority)
+    if run(list_actions, (sequences, key, transfer), (state, events, order), work=count) < count:
+        raise _deadlock_error(sequences, state)
+    span = uniform(1, count)
+    if max(spans.values()) > 1:
+        span = np.array([spans.get(kind, 1) for kind in Kind], dtype=np.int32)[order.kind]
+    return Schedule.of_cells(placement, row_ptr, CellColumns(*order, span=span, pair=uniform(-1, count)))
 
 
-def _spans(kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:
+def _spans(placement: Placement, kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:
     """Return the microbatches of one action of each kind."""
     if set(spans) - set(kinds) or any(span < 1 for span in spans.values()):
         msg = f"spans are from 1, of {', '.join(kind.name for kind in kinds)}"
         raise ValueError(msg)
+    route = placement.microbatch_route
+    for kind, span in spans.items():
+        if route.size % span or (route.reshape(-1, span) != route[::span, None]).any():
+            msg = f"{route.size} microbatches do not fill blocks of {span} {kind.name} that each take one route"
+            raise ValueError(msg)
     return {kind: spans.get(kind, 1) for kind in kinds}
 
 
@@ -160,123 +146,118 @@ def _times(
     return stage_times
 
 
-def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
-    """Return every action: kind by kind, stage by stage, in the order of microbatches."""
-    stages, microbatches = placement.stages, placement.microbatches
-    firsts = {kind: np.arange(0, microbatches, span, dtype=np.int32) for kind, span in spans.items()}
-    count = stages * sum(first.size for first in firsts.values())
-    stage, microbatch, width, rank, route = (np.empty(count, dtype=np.int32) for _ in range(5))
-    kinds, done = np.empty(count, dtype=np.int8), 0
-    for kind, span in spans.items():
-        first = firsts[kind]
-        routes = placement.microbatch_route[first]
-        if microbatches % span or any(
-            not np.array_equal(routes, placement.microbatch_route[first + i]) for i in range(1, span)
-        ):
-            msg = f"{microbatches} microbatches do not fill blocks of {span} {kind.name} that each take one route"
-            raise ValueError(msg)
-        of_kind = slice(done, done + stages * first.size)
-        kinds[of_kind], width[of_kind] = kind, span
-        for column, values in (
-            (stage, np.arange(stages)[:, None]), (microbatch, first), (route, routes),
-            (rank, placement.stage_rank.T[:, routes]),
-        ):  # fmt: skip
-            column[of_kind].reshape(stages, first.size)[:] = values
-        done = of_kind.stop
-    return Actions(
-        kind=kinds, stage=stage, microbatch=microbatch, span=width, pair=np.full(count, -1, dtype=np.int32),
-        rank=rank, route=route,
-    )  # fmt: skip
+class InFlight(NamedTuple):
+    """Most microbatches between the start of a forward and the end of its backward (``W`` if split)."""
+
+    stage: object = None
+    """Shape (routes, stages): limit of each stage of each route, -1 for no limit; None for no limits."""
+    rank: object = None
+    """Shape (ranks,): limit over all stages of a rank, -1 for no limit; None for no limits."""
 
 
-def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[Link]) -> tuple[Int64s, Int64s]:
-    """Return the dependencies: the index of each enabling action, and of the action that it enables."""
-    stages, microbatches = placement.stages, placement.microbatches
-    blocks = {kind: microbatches // span for kind, span in spans.items()}
-    first = dict(zip(spans, np.cumsum([0, *(stages * n for n in blocks.values())]), strict=False))
-    sides = [
-        np.concatenate(
-            [[first[kind] + stage * blocks[kind], np.full(stage.size, spans[kind])] for kind, stage in side],
-            axis=1,
-        )
-        for side in zip(*((link[:2], link[2:]) for link in links), strict=True)
-    ]
-    order = np.argsort(sides[0][0], kind="stable")
-    microbatch = np.arange(microbatches)
-    alone = max(spans.values()) == 1
-    source, target = (
-        (start[order, None] + (microbatch if alone else microbatch // span[order, None])).ravel()
-        for start, span in sides
-    )
-    if alone and (np.diff(sides[0][0][order]) > 0).all():
-        return source, target  # sorted: actions of each stage and kind enable those of one other
-    actions = max(int(sum(stages * n for n in blocks.values())), 1)
-    both = np.sort(source * actions + target, kind="stable")  # a few runs that are sorted
-    if not alone:
-        both = both[np.append([True], both[1:] != both[:-1])]
-    source = both // actions
-    return source, both - source * actions
+def _limits(placement: Placement, in_flight: InFlight) -> Int64s:
+    """Return the limit of every stage of each route, then of every rank; -1 for no limit."""
+    shapes = ((in_flight.stage, (placement.routes, placement.stages)), (in_flight.rank, (placement.ranks,)))
+    return np.concatenate([
+        np.broadcast_to(np.asarray(-1 if limit is None else limit, dtype=np.int64), shape).ravel()
+        for limit, shape in shapes
+    ])  # fmt: skip
 
 
-def _simulate_rule(
+def _sequences(
     placement: Placement,
-    actions: Actions,
-    duration: Int64s,
-    edges: tuple[Int64s, Int64s, Int64s],
-    row_ptr: Int64s,
-    priority: Priority,
+    spans: Mapping[Kind, int],
+    times: Mapping[Kind, Int64s],
+    transfer: int,
     left: Int64s,
-) -> Int64s:
-    """Return all actions, rank by rank in the order of their starts."""
-    count, (source, target, lag) = len(actions), edges
-    key = _one_key([*priority(actions), actions.kind, actions.stage, actions.microbatch])
-    limit_indices = _limits_of_actions(placement, actions, left)
-    queue, queues, taking = _queues(placement, actions, limit_indices)
-    last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
-    narrow = np.int32 if max(count, target.size) < np.iinfo(np.int32).max else np.int64
-    late = count if lag.size else 0
-    needs = np.bincount(target, minlength=count).astype(narrow)
-    state, events = _initial_state(needs, left, row_ptr, queues.rank.size, late)
-    after_ptr = np.zeros(count + 1, dtype=narrow)
-    np.cumsum(np.bincount(source, minlength=count), out=after_ptr[1:])
-    begun = run(
-        list_actions,
-        (
-            Work(
-                duration=duration, after_ptr=after_ptr, after=target.astype(narrow), lag=lag,
-                queue=queue.astype(narrow), key=key,
-            ),
-            InFlightLimits(
-                microbatches=actions.span,
-                returned=np.where(last[: len(limit_indices), None], limit_indices, -1).astype(narrow).ravel(),
-                taken=taking.ravel(),
-            ),
-            queues,
-        ),
-        (state, events),
-        work=count,
+) -> tuple[Sequences, Int64s]:
+    """Return the sequences, and the number of microbatches for which each action of a sequence waits.
+
+    Sequences are sorted by rank, then by kind, route and stage. ``left`` has the limits, see :func:`_limits`.
+    """
+    kinds, routes, stages = list(times), placement.routes, placement.stages
+    number = np.arange(len(kinds) * routes * stages)
+    ranks = np.tile(placement.stage_rank.ravel(), len(kinds))
+    order = np.argsort(ranks, kind="stable")
+    position = np.empty_like(order)
+    position[order] = number
+    rank, (kind_index, route, stage) = ranks[order], np.unravel_index(order, (len(kinds), routes, stages))
+    kind, span = np.array(kinds)[kind_index], np.array(list(spans.values()))[kind_index]
+    source, target = position[_dependencies(placement, split=Kind.W in times)]
+    by_source = np.argsort(source, kind="stable")
+    room = np.stack([route * stages + stage, routes * stages + rank], axis=1)
+    room[left[room] < 0] = -1
+    microbatches = np.bincount(placement.microbatch_route, minlength=routes)
+    blocks = microbatches[route] // span
+    # Linear priorities of backward_first: backwards by microbatch, stage and kind, then forwards.
+    is_forward, per_microbatch = kind == Kind.F, len(Kind) * stages
+    first_forward = (per_microbatch + stages - stage) * placement.microbatches
+    sequences = Sequences(
+        rank=rank, of_rank=np.searchsorted(rank, np.arange(placement.ranks + 1)), kind=kind, stage=stage,
+        duration=np.stack(list(times.values()))[kind_index, stage], span=span,
+        first=np.cumsum([0, *blocks]), sequence_of=np.repeat(number, blocks if transfer else 0),
+        microbatch=np.argsort(placement.microbatch_route, kind="stable").astype(np.int32),
+        turn=(np.cumsum(microbatches) - microbatches)[route],
+        after_ptr=np.searchsorted(source[by_source], np.arange(number.size + 1)), after=target[by_source],
+        room=room.ravel(), origin=np.where(is_forward, first_forward, stage * len(Kind) + kind),
+        step=np.where(is_forward, 1, per_microbatch),
+        direction=np.where(is_forward, 1, np.where(kind == kinds[-1], -1, 0)),
     )  # fmt: skip
-    if begun < count:
-        waits = state.needs == 0
-        for first, end in zip(row_ptr[:-1], state.next, strict=True):
-            waits[state.order[first:end]] = False
-        raise _deadlock_error(actions, np.flatnonzero(waits))
-    order: Int64s = state.order
-    return order
+    return sequences, np.bincount(target, minlength=number.size) * span
 
 
 def _initial_state(
-    needs: NDArray[Any], left: Int64s, row_ptr: Int64s, queues: int, late: int
+    sequences: Sequences, awaited: Int64s, left: Int64s, row_ptr: Int64s
 ) -> tuple[ListingState, Heap]:
-    """Return the initial state; ``late`` actions may start later than their dependencies end."""
-    zeros, ranks = partial(np.zeros, dtype=np.int64), row_ptr.size - 1
+    zeros, ranks, count = partial(np.zeros, dtype=np.int64), row_ptr.size - 1, int(sequences.first[-1])
+    late = sequences.sequence_of.size
+    narrow = np.int32 if count < np.iinfo(np.int32).max else np.int64
     state = ListingState(
-        needs=needs, left=left, running=np.full(ranks, -1, dtype=np.int64), fill=zeros(queues), ready=zeros(late),
-        enabled=np.zeros_like(needs), dirty=zeros(ranks), stack=zeros(ranks), order=np.zeros_like(needs),
-        next=row_ptr[:-1].copy(),
+        needs=np.repeat(awaited.astype(narrow), np.diff(sequences.first)), left=left,
+        sequence=np.full(ranks, -1), action=zeros(ranks), enabled=np.empty(count, dtype=narrow),
+        begin=sequences.first[:-1].copy(), end=sequences.first[:-1].copy(), head=zeros(awaited.size),
+        ready=zeros(late), dirty=zeros(ranks), stack=zeros(ranks), next=row_ptr[:-1].copy(),
     )  # fmt: skip
     most = ranks + late
     return state, Heap(item=zeros(most), place=np.full(most, OUTSIDE), time=zeros(most), size=zeros(1))
+
+
+def _dependencies(placement: Placement, *, split: bool) -> Int64s:
+    """Return the enabling and the enabled sequences, shape (2, dependencies), numbered by kind, route and stage.
+
+    Forwards are along the stages, gradients back, weight gradients after input gradients.
+    """
+    low, high = placement.edges.T
+    stages = np.arange(placement.stages)
+    ends = np.setdiff1d(stages, low)
+    links = [((0, low), (0, high)), ((1, high), (1, low)), ((0, ends), (1, ends))]
+    if split:
+        links.append(((1, stages), (2, stages)))
+    route = np.arange(placement.routes)[:, None]
+    return np.stack([
+        np.concatenate([
+            ((kind * placement.routes + route) * placement.stages + stage).ravel() for kind, stage in side
+        ])
+        for side in zip(*links, strict=True)
+    ])  # fmt: skip
+
+
+def _keys(placement: Placement, sequences: Sequences, priority: Priority) -> Int64s:
+    """Return the distinct priority of each action; empty for the default rule, whose priorities are linear."""
+    if priority is backward_first:
+        return np.zeros(0, dtype=np.int64)
+    blocks = np.diff(sequences.first)
+    columns = np.stack([sequences.kind, sequences.stage, sequences.span, sequences.rank]).astype(np.int32)
+    kind, stage, span, rank = (np.repeat(column, blocks) for column in columns)
+    microbatch = np.concatenate([
+        sequences.microbatch[turn : turn + count * width : width]
+        for turn, count, width in zip(sequences.turn, blocks, sequences.span, strict=True)
+    ])  # fmt: skip
+    actions = Actions(
+        kind=kind, stage=stage, microbatch=microbatch, span=span, pair=uniform(-1, kind.size), rank=rank,
+        route=placement.microbatch_route[microbatch],
+    )  # fmt: skip
+    return _one_key([*priority(actions), kind, stage, microbatch])
 
 
 def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
@@ -296,209 +277,20 @@ def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
     return key
 
 
-def _deadlock_error(actions: Actions, enabled: Int64s) -> ScheduleError:
+def _deadlock_error(sequences: Sequences, state: ListingState) -> ScheduleError:
     """Return the error of actions that limits in flight block; it names the first one of the deepest stage."""
-    if enabled.size == 0:
+    blocked = list[tuple[int, int, int]]()
+    for sequence in np.flatnonzero(state.begin < state.end).tolist():
+        action = state.enabled[state.begin[sequence] : state.end[sequence]].min()
+        turn = (action - sequences.first[sequence]) * sequences.span[sequence]
+        microbatch = sequences.microbatch[sequences.turn[sequence] + turn]
+        blocked.append((-sequences.stage[sequence], microbatch, sequence))
+    if not blocked:
         return ScheduleError("the stages' graph has a cycle: no action on it can ever start")
-    row = int(enabled[np.lexsort((actions.microbatch[enabled], -actions.stage[enabled]))[0]])
-    rank, action = int(actions.rank[row]), actions.action(row)
+    _, microbatch, sequence = min(blocked)
+    rank, kind = int(sequences.rank[sequence]), Kind(sequences.kind[sequence])
+    action = Action(
+        kind=kind, stage=sequences.stage[sequence], microbatch=microbatch, span=sequences.span[sequence]
+    )
     message = f"rank {rank}: {action} can never start: too few microbatches may be in flight; allow more"
     return ScheduleError(message, rank=rank, action=str(action))
-
-
-Link: TypeAlias = "tuple[Kind, Int32s, Kind, Int32s]"
-"""Kind and stages of enabling actions, kind and stages of enabled ones: the n-th action enables the n-th."""
-
-_MOST_SEQUENCES = 256
-"""Most sequences per rank for which the kernel without queues is faster: each choice compares all of them."""
-
-
-def _rows_in_turn(
-    placement: Placement,
-    times: Mapping[Kind, Int64s],
-    links: Sequence[Link],
-    left: Int64s,
-) -> tuple[Int64s, CellColumns] | None:
-    """Return where each rank's row begins, and the actions; None for a deadlock or too many stages per rank.
-
-    ``left`` has the limits of microbatches in flight, see :func:`_limits`.
-    """
-    given, actions = _sequences(placement, times, links, left)
-    ranks = placement.ranks
-    if (np.diff(given.of_rank) > _MOST_SEQUENCES).any():
-        return None
-    row_ptr = np.concatenate([[0], np.cumsum(np.bincount(given.rank, given.count, ranks).astype(np.int64))])
-    written = Written(
-        kind=np.empty(actions, dtype=np.int8), stage=np.empty(actions, dtype=np.int32),
-        microbatch=np.empty(actions, dtype=np.int32),
-    )  # fmt: skip
-    begun = run(list_in_turn, (given,), (*_initial_progress(given, row_ptr, left), written), work=actions)
-    if begun < actions:
-        return None
-    usual = {name: uniform(value, actions) for name, value in USUAL.items()}
-    return row_ptr, CellColumns(*written, **usual)
-
-
-def _links(placement: Placement, kinds: Sequence[Kind]) -> list[Link]:
-    """Return the dependencies between stages: forwards along the stages, gradients back, weight after input."""
-    low, high = placement.edges[:, 0], placement.edges[:, 1]
-    is_end = np.ones(placement.stages, dtype=np.bool_)
-    is_end[low] = False
-    ends = np.flatnonzero(is_end).astype(np.int32)
-    gradient = Kind.I if Kind.I in kinds else Kind.B
-    links: list[Link] = [
-        (Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends),
-    ]  # fmt: skip
-    if Kind.W in kinds:
-        stages = np.arange(placement.stages, dtype=np.int32)
-        links.append((Kind.I, stages, Kind.W, stages))
-    return links
-
-
-def _sequences(
-    placement: Placement,
-    times: Mapping[Kind, Int64s],
-    links: Sequence[Link],
-    left: Int64s,
-) -> tuple[Sequences, int]:
-    """Return the sequences sorted by rank, then by kind, route and stage, and the number of actions."""
-    kinds, stages, routes = list(times), placement.stages, placement.routes
-    width = routes * stages
-    number = np.arange(len(kinds) * width)
-    kind, route, stage = number // width, number // stages % routes, number % stages
-    rank = placement.stage_rank[route, stage].astype(np.int64)
-    order = np.argsort(rank, kind="stable")
-    moved = np.empty_like(order)
-    moved[order] = number
-    microbatches = np.bincount(placement.microbatch_route, minlength=routes)
-    source, target = (
-        np.concatenate([
-            (kinds.index(link_kind) * width + np.arange(routes)[:, None] * stages + link_stage).ravel()
-            for link_kind, link_stage in side
-        ])
-        for side in zip(*((link[:2], link[2:]) for link in links), strict=True)
-    )  # fmt: skip
-    last = Kind.W if Kind.W in times else Kind.B
-    kind_of = np.array(kinds)[kind]
-    origin, step = _places(kind_of, kind, stage, placement, len(kinds))
-    limit_indices = np.stack([_stage_limit(placement, route, stage), _rank_limit(placement, rank)], axis=1)
-    limit_indices = np.where(left[limit_indices] < 0, -1, limit_indices)
-    direction = np.where(kind_of == Kind.F, 1, np.where(kind_of == last, -1, 0)) * (limit_indices >= 0).any(axis=1)
-    before_ptr, before = _csr(moved[target], moved[source], number.size)
-    after_ptr, after = _csr(moved[source], moved[target], number.size)
-    sequences = Sequences(
-        rank=rank[order], of_rank=np.searchsorted(rank[order], np.arange(placement.ranks + 1)),
-        kind=kind_of[order], stage=stage[order],
-        duration=np.stack(list(times.values()))[kind, stage][order],
-        count=microbatches[route][order], first=(np.cumsum(microbatches) - microbatches)[route][order],
-        turns=np.argsort(placement.microbatch_route, kind="stable"), origin=origin[order], step=step[order],
-        before_ptr=before_ptr, before=before, after_ptr=after_ptr, after=after,
-        room=limit_indices[order].ravel(), direction=direction[order],
-    )  # fmt: skip
-    return sequences, len(kinds) * stages * placement.microbatches
-
-
-def _places(
-    kind_of: Int64s, kind: Int64s, stage: Int64s, placement: Placement, kinds: int
-) -> tuple[Int64s, Int64s]:
-    """Return the priority of each sequence's microbatch 0, and the increment per microbatch.
-
-    The order of :func:`~pptrace.steps.list_scheduler.backward_first`: backwards by microbatch, stage and kind,
-    then forwards by stage, the deepest first, and microbatch.
-    """
-    stages, microbatches = placement.stages, placement.microbatches
-    forward, each = kind_of == Kind.F, stages * kinds
-    first_forward = each * microbatches
-    return (
-        np.where(forward, first_forward + (stages - 1 - stage) * microbatches, stage * kinds + kind),
-        np.where(forward, 1, each),
-    )
-
-
-def _csr(key: Int64s, values: Int64s, size: int) -> tuple[Int64s, Int64s]:
-    """Return the offsets and values of a CSR grouping by key."""
-    return np.concatenate([[0], np.cumsum(np.bincount(key, minlength=size))]), values[
-        np.argsort(key, kind="stable")
-    ]
-
-
-def _initial_progress(given: Sequences, row_ptr: Int64s, left: Int64s) -> tuple[Progress, Heap]:
-    zeros, ranks, size = partial(np.zeros, dtype=np.int64), row_ptr.size - 1, given.rank.size
-    free = np.diff(given.before_ptr) == 0
-    head, some = zeros(size), given.count > 0
-    head[some] = given.origin[some] + given.step[some] * given.turns[given.first[some]]
-    progress = Progress(
-        begun=zeros(size), ended=zeros(size), ready=np.where(free, given.count, 0), head=head, left=left.copy(),
-        running=np.full(ranks, -1, dtype=np.int64), dirty=zeros(ranks), stack=zeros(ranks),
-        next=row_ptr[:-1].copy(),
-    )  # fmt: skip
-    return progress, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
-
-
-class InFlight(NamedTuple):
-    """Most microbatches between the start of a forward and the end of its backward (``W`` if split)."""
-
-    stage: object = None
-    """Shape (routes, stages): limit of each stage of each route, -1 for no limit; None for no limits."""
-    rank: object = None
-    """Shape (ranks,): limit over all stages of a rank, -1 for no limit; None for no limits."""
-
-
-def _limits(placement: Placement, in_flight: InFlight) -> Int64s:
-    """Return the limit of every stage of each route, then of every rank; -1 for no limit."""
-    shapes = ((in_flight.stage, (placement.routes, placement.stages)), (in_flight.rank, (placement.ranks,)))
-    return np.concatenate([
-        np.broadcast_to(np.asarray(-1 if limit is None else limit, dtype=np.int64), shape).ravel()
-        for limit, shape in shapes
-    ])  # fmt: skip
-
-
-def _stage_limit(placement: Placement, route: Int64s | Int32s, stage: Int64s | Int32s) -> Int64s:
-    index: Int64s = route.astype(np.int64) * placement.stages + stage
-    return index
-
-
-def _rank_limit(placement: Placement, rank: Int64s | Int32s) -> Int64s:
-    index: Int64s = placement.routes * placement.stages + rank.astype(np.int64)
-    return index
-
-
-def _limits_of_actions(placement: Placement, actions: Actions, left: Int64s) -> Int64s:
-    """Return the indices of each action's two limits, of its stage and of its rank; -1 for no limit.
-
-    Without any limit, the result has no rows.
-    """
-    if (left < 0).all():
-        return np.full((0, 2), -1, dtype=np.int64)
-    index = np.where(left < 0, -1, np.arange(left.size))
-    limit_indices = np.empty((len(actions), 2), dtype=np.int64)
-    limit_indices[:, 0] = index[_stage_limit(placement, actions.route, actions.stage)]
-    limit_indices[:, 1] = index[_rank_limit(placement, actions.rank)]
-    return limit_indices
-
-
-def _queues(placement: Placement, actions: Actions, limit_indices: Int64s) -> tuple[Int64s, Queues, Int64s]:
-    """Return each action's queue, the queues, and the limits that the actions of each queue share.
-
-    A rank has a queue per stage and route for actions under a limit, and one for all other actions.
-    """
-    ranks = placement.ranks
-    slot = actions.rank.astype(np.int64)
-    if len(limit_indices):
-        waits_for_room = (actions.kind == Kind.F) & ((limit_indices[:, 0] >= 0) | (limit_indices[:, 1] >= 0))
-        slot = np.where(waits_for_room, ranks + _stage_limit(placement, actions.route, actions.stage), slot)
-    slot_rank = np.concatenate([np.arange(ranks), placement.stage_rank.ravel()])
-    count = np.bincount(slot, minlength=slot_rank.size)
-    sample, queue = np.empty((2, slot_rank.size), dtype=np.int64)
-    used = np.argsort(slot_rank, kind="stable")
-    used = used[count[used] > 0]
-    queue[used] = np.arange(used.size)
-    sample[slot] = np.arange(slot.size)  # any action: all actions of a queue have the same limits
-    taken = np.full((used.size, 2), -1, dtype=np.int64)
-    takes = used >= ranks
-    taken[takes] = limit_indices[sample[used[takes]]]
-    queues = Queues(
-        rank=slot_rank[used], ptr=np.cumsum([0, *count[used]]),
-        of_rank=np.searchsorted(slot_rank[used], np.arange(ranks + 1)),
-    )  # fmt: skip
-    return queue[slot], queues, taken

@@ -130,7 +130,7 @@ def test_a_second_implementation_plays_the_same_table(case: Case) -> None:
 
 
 @given(cases())
-def test_stages_that_take_microbatches_in_turn_play_what_queues_of_actions_play(case: Case) -> None:
+def test_the_default_rule_has_the_order_of_its_sort_keys(case: Case) -> None:
     world = dataclasses.replace(case.world, spans=dict.fromkeys(case.world.spans, 1), transfer=0)
     alike = Case(world, {})
 
