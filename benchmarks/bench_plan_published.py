@@ -193,7 +193,8 @@ class Planner:
                 executor="serial",
                 registry=self.registry,
             )
-        except PptraceError:
+        except PptraceError as error:
+            print(f"{self.case.row['model']} on {gpus} GPUs: {error}", flush=True)
             return {}, True
         best: dict[Division, Place] = {}
         for one in found.ranked:

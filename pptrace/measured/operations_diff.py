@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -100,9 +101,9 @@ class PrintedDiff(Printed):
 
     __slots__ = ()
 
+    @abstractmethod
     def document(self, top: int = 10) -> Document:
         """Return the output of the command line as a document."""
-        raise NotImplementedError
 
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
         """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
@@ -122,9 +123,9 @@ class PrintedDiff(Printed):
                     self._write_trace(temporary, path)
         return paths
 
+    @abstractmethod
     def _write_trace(self, path: Path, target: Path) -> None:
         """Write to a path in the format of the suffix of the target."""
-        raise NotImplementedError
 
     def summary(self, top: int = 10) -> str:
         """Return the output of the command line as plain text."""

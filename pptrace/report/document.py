@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -169,13 +170,13 @@ class Printed:
 
     __slots__ = ()
 
+    @abstractmethod
     def document(self) -> Document:
         """Return the output of the command line as a document."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
-        raise NotImplementedError
 
     def summary(self) -> str:
         """Return the output of the command line as plain text."""
