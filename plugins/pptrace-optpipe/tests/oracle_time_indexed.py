@@ -60,7 +60,7 @@ class _Program:
 
 
 def shortest(problem: Problem, horizon: int, *, ordered: bool) -> int:
-    """Return the least longest span, in halves; ``ordered`` is whether microbatches keep order everywhere."""
+    """Return the least step, in halves; ``ordered`` is whether microbatches keep order everywhere."""
     program = _Program(problem, horizon)
     last = horizon - 1
     for op in program.ops:
@@ -74,7 +74,7 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool) -> int:
         _share(program, rank)
     _lengths(program)
     _in_order(program, everywhere=ordered)
-    columns = program.length + 1 + problem.stages
+    columns = program.length + 1
     matrix = coo_array(
         ([value for _, _, value in program.terms],
          ([row for row, _, _ in program.terms], [column for _, column, _ in program.terms])),
@@ -82,7 +82,7 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool) -> int:
     )  # fmt: skip
     cost, high = np.zeros(columns), np.ones(columns)
     cost[program.length] = 1
-    high[program.length :] = horizon
+    high[program.length] = horizon
     result = milp(cost, constraints=LinearConstraint(matrix.tocsr(), program.low, program.high),
                  integrality=np.ones(columns), bounds=Bounds(0, high))  # fmt: skip
     assert result.status == 0, result.message
@@ -129,7 +129,7 @@ def _share(program: _Program, rank: int) -> None:
     problem = program.problem
     own = [op for op in program.ops if problem.stage_rank[op.stage] == rank]
     for moment in range(program.horizon):
-        for stream in ((*COMPUTED, OpKind.C), (OpKind.O, OpKind.R)):
+        for stream in ((*COMPUTED, OpKind.C), (OpKind.O,), (OpKind.R,)):
             terms = [term for op in own if op.kind in stream for term in program.running(op, moment)]
             program.row(terms, 0, 1)
         held: list[tuple[int, float]] = []
@@ -147,15 +147,13 @@ def _share(program: _Program, rank: int) -> None:
 
 
 def _lengths(program: _Program) -> None:
-    """Let the length be no less than the time from a rank's first forward to any of its ends."""
+    """Let the length be no less than any end."""
     problem, horizon = program.problem, program.horizon
     for op in problem.ops():
-        base, first = program.ops[op] * horizon, program.length + 1 + op.stage
-        begin = [(base + moment, float(moment)) for moment in range(horizon)]
-        if op.kind is OpKind.F:
-            program.row([*begin, (first, -1.0)], 0, np.inf)
         if op.kind is OpKind.W:
-            program.row([*begin, (first, -1.0), (program.length, -1.0)], -np.inf, -problem.duration(op))
+            base = program.ops[op] * horizon
+            begin = [(base + moment, float(moment)) for moment in range(horizon)]
+            program.row([*begin, (program.length, -1.0)], -np.inf, -problem.duration(op))
 
 
 def _in_order(program: _Program, *, everywhere: bool) -> None:

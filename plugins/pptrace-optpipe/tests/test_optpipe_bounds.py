@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toy_pipelines import effort, optimum, toy, v_shaped
 
 import pptrace
-from pptrace_optpipe.bounds import bound, latest
+from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.model import solve
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import Op, OpKind, Problem
@@ -43,7 +43,7 @@ def test_no_schedule_of_any_costs_beats_the_bound(
     problem = Problem(
         microbatches=microbatches, stage_rank=rank_of, f=some(1, longest), i=some(1, longest),
         w=some(1, longest), activation=whole,
-        weight_activation=tuple(random.randint(item // 2, item) for item in whole), span=random.random() < 0.2,
+        weight_activation=tuple(random.randint(item // 2, item) for item in whole),
         limit=tuple(item + random.randint(0, 3) for item in room),
         forward_transfer=some(0, longest // 2, stages - 1), backward_transfer=some(0, longest // 2, stages - 1),
         offload=some(1, 4) if more == "copies" else (),
@@ -54,7 +54,7 @@ def test_no_schedule_of_any_costs_beats_the_bound(
     begun = start(problem)
     assert begun is not None
 
-    solution = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
+    solution = solve(problem, effort(1), horizon=begun.played.step)
 
     assert solution.length is None or bound(problem) <= solution.length
 

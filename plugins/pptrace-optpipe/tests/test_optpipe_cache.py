@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import asdict, replace
-from toy_pipelines import effort, table
+from toy_pipelines import effort, toy
 
 from pptrace_optpipe.cache import VERSION, Cache, Entry, wrong_folder
 from pptrace_optpipe.listing import serial_rows
@@ -40,7 +40,7 @@ def step_of(problem: Problem, rows: Rows) -> int:
 
 
 def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path: Path) -> None:
-    one, other = table(2, 2, 2, copies=False), table(2, 2, 1, copies=False)
+    one, other = toy(2, 2, 2, copies=False), toy(2, 2, 1, copies=False)
     kept = Cache(tmp_path)
     rows = serial_rows(one, copied=False)
     entry = Entry(rows=rows, step=step_of(one, rows), bound=7, seconds=1)
@@ -56,7 +56,7 @@ def test_twice_the_times_are_the_same_problem_and_a_shorter_entry_stays(tmp_path
 
 
 def test_a_bound_is_of_no_other_problem_that_is_rounded_alike(tmp_path: Path) -> None:
-    base = replace(table(2, 4, 2, copies=False), i=(10_000_801,) * 2, w=(10_000_801,) * 2)
+    base = replace(toy(2, 4, 2, copies=False), i=(10_000_801,) * 2, w=(10_000_801,) * 2)
     first, second = (replace(base, f=(time, 10_000_000)) for time in (20_000_799, 20_000_000))
     assert coarsened(first) == coarsened(second)
 
@@ -72,7 +72,7 @@ def test_a_bound_is_of_no_other_problem_that_is_rounded_alike(tmp_path: Path) ->
 
 
 def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp_path: Path) -> None:
-    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=True)
+    kept, problem = Cache(tmp_path / "own"), toy(2, 2, 2, copies=True)
     rows = serial_rows(problem, copied=False)
     rows[0][1:1] = [Op(kind, 0, 0) for kind in (OpKind.O, OpKind.A, OpKind.R)]
     kept.put(problem, Entry(rows=rows, step=9, bound=7, seconds=1))
@@ -80,7 +80,7 @@ def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp
     assert kept.near(replace(problem, f=(2, 3))) == [rows]
     assert kept.near(problem) == []
     assert kept.near(replace(problem, f=(2, 30))) == []
-    assert kept.near(table(2, 3, 2, copies=True)) == []
+    assert kept.near(toy(2, 3, 2, copies=True)) == []
     (file,) = (tmp_path / "own").iterdir()
     file.rename(file.with_name(file.name.replace(f"v{VERSION}-", "v1-")))
     assert kept.near(replace(problem, f=(2, 3))) == []
@@ -89,7 +89,7 @@ def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_entry_is_none(damage: Callable[[str, str], str], tmp_path: Path) -> None:
-    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=False)
+    kept, problem = Cache(tmp_path / "own"), toy(2, 2, 2, copies=False)
     near = replace(problem, f=(2, 3))
     for item in (problem, near):
         rows = serial_rows(item, copied=False)
@@ -131,7 +131,7 @@ FORGED: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
 def test_a_malformed_entry_is_none_whatever_its_digest(forge: Callable[[str], str], tmp_path: Path) -> None:
-    kept, problem = Cache(tmp_path), table(2, 2, 2, copies=True)
+    kept, problem = Cache(tmp_path), toy(2, 2, 2, copies=True)
     rows = serial_rows(problem, copied=False)
     kept.put(problem, Entry(rows=rows, step=step_of(problem, rows), bound=7, seconds=1))
     file = kept.file_of(problem)
@@ -148,7 +148,7 @@ def test_a_malformed_entry_is_none_whatever_its_digest(forge: Callable[[str], st
 
 
 def test_an_entry_has_the_step_of_its_rows_and_no_bound_above_that(tmp_path: Path) -> None:
-    kept, problem = Cache(tmp_path), table(2, 2, 2, copies=False)
+    kept, problem = Cache(tmp_path), toy(2, 2, 2, copies=False)
     rows = serial_rows(problem, copied=False)
     step = step_of(problem, rows)
 
@@ -159,7 +159,7 @@ def test_an_entry_has_the_step_of_its_rows_and_no_bound_above_that(tmp_path: Pat
 
 @pytest.mark.parametrize("rows", [[], [[], []], [[Op(OpKind.F, 0, 0)], [Op(OpKind.F, 1, 0)]]])
 def test_an_entry_that_is_not_whole_is_damaged(rows: list[list[Op]], tmp_path: Path) -> None:
-    kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=False)
+    kept, problem = Cache(tmp_path / "own"), toy(2, 2, 2, copies=False)
 
     kept.put(problem, Entry(rows=rows, step=1, bound=1, seconds=100))
 
@@ -170,10 +170,10 @@ def test_an_entry_that_is_not_whole_is_damaged(rows: list[list[Op]], tmp_path: P
 def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
 
-    Cache(tmp_path / "file").put(table(2, 2, 2, copies=False), Entry(rows=[], step=1, bound=1, seconds=1))
+    Cache(tmp_path / "file").put(toy(2, 2, 2, copies=False), Entry(rows=[], step=1, bound=1, seconds=1))
 
     assert not list(Cache(tmp_path / "file").entries())
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         monkeypatch.setenv("PPTRACE_OPTPIPE_CACHE", str(path))
-        assert Cache().get(table(2, 2, 2, copies=False)) == (None, "")
+        assert Cache().get(toy(2, 2, 2, copies=False)) == (None, "")
         assert wrong_folder().startswith(f"{tmp_path / 'file'}: is not a folder, so nothing is cached")

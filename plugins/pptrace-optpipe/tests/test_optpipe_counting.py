@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from toy_pipelines import effort, toy, v_shaped
 
 from pptrace_optpipe import bounds
-from pptrace_optpipe.bounds import can_be_as_short, counted_bound, latest
+from pptrace_optpipe.bounds import can_be_as_short, counted_bound
 from pptrace_optpipe.model import Effort, solve
 from pptrace_optpipe.problem import Problem
 from pptrace_optpipe.start_schedules import start
@@ -45,31 +45,28 @@ def test_a_schedule_that_exists_is_never_too_short(
     problem = Problem(
         microbatches=min(microbatches, 6 // stages), stage_rank=rank_of, f=f, i=i, w=w, activation=whole,
         b=tuple(random.randint(max(item, 1), item + other) for item, other in zip(i, w, strict=True)),
-        weight_activation=tuple(random.randint(0, item) for item in whole), span=random.random() < 0.2,
+        weight_activation=tuple(random.randint(0, item) for item in whole),
         limit=tuple(item + random.randint(0, 3) for item in room),
         forward_transfer=some(0, 2, stages - 1), backward_transfer=some(0, 2, stages - 1),
         offload=some(1, 5) if copies else (), reload=some(1, 5) if copies else (),
-        one_stream=random.random() < 0.5,
         shared=((0, 1),) if copies and ranks > 1 and random.random() < 0.5 else (),
         recompute=some(1, 3) if anew else (), checkpoint=tuple(map(min, whole, some(0, 2))) if anew else (),
         tail=() if random.random() < 0.5 else some(0, 2, ranks),
     )  # fmt: skip
-    plain = replace(problem, span=False)
-    begun = start(plain)
+    begun = start(problem)
     assert begun is not None
-    solution = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
-    short = replace(problem.shortest, tail=()) if problem.span else problem.shortest
+    solution = solve(problem, effort(1), horizon=begun.played.step)
 
     assert solution.length is None or all(
-        can_be_as_short(short, EFFORT, solution.length, apart=apart) for apart in BOTH
+        can_be_as_short(problem.shortest, EFFORT, solution.length, apart=apart) for apart in BOTH
     )
     for apart in BOTH:
-        assert can_be_as_short(plain.shortest, EFFORT, begun.played.step, apart=apart)
+        assert can_be_as_short(problem.shortest, EFFORT, begun.played.step, apart=apart)
 
 
 @pytest.mark.parametrize(
     ("problem", "length"),
-    [(toy(2, 4, 2, copies=True), 24), (toy(2, 4, 1.5, copies=False), 34),
+    [(toy(2, 4, 2, copies=True), 26), (toy(2, 4, 1.5, copies=False), 34),
      (v_shaped(2, 4, 3), 26)],
 )  # fmt: skip
 def test_counts_show_what_one_moment_less_cannot_be(problem: Problem, length: int) -> None:
@@ -102,19 +99,9 @@ def test_a_bound_is_given_up_when_asked() -> None:
     assert next(asked, None) is None
 
 
-def test_spans_whose_times_would_be_rounded_are_not_bounded() -> None:
-    """The first rank has little work, and what another's loses by rounding would make a span longer."""
-    problem = Problem(
-        microbatches=1, stage_rank=(0, 1), f=(67, 334), i=(67, 333), w=(67, 334), activation=(1, 1),
-        weight_activation=(0, 0), limit=(1, 1), span=True,
-    )  # fmt: skip
-
-    assert counted_bound(problem, EFFORT, length=2000, least=7) == 7
-
-
 def test_short_messages_cost_no_more_than_themselves() -> None:
     """Computations stay exact however fine the times of messages are."""
-    plain = toy(2, 2, 1, copies=True, span=False)
+    plain = toy(2, 2, 1, copies=True)
     names = ("f", "i", "w", "offload", "reload")
     times = {name: tuple(1_000_000 * item for item in getattr(plain, name)) for name in names}
     short = replace(plain, **times, forward_transfer=(777,), backward_transfer=(778,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from toy_pipelines import table
+from toy_pipelines import toy
 
 from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.problem import Problem
@@ -42,5 +42,5 @@ def test_the_ratio_of_a_layer_is_the_paper_s(hidden: int) -> None:
 
 
 def test_without_copies_nothing_is_hidden() -> None:
-    assert copy_ratio(table(2, 2, 1, copies=False), 0) == float("inf")
-    assert copy_ratio(table(2, 2, 1, copies=True), 0) == pytest.approx(1 / 3)
+    assert copy_ratio(toy(2, 2, 1, copies=False), 0) == float("inf")
+    assert copy_ratio(toy(2, 2, 1, copies=True), 0) == pytest.approx(1 / 3)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from toy_pipelines import effort, table, v_shaped
+from toy_pipelines import effort, toy, v_shaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def profiled(ranks: int, microbatches: int, times: tuple[int, int, int, int], li
 
 @pytest.mark.parametrize(("ranks", "microbatches", "limit"), [(8, 32, 8), (8, 32, 15), (16, 64, 16)])
 def test_plentiful_memory_gives_the_bound(ranks: int, microbatches: int, limit: int) -> None:
-    search_result = search(table(ranks, microbatches, limit, copies=False), effort(20))
+    search_result = search(toy(ranks, microbatches, limit, copies=False), effort(20))
 
     assert search_result is not None
     assert search_result.schedule.played.step == search_result.bound == 2 * (3 * microbatches + ranks - 1)
@@ -65,7 +65,7 @@ def test_measured_times_come_within_two_percent(
 def test_copies_are_never_worse_and_idle_halves_where_memory_is_short(limit: int) -> None:
     steps = {}
     for copies in (False, True):
-        problem = table(8, 16, limit, copies=copies)
+        problem = toy(8, 16, limit, copies=copies)
         start_schedule = start(problem, bound(problem))
         assert start_schedule is not None
         steps[copies] = start_schedule.played.step
@@ -77,7 +77,7 @@ def test_copies_are_never_worse_and_idle_halves_where_memory_is_short(limit: int
 
 
 def test_below_what_fits_without_copies_one_with_copies_is_found() -> None:
-    problem = replace(table(4, 4, 1, copies=True), stage_rank=(0, 1, 0, 1), limit=(3, 3), tail=())
+    problem = replace(toy(4, 4, 1, copies=True), stage_rank=(0, 1, 0, 1), limit=(3, 3), tail=())
 
     search_result = search(problem, effort(1))
 
@@ -122,7 +122,7 @@ def test_something_is_found_whenever_anything_fits(
 def test_lookahead_shortens_lists_of_unlike_stages_in_little_memory() -> None:
     """The bound is 13,215; times are in units of 0.2 ms, and memory has 9.5 activations."""
     times = tuple(range(35, 66, 2))
-    problem = replace(table(16, 64, 9.5, copies=False), f=times, i=times, w=times)
+    problem = replace(toy(16, 64, 9.5, copies=False), f=times, i=times, w=times)
 
     def listed(**rule: Any) -> int:
         rows = Lister(problem, Rule(limit=problem.limit, patient=False, **rule)).rows()
@@ -140,7 +140,7 @@ def test_lookahead_shortens_lists_of_unlike_stages_in_little_memory() -> None:
 def test_messages_lengthen_a_start_schedule_no_more_than_its_order_needs() -> None:
     """Lists in which each of few activations waits for messages take 826; those that ignore messages, 764."""
     problem = replace(
-        table(6, 18, 4, copies=False), f=(10,) * 6, i=(10,) * 6, w=(10,) * 6, forward_transfer=(1,) * 5,
+        toy(6, 18, 4, copies=False), f=(10,) * 6, i=(10,) * 6, w=(10,) * 6, forward_transfer=(1,) * 5,
         backward_transfer=(1,) * 5,
     )  # fmt: skip
     start_schedule, without = start(problem), start(problem.without_transfers)
@@ -170,7 +170,7 @@ def stops_after(count: int) -> Callable[[], bool]:
 
 
 def test_serial_rows_hold_one_microbatch() -> None:
-    problem = table(4, 3, 1, copies=False)
+    problem = toy(4, 3, 1, copies=False)
 
     played = play(problem, serial_rows(problem, copied=False))
 
@@ -180,7 +180,7 @@ def test_serial_rows_hold_one_microbatch() -> None:
 
 
 def test_a_window_mends_what_was_made_worse() -> None:
-    problem = table(4, 8, 4, copies=False)
+    problem = toy(4, 8, 4, copies=False)
     rows = Lister(problem, Rule(limit=problem.limit, weights_first=True)).rows()
     assert rows is not None
     before = play(problem, rows)
@@ -197,7 +197,7 @@ def test_a_window_mends_what_was_made_worse() -> None:
 
 
 def test_one_worker_and_a_seed_give_the_same_schedule() -> None:
-    problem = table(3, 4, 2, copies=False)
+    problem = toy(3, 4, 2, copies=False)
 
     results = [search(problem, effort(60, seed=3)) for _ in range(2)]
 
@@ -267,7 +267,7 @@ def test_other_processes_search_as_well() -> None:
 
 def test_progress_never_goes_back_and_a_stop_keeps_the_best() -> None:
     reported: list[SearchResult] = []
-    problem = table(8, 24, 4, copies=False)
+    problem = toy(8, 24, 4, copies=False)
 
     search_result = search(problem, effort(60, stopped=lambda: len(reported) > 0), tell=reported.append)
 
@@ -279,7 +279,7 @@ def test_progress_never_goes_back_and_a_stop_keeps_the_best() -> None:
 
 
 def test_larger_units_round_times_down_and_keep_sizes() -> None:
-    problem = replace(table(2, 2, 3, copies=True), f=(1_000_000_007, 1_000_000_009))
+    problem = replace(toy(2, 2, 3, copies=True), f=(1_000_000_007, 1_000_000_009))
 
     coarse, unit = coarsened(problem, 1000)
 
@@ -289,7 +289,7 @@ def test_larger_units_round_times_down_and_keep_sizes() -> None:
 
 
 def test_no_limit_is_no_limit() -> None:
-    problem = replace(table(4, 8, 1, copies=True), limit=(NO_LIMIT,) * 4)
+    problem = replace(toy(4, 8, 1, copies=True), limit=(NO_LIMIT,) * 4)
 
     start_schedule = start(problem)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
-from toy_pipelines import effort, optimum, table
+from toy_pipelines import effort, optimum, toy
 
 from pptrace.api import simulate as run
 from pptrace.plugin import Kind, Placement, measure, simulate
@@ -46,7 +46,7 @@ def overlaps(timeline: Timeline) -> int:
 
 @pytest.mark.parametrize("took", [1, 3, 5])
 def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
-    problem = paired(table(4, 8, 2, copies=True), took)
+    problem = paired(toy(4, 8, 2, copies=True), took)
     search_result = search(problem, effort(0.1))
     assert search_result is not None
 
@@ -64,7 +64,7 @@ def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
 
 
 def test_sharing_is_never_faster_and_no_slower_than_waiting_for_both() -> None:
-    alone = replace(table(2, 3, 1.5, copies=True), offload=(2, 2), reload=(2, 2))
+    alone = replace(toy(2, 3, 1.5, copies=True), offload=(2, 2), reload=(2, 2))
     steps = [
         optimum(item, effort(30)).length
         for item in (alone, replace(alone, shared=((0, 1),)), replace(alone, offload=(4, 4), reload=(4, 4)))

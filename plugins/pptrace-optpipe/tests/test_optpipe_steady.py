@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from toy_pipelines import effort, table, v_shaped
+from toy_pipelines import effort, toy, v_shaped
 
 from pptrace_optpipe.partial_models import Pattern, least_period, pattern_of, shortest_pattern, steady_rows
 from pptrace_optpipe.playback import play, rows_of
@@ -89,7 +89,7 @@ def test_repeating_a_period_beats_lists_where_memory_is_short() -> None:
 
 
 def test_copies_make_room_for_a_period_that_needs_more() -> None:
-    problem = table(4, 16, 2, copies=True)
+    problem = toy(4, 16, 2, copies=True)
     bare = replace(problem, offload=(), reload=())
     (alone,) = steady_rows(bare, EFFORT)
     without = play(bare, alone)
@@ -105,7 +105,7 @@ def test_copies_make_room_for_a_period_that_needs_more() -> None:
 
 
 def test_without_limits_a_period_is_the_longest_work() -> None:
-    problem = replace(table(4, 8, 1, copies=False), limit=(NO_LIMIT,) * 4, w=(2, 3, 2, 2))
+    problem = replace(toy(4, 8, 1, copies=False), limit=(NO_LIMIT,) * 4, w=(2, 3, 2, 2))
     pattern = shortest_pattern(problem, EFFORT)
 
     assert pattern is not None

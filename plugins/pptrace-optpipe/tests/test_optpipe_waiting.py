@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_pipelines import table
+from toy_pipelines import toy
 
 from pptrace.plugin import PptraceError
 from pptrace.plugins.registry import Registry
@@ -34,7 +34,7 @@ costs: {name: table, forward: 10 ms, input_gradient: 10 ms, weight_gradient: 10 
 @settings(settings.get_profile("few"))
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(2, 6))
 def test_an_order_that_stays_keeps_its_limit_or_is_refused(ranks: int, microbatches: int, limit: int) -> None:
-    problem, roomy = (table(ranks, microbatches, most / 2, copies=True) for most in (limit, 2 * microbatches))
+    problem, roomy = (toy(ranks, microbatches, most / 2, copies=True) for most in (limit, 2 * microbatches))
     rows = [
         [op for op in row if op.kind in ON_RANK] for item in in_order(roomy, []) for row in item.rows
     ][:ranks]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from toy_pipelines import table
+from toy_pipelines import toy
 
 from pptrace.api import simulate
 from pptrace.plugin import Placement, PptraceError
@@ -32,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
     monkeypatch.chdir(tmp_path)
     write_table(
-        table_of(serial_rows(table(2, 4, 1, copies=False), copied=False), Placement.looped(2, 4, 1)), "serial.csv"
+        table_of(serial_rows(toy(2, 4, 1, copies=False), copied=False), Placement.looped(2, 4, 1)), "serial.csv"
     )
     (tmp_path / "run").mkdir()
     simulate(STEP).save(tmp_path / "run" / "step.json")

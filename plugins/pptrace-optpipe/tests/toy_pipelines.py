@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pptrace_optpipe.bounds import bound, counted_bound, latest, relaxed_bound, relaxed_ranks
+from pptrace_optpipe.bounds import bound, counted_bound, relaxed_bound, relaxed_ranks
 from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.model import Effort, Solved, limited, solve
 from pptrace_optpipe.playback import play
@@ -15,13 +15,12 @@ from pptrace_optpipe.start_schedules import start
 
 
 def toy(stages: int, microbatches: int, limit: float, *, copies: bool, **values: Any) -> Problem:
-    """Return one whose copies share a stream and start at any moment, and whose longest span counts."""
+    """Return one whose copies start at any moment."""
     twos, ones = (2,) * stages, (1,) * stages
-    given = {"one_stream": True, "span": True, **values}
     return Problem(
         microbatches=microbatches, stage_rank=tuple(range(stages)), f=twos, i=twos, w=twos, activation=twos,
         weight_activation=ones, limit=(int(2 * limit),) * stages, offload=ones if copies else (),
-        reload=ones if copies else (), **given,
+        reload=ones if copies else (), **values,
     )  # fmt: skip
 
 
@@ -31,11 +30,6 @@ def again(
     """Return one whose forwards may be computed again, in as long; some halves stay until then."""
     given = {"recompute": (2,) * stages, "checkpoint": (checkpoint,) * stages, **values}
     return toy(stages, microbatches, limit, copies=copies, **given)
-
-
-def table(stages: int, microbatches: int, limit: float, *, copies: bool) -> Problem:
-    """Return one as tables have it: a copy stream each way; the step counts."""
-    return toy(stages, microbatches, limit, copies=copies, one_stream=False, span=False)
 
 
 def v_shaped(ranks: int, microbatches: int, limit: int) -> Problem:
@@ -81,7 +75,7 @@ def optimum(problem: Problem, effort: Effort) -> Solved:
     solution = solve(problem, share_of(_SHARE), horizon=_horizon(problem), least=least)
     if solution.length is None:
         return solve(problem, share_of(1), horizon=_horizon(problem), least=least)
-    horizon = latest(problem, solution.length)
+    horizon = solution.length
     least = max(least, solution.bound)
     if least < solution.length:
         least = counted_bound(problem, share_of(2 * _SHARE), length=solution.length, least=least)
@@ -97,8 +91,6 @@ def optimum(problem: Problem, effort: Effort) -> Solved:
 
 def _horizon(problem: Problem) -> int:
     """Return a time by which the best schedule has ended: that of one that is known."""
-    plain = replace(problem, span=False)
-    begun = start(plain, enough=bound(plain))
-    played = begun.played if begun is not None else play(plain, serial_rows(plain, copied=problem.copies))
-    step = sum(problem.work(rank) for rank in range(problem.ranks)) if played is None else played.step
-    return latest(problem, step)
+    begun = start(problem, enough=bound(problem))
+    played = begun.played if begun is not None else play(problem, serial_rows(problem, copied=problem.copies))
+    return sum(problem.work(rank) for rank in range(problem.ranks)) if played is None else played.step

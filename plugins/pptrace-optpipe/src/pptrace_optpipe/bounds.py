@@ -54,7 +54,7 @@ from msgspec.structs import replace
 from ortools.sat.python import cp_model
 
 from pptrace_optpipe.model import run_solver, solve
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, OpKind, coarsened_by_work, is_exact
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, OpKind, coarsened_by_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -68,7 +68,7 @@ _GROUPS = 6
 
 
 def bound(problem: Problem) -> int:
-    """Return a lower bound of the step (or span), from each rank's fill, work, drain, memory and copies."""
+    """Return a lower bound of the step, from each rank's fill, work, drain, memory and copies."""
     problem = problem.shortest
     return max(_rank_bound(problem, rank) for rank in range(problem.ranks))
 
@@ -89,21 +89,14 @@ def copy_ratio(problem: Problem, rank: int) -> float:
 def _rank_bound(problem: Problem, rank: int) -> int:
     stages = problem.stages_of[rank]
     first = stages[0]
-    fill = 0 if problem.span else sum(problem.f[:first]) + sum(problem.forward_transfer[:first])
-    span_bound = fill + _busy(problem, rank) + problem.tail[rank]
-    waiting = {stage: _waiting_forwards(problem, rank, stage) for stage in stages}
-    if problem.span:
-        return max(
-            span_bound,
-            *(time + problem.round_trip(stage) + problem.w[stage] + problem.tail[rank]
-              for stage, time in waiting.items()),
-        )  # fmt: skip
+    fill = sum(problem.f[:first]) + sum(problem.forward_transfer[:first])
+    waiting = max(_waiting_forwards(problem, rank, stage) for stage in stages)
     # After the rank's last input gradient run the input gradients of all previous stages and one weight gradient.
     drain = sum(problem.i[:first]) + sum(problem.backward_transfer[:first]) + problem.w[0]
     return max(
-        span_bound,
+        fill + _busy(problem, rank) + problem.tail[rank],
         fill + _until_last_gradient(problem, rank) + drain + problem.tail[problem.stage_rank[0]],
-        max(waiting.values()) + problem.round_trip(0) + problem.w[0] + problem.tail[problem.stage_rank[0]],
+        waiting + problem.round_trip(0) + problem.w[0] + problem.tail[problem.stage_rank[0]],
     )
 
 
@@ -176,7 +169,7 @@ def _idle_after_forwards(problem: Problem, rank: int, *, has_begun: bool) -> int
         has_begun: whether some input gradient has ended before the last forward.
     """
     stages, limit = problem.stages_of[rank], problem.limit[rank]
-    drain = min(_completion_time(problem, rank, stage) for stage in stages)
+    drain = min(_completion_time(problem, stage) for stage in stages)
     gradients = problem.microbatches * sum(problem.i[stage] + problem.w[stage] for stage in stages)
     if has_begun:
         gradients -= problem.i[stages[-1]]
@@ -191,16 +184,15 @@ def _idle_after_forwards(problem: Problem, rank: int, *, has_begun: bool) -> int
     return max(0, drain - gradients - problem.tail[rank])
 
 
-def _completion_time(problem: Problem, rank: int, stage: int) -> int:
-    """Return the least time from the end of a forward to the end of the step, or of its rank's span."""
+def _completion_time(problem: Problem, stage: int) -> int:
+    """Return the least time from the end of a forward to the end of the step."""
     onward = sum(problem.f[stage + 1 :]) + sum(problem.forward_transfer[stage:])
-    stages = problem.stages_of[rank] if problem.span else range(problem.stages)
     backward_times = list(
         accumulate(reversed([i + t for i, t in zip(problem.i, (*problem.backward_transfer, 0), strict=True)]))
     )
     ends = (
         backward_times[-1 - end_stage] + problem.w[end_stage] + problem.tail[problem.stage_rank[end_stage]]
-        for end_stage in stages
+        for end_stage in range(problem.stages)
     )
     return onward + max(ends)
 
@@ -352,7 +344,7 @@ def _least_time(
             copies = problem.offload[stage] + problem.reload[stage]
             offloaded_time = problem.f[stage] + problem.i[stage] + copies
             saved_time += max(trip - offloaded_time, 0) * size
-            channel += copies if problem.one_stream else max(problem.offload[stage], problem.reload[stage])
+            channel += max(problem.offload[stage], problem.reload[stage])
     memory_time, saved_time, channel = (microbatches * total for total in (memory_time, saved_time, channel))
     memory_time -= deferred_work * largest_part
     # A share x of the activations is offloaded, from 0 to 1. The time T is at least (memory_time - x saved_time) /
@@ -392,19 +384,6 @@ def relaxed_ranks(problem: Problem) -> Iterator[tuple[int, ...]]:
         yield from sorted(groups, key=lambda group: (-len(ends & set(group)), group))[:_GROUPS]
 
 
-def latest(problem: Problem, length: int) -> int:
-    """Return a time by which a schedule of some length has ended.
-
-    For the step, this is the length. For spans, the first rank starts at 0. Its other input gradients and all its
-    weight gradients follow its first input gradient, and every rank starts before that.
-    """
-    if not problem.span:
-        return length
-    gradients = problem.microbatches * (problem.i[0] + problem.w[0])
-    first_way_back = problem.f[-1] + sum(problem.i[1:]) + sum(problem.backward_transfer)
-    return length + max(length - gradients - first_way_back, 0)
-
-
 def relaxed_bound(problem: Problem, effort: Effort, ranks: Collection[int], horizon: int, least: int) -> int:
     """Return a bound by the solver on some ranks; other ranks only delay what passes them.
 
@@ -423,11 +402,9 @@ _FINEST = 400
 
 
 def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int = 0) -> int:
-    """Return a lower bound of the step (or span), from lengths that counts show to be too short.
+    """Return a lower bound of the step, from lengths that counts show to be too short.
 
-    Times are rounded down to units coarse enough for the solver, so the bound of a step stays a lower bound.
-    A rounded span can be longer than the true span. If rounding changes times, the function returns ``least`` for
-    spans.
+    Times are rounded down to units coarse enough for the solver, so the bound stays a lower bound.
 
     Args:
         problem: what to schedule.
@@ -435,10 +412,7 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
         length: length of a known schedule, an upper limit of the bound.
         least: a known lower bound, a lower limit of the bound.
     """
-    problem = replace(problem.shortest, b=(), tail=() if problem.span else problem.tail)
-    coarse, unit = coarsened_by_work(problem, _FINEST)
-    if problem.span and not is_exact(problem, coarse, unit):
-        return least
+    coarse, unit = coarsened_by_work(replace(problem.shortest, b=()), _FINEST)
     variants = (False, True) if coarse.copies else (False,)
     """Values of ``apart``, the faster model first; without copies both models are equal."""
     start = effort.clock()
@@ -464,7 +438,7 @@ def can_be_as_short(problem: Problem, effort: Effort, length: int, *, apart: boo
     Args:
         problem: what to schedule, in coarse units of time.
         effort: how to search; its time limit includes building the model.
-        length: length of the step or, for span problems, of the longest rank's span.
+        length: length of the step.
         apart: whether offloaded activations have separate counts. This gives a stronger bound and takes longer.
     """
     end = effort.clock() + effort.seconds
@@ -479,7 +453,7 @@ def can_be_as_short(problem: Problem, effort: Effort, length: int, *, apart: boo
 def _model_size(problem: Problem, length: int) -> int:
     """Return the number of counts in a model: kinds of operations times stages times moments."""
     counted_kinds = 3 + 4 * problem.copies + 3 * problem.recomputes
-    return counted_kinds * problem.stages * max(latest(problem, length), 0)
+    return counted_kinds * problem.stages * max(length, 0)
 
 
 class _Counted(NamedTuple):
@@ -498,7 +472,7 @@ class _Counts:
         self.problem, self.length, self.apart = problem, length, apart
         self.host = OpKind.O if apart else None
         """The residency of offloaded activations."""
-        self.moments = max(latest(problem, length) - min(problem.tail), 0) + 1
+        self.moments = max(length - min(problem.tail), 0) + 1
         self.cp = cp_model.CpModel()
         self.begun: dict[_Counted, list[Any]] = {}
         """By kind, the number of started operations at each moment."""
@@ -521,10 +495,10 @@ class _Counts:
                 self._memory(rank)
             self._ends(rank)
             yield
-        for ranks, kinds in problem.channels:
+        for ranks, kind in problem.channels:
             stages = tuple(stage for rank in ranks for stage in problem.stages_of[rank])
             self._no_overlap(
-                [counted for counted in self.begun if counted.stage in stages and counted.kind in kinds]
+                [counted for counted in self.begun if counted.stage in stages and counted.kind is kind]
             )
             yield
 
@@ -645,29 +619,11 @@ class _Counts:
             self._cap(used, problem.limit[rank])
 
     def _ends(self, rank: int) -> None:
-        """Add the constraint that a rank's weight gradients end within the length, of the step or of its span."""
+        """Add the constraint that a rank's weight gradients end within the length."""
         problem = self.problem
         for stage in problem.stages_of[rank]:
-            last = self.length - problem.tail[rank] - problem.w[stage]
-            if not problem.span:
-                self._all_begun(stage, last)
-                continue
-            first = problem.stages_of[rank][0]
-            for moment in range(self.moments - 1 - last):
-                begun = self._kind_started(OpKind.F, first, moment)
-                if isinstance(begun, int):
-                    continue
-                # If a forward has started by this moment, all weight gradients start within the length from here.
-                has_started = self.cp.new_bool_var("some")
-                self.cp.add(begun == 0).only_enforce_if(~has_started)
-                self._all_begun(stage, moment + last, has_started)
-
-    def _all_begun(self, stage: int, moment: int, chosen: Any = None) -> None:
-        """Require that all weight gradients of a stage have started by a moment, if ``chosen`` holds."""
-        count = self._kind_started(OpKind.W, stage, moment)
-        if isinstance(count, int):
-            constraint = self.cp.add_bool_or([]) if chosen is None else self.cp.add(chosen == 0)
-        else:
-            constraint = self.cp.add(count == self.problem.microbatches)
-            if chosen is not None:
-                constraint.only_enforce_if(chosen)
+            count = self._kind_started(OpKind.W, stage, self.length - problem.tail[rank] - problem.w[stage])
+            if isinstance(count, int):
+                self.cp.add_bool_or([])
+            else:
+                self.cp.add(count == problem.microbatches)

@@ -286,8 +286,8 @@ class OffloadingLister(Lister):
             return
         if self._held_size(rank, now) + self.problem.activation[stage] > self.problem.limit[rank]:
             return
-        begin = max(now, self.copied[rank][self._inward])
-        self.copied[rank][self._inward] = self.reload_end[due] = begin + self.problem.reload[stage]
+        begin = max(now, self.copied[rank][1])
+        self.copied[rank][1] = self.reload_end[due] = begin + self.problem.reload[stage]
         self.held[rank] += self.problem.activation[stage]
         self.start[Op(OpKind.R, stage, due[0])] = begin
         heappush(self.events, (self.reload_end[due], rank))
@@ -309,10 +309,6 @@ class OffloadingLister(Lister):
         if start is None:
             return inf
         return start + self.problem.duration(next_op) + self.problem.backward_transfer[op.stage]
-
-    @property
-    def _inward(self) -> int:
-        return 0 if self.problem.one_stream else 1
 
     def _due(self, rank: int) -> tuple[int, int] | None:
         """Return the next offloaded activation to reload, if any."""

@@ -113,11 +113,11 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
             continue
         _copies(model, problem, rank, horizon)
         hold(model.cp, _holdings(model, problem, rank), problem.limit[rank], horizon)
-    for sharing, kinds in problem.channels:
+    for group, kind in problem.channels:
         model.cp.add_no_overlap([
             interval(model.cp, model.start[op], problem.duration(op), chosen)
-            for (stage, microbatch), chosen in model.offloaded.items() if problem.stage_rank[stage] in sharing
-            for op in (Op(kind, stage, microbatch) for kind in kinds)
+            for (stage, microbatch), chosen in model.offloaded.items() if problem.stage_rank[stage] in group
+            for op in (Op(kind, stage, microbatch),)
         ])  # fmt: skip
     _objective(model, problem, horizon, kept, least, in_order=in_order)
     return model
@@ -270,21 +270,15 @@ def neither(cp: cp_model.CpModel, first: Any, second: Any) -> Any:
 def _objective(
     model: Model, problem: Problem, horizon: int, kept: set[int], least: int, *, in_order: bool
 ) -> None:
-    """Minimise the length of the step, or of the longest span."""
+    """Minimise the length of the step."""
     cp = model.cp
     model.length = cp.new_int_var(least, horizon + max(problem.tail), "length")
     microbatches = range(problem.microbatches)
     for rank in kept:
-        stages = problem.stages_of[rank]
-        begin: Any = 0
-        if problem.span:
-            begin = cp.new_int_var(0, horizon, f"begin{rank}")
-            for microbatch in microbatches[:1] if in_order else microbatches:
-                cp.add(begin <= model.start[Op(OpKind.F, stages[0], microbatch)])
-        for stage in stages:
+        for stage in problem.stages_of[rank]:
             for microbatch in microbatches[-1:] if in_order and stage not in problem.joinable else microbatches:
                 end = model.end[Op(OpKind.W, stage, microbatch)]
-                cp.add(model.length >= end - begin + problem.tail[rank])
+                cp.add(model.length >= end + problem.tail[rank])
     cp.minimize(model.length)
 
 

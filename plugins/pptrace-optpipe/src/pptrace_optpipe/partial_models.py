@@ -154,10 +154,10 @@ class _Window:
             self._streams(rank)
             if self.problem.limit[rank] != NO_LIMIT:
                 self._memory(rank)
-        for ranks, kinds in self.problem.channels:
+        for ranks, kind in self.problem.channels:
             self.cp.add_no_overlap([
                 self._interval(op) for op in self.ops
-                if op.kind in kinds and self.problem.stage_rank[op.stage] in ranks
+                if op.kind is kind and self.problem.stage_rank[op.stage] in ranks
                 and (op in self.variable or self._is_near(op))
             ])  # fmt: skip
         self._dataflow()

@@ -30,7 +30,7 @@ class Played(Struct, frozen=True):
     start: dict[Op, int]
     end: dict[Op, int]
     step: int
-    """The latest end of a rank with its tail; for span problems, the longest rank's span."""
+    """The latest end of a rank with its tail."""
     peak: tuple[int, ...]
     """Shape (ranks,): the most activations held at once."""
 
@@ -48,7 +48,7 @@ def play(problem: Problem, rows: Rows) -> Played | None:
         return None
     start, end = player.start, player.end
     peak = tuple(_peak(problem, row, start, end) for row in rows)
-    return Played(start, end, _step(problem, rows, start, end), peak)
+    return Played(start, end, _step(problem, rows, end), peak)
 
 
 class _Player:
@@ -64,7 +64,7 @@ class _Player:
         for group in problem.shared:
             for rank in group:
                 channel_ranks[rank] = group[0]
-        self.channel = [(2 * rank, 2 * rank + (not problem.one_stream)) for rank in channel_ranks]
+        self.channel = [(2 * rank, 2 * rank + 1) for rank in channel_ranks]
         self.copied = [0] * (2 * problem.ranks)
 
     def rank_by_rank(self, rows: Rows) -> list[int]:
@@ -131,12 +131,9 @@ class _Player:
         return ready_time
 
 
-def _step(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
-    """Return the length of the step; for span problems, the longest rank's span."""
+def _step(problem: Problem, rows: Rows, end: dict[Op, int]) -> int:
+    """Return the length of the step."""
     ends = [max((end[op] for op in row if op.kind in ON_RANK), default=0) for row in rows]
-    if problem.span:
-        return max(last - min((start[op] for op in row if op in start), default=0)
-                   for last, row in zip(ends, rows, strict=True))  # fmt: skip
     return max(last + tail for last, tail in zip(ends, problem.tail, strict=True))
 
 
@@ -185,8 +182,8 @@ def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
 def _with_stream_waits(problem: Problem, rows: Rows, start: Mapping[Op, int]) -> Rows:
     """Insert waits between copies of different ranks that share a stream."""
     awaits: dict[Op, Op] = {}
-    for ranks, kinds in problem.channels:
-        copies = [op for op in start if op.kind in kinds and problem.stage_rank[op.stage] in ranks]
+    for ranks, kind in problem.channels:
+        copies = [op for op in start if op.kind is kind and problem.stage_rank[op.stage] in ranks]
         copies.sort(key=lambda op: (start[op], problem.duration(op), op))
         for copy, next_copy in pairwise(copies):
             if copy.stage not in problem.stages_of[problem.stage_rank[next_copy.stage]]:
@@ -269,8 +266,6 @@ class _Rank:
         ended, offload = self.ended_offload[self.place[op]], op._replace(kind=OpKind.O)
         if op.kind in (*GRADIENT, OpKind.R) and offload in self.offload_index:
             ended = max(ended, self.offload_index[offload])
-        if op.kind is OpKind.R and self.problem.one_stream:
-            ended = max(ended, bisect_right(self.offloads, self.start[op], key=self.start.__getitem__) - 1)
         return ended
 
 

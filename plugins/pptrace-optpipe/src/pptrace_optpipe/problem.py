@@ -108,16 +108,12 @@ class Problem(Struct, frozen=True, kw_only=True, dict=True):
     """Shape (stages,): time of a recomputed forward; empty without recomputation. It excludes an offload."""
     checkpoint: tuple[int, ...] = ()
     """Shape (stages,): the size of an activation's checkpoint, which stays in memory before recomputation."""
-    one_stream: bool = False
-    """Whether a rank's offloads and reloads share a stream; else each direction has one."""
     shared: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks whose copies share the streams of one rank, such as the ranks of a PCIe switch."""
     b: tuple[int, ...] = ()
     """Time of both backwards in one operation; the sum of the two by default."""
     tail: tuple[int, ...] = ()
     """Shape (ranks,): time after a rank's last computation."""
-    span: bool = False
-    """Whether the objective is the longest rank's time from first start to last end; else it is the whole step."""
 
     def __post_init__(self) -> None:
         stages = len(self.stage_rank)
@@ -151,12 +147,11 @@ class Problem(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.recompute) and any(limit != NO_LIMIT for limit in self.limit)
 
     @cached_property
-    def channels(self) -> tuple[tuple[tuple[int, ...], tuple[OpKind, ...]], ...]:
-        """Ranks and parts of the copies of each stream; copies of a stream run one at a time."""
-        sharing = {rank for group in self.shared for rank in group}
-        groups = [*self.shared, *((rank,) for rank in range(self.ranks) if rank not in sharing)]
-        directions = ((OpKind.O, OpKind.R),) if self.one_stream else ((OpKind.O,), (OpKind.R,))
-        return tuple((tuple(group), kinds) for group in groups for kinds in directions)
+    def channels(self) -> tuple[tuple[tuple[int, ...], OpKind], ...]:
+        """Ranks and kind of the copies of each stream; copies of a stream run one at a time."""
+        grouped = {rank for group in self.shared for rank in group}
+        groups = [*self.shared, *((rank,) for rank in range(self.ranks) if rank not in grouped)]
+        return tuple((tuple(group), kind) for group in groups for kind in (OpKind.O, OpKind.R))
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
