@@ -152,6 +152,7 @@ class Search:
         self.space, self.runner, self.bias = space, runner, bias
         self.request = space.request
         self.space_bounds = SpaceBounds(space)
+        self._paired_entries = [self.space_bounds.has_pairs(entry) for entry in space.entries]
         self.watch = watch or (lambda _: None)
         self.groups, self.best, self.foreign, self.ended = {}, [], None, "complete"
         self.considered = self.simulated = 0
@@ -315,7 +316,7 @@ class Search:
         return self._score(part.bound, part.group.group.layout)
 
     def _has_pairs(self, member: Member) -> bool:
-        return self.space_bounds.has_pairs(self.space.entries[member.entry])
+        return self._paired_entries[member.entry]
 
     def _outcome(self, group: CandidateGroup, member: Member) -> Outcome:
         """Return the outcome of a member that follows from the bounds of its group."""
