@@ -71,8 +71,22 @@ def test_figures_of_five_steps_spread_a_little() -> None:
     assert (medians.std(axis=0) < 0.05 * medians.mean(axis=0)).all()
 
 
-def test_the_recorded_run_names_no_machine() -> None:
-    for path in (HERE / "fixtures" / "five-steps").glob("rank*.json.gz"):
+def test_a_host_ahead_of_its_gpu_does_not_lengthen_a_step() -> None:
+    """A rank of two stages on an H100, recorded by ``capture``: the host is ahead by 115 ms."""
+    steps = read(HERE / "fixtures" / "h100-interleaved1f1b").steps
+
+    assert len(steps) == 2
+    for step in steps:
+        timeline = step.timeline
+        assert timeline.end_ns.max() / 1e6 == pytest.approx(287.6, abs=1.6)
+        assert order(timeline, 0)[:5] == ["0F0", "1F0", "1B0", "0F1", "0B0"]
+        assert timeline.kind[timeline.start_ns == 0].tolist().count(Kind.UNSHARD) == 2
+    assert steps[1].begins_ns - steps[0].begins_ns == pytest.approx(300.8e6, rel=0.01)
+
+
+@pytest.mark.parametrize("run", ["five-steps", "h100-interleaved1f1b"])
+def test_a_recorded_run_names_no_machine(run: str) -> None:
+    for path in (HERE / "fixtures" / run).glob("rank*.json.gz"):
         text = gzip.decompress(path.read_bytes())
         assert not any(word in text for word in (b"host_name", b"/home", b"/root", b"username"))
 

@@ -279,6 +279,9 @@ def timeline_of(
 ) -> tuple[Timeline, _Slices, int]:
     """Return the timeline of a step from its first action, the columns of its slices, and its start.
 
+    On GPUs, it starts with the first kernel of an action or message. A host that is ahead has then issued actions
+    without kernels long before, such as gathers of parameters in a group of one rank.
+
     Raises:
         TraceError: the actions do not form a pipeline.
     """
@@ -292,10 +295,11 @@ def timeline_of(
     )
     slices = _Slices.concatenate([*actions, moves])
     slices = slices.sorted_by(slices.rank, slices.stream, slices.peer, slices.start_ns, slices.end_ns)
-    begins_ns = int(slices.start_ns.min())
+    lasting = slices.end_ns > slices.start_ns
+    begins_ns = int(slices.start_ns[lasting if lasting.any() else ...].min())
     columns = {column.name: getattr(slices, column.name) for column in fields(slices)}
     columns |= {
-        "start_ns": slices.start_ns - begins_ns, "end_ns": slices.end_ns - begins_ns,
+        "start_ns": np.maximum(slices.start_ns - begins_ns, 0), "end_ns": np.maximum(slices.end_ns - begins_ns, 0),
         # Actions launched before the first action of the step wait from its start on.
         "enter_ns": np.maximum(slices.enter_ns - begins_ns, 0),
         "uncontended_ns": slices.end_ns - slices.start_ns,
