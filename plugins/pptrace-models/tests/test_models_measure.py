@@ -46,7 +46,8 @@ def script(config: Path, *more: str) -> Path:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
 def test_what_the_script_measures_the_cost_model_reads(config: Path) -> None:
     table = config.with_name("kernels.json")
-    call = [sys.executable, str(script(config)), "--device", "cpu", "--repeat", "1", "-o", str(table)]
+    options = ["--device", "cpu", "--warm-up", "0", "--repeat", "1", "-o", str(table)]
+    call = [sys.executable, str(script(config)), *options]
     done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -64,7 +65,7 @@ def test_what_the_script_measures_the_cost_model_reads(config: Path) -> None:
 class Torch:
     """As much of PyTorch as the script asks of a GPU on which each product takes 2 us and one cannot run."""
 
-    int8 = bfloat16 = None
+    bfloat16 = None
     version = SimpleNamespace(hip=None)
 
     def __init__(self, **properties: Any) -> None:
@@ -72,7 +73,6 @@ class Torch:
         self.properties = {
             "multi_processor_count": 132,
             "name": "H100",
-            "L2_cache_size": 2**30,
             "bf16": True,
             "major": 9,
         } | properties
@@ -94,11 +94,6 @@ class Torch:
         assert device == 0
         return SimpleNamespace(**self.properties)
 
-    def empty(self, *shape: int, **kind: Any) -> Any:
-        assert kind["device"] == "cuda:1"
-        self.calls.append(f"empty {shape}")
-        return SimpleNamespace(zero_=lambda: self.calls.append("flush"))
-
     def randn(self, *shape: int, **kind: Any) -> tuple[int, ...]:
         assert kind["device"] == "cuda:1"
         return shape
@@ -107,14 +102,11 @@ class Torch:
         assert (left[-1], {*into} <= {"out"}) == (right[-2], True)
         if left[-1] == 13:
             raise RuntimeError("out of memory\nand more lines")
-        self.calls.append("matmul")
+        self.calls.append(" x ".join(map(str, left)))
         self.clock += 2e-3
 
     def synchronize(self) -> None:
         self.calls.append("synchronize")
-
-    def empty_cache(self) -> None:
-        self.calls.append("empty_cache")
 
     def event(self, *, enable_timing: bool) -> Any:
         assert enable_timing
@@ -130,19 +122,17 @@ def on_gpu(config: Path, torch: Torch, monkeypatch: pytest.MonkeyPatch, **about:
     """Run the script's main on a device that stands for a GPU; return the table."""
     file = script(config)
     monkeypatch.setitem(sys.modules, "torch", cast("ModuleType", torch))
-    monkeypatch.setattr(
-        sys, "argv", [str(file), "--device", "cuda:1", "-o", str(config.with_name("kernels.json"))]
-    )
+    output = str(config.with_name("kernels.json"))
+    monkeypatch.setattr(sys, "argv", [str(file), "--device", "cuda:1", "--warm-up", "0", "-o", output])
     own = runpy.run_path(str(file), run_name="script")
     own["MEASURED"]["products"] = [[1, 64, 64, 64], [1, 64, 64, 13], [4, 32, 64, 64]]
     own["MEASURED"]["device"] |= about
-    own["main"].__globals__["CLOCKS_S"] = 0
     own["main"]()
     found: dict[str, Any] = json.loads(config.with_name("kernels.json").read_text())
     return found
 
 
-def test_on_a_gpu_events_time_products_with_cold_caches_and_what_fails_is_recorded(
+def test_on_a_gpu_products_take_turns_and_what_fails_is_recorded(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = Torch()
@@ -154,10 +144,10 @@ def test_on_a_gpu_events_time_products_with_cold_caches_and_what_fails_is_record
         "b=4, m=32, k=64, n=64": 2 * 4 * 32 * 64**2 / 2e-6 / 989.5e12,
     })  # fmt: skip
     assert table["failed"] == {"b=1, m=64, k=13, n=64": "RuntimeError: out of memory"}
-    assert torch.calls[:2] == ["set_device cuda:1", f"empty ({4 * 2**30},)"]
-    product = ["empty (64, 64)", *["matmul"] * 3, "synchronize", *["flush", "matmul"] * 20, "synchronize"]
-    assert torch.calls[2:48] == product
-    assert torch.calls[48:51] == ["empty (64, 64)", "synchronize", "empty_cache"]
+    rounds = ["64 x 64", "4 x 32 x 64"] * 20
+    assert torch.calls == [
+        "set_device cuda:1", "64 x 64", "synchronize", "4 x 32 x 64", "synchronize", *rounds, "synchronize"
+    ]  # fmt: skip
     sets = [
         "costs.name=roofline",
         "costs.kernels=shapes",
@@ -167,15 +157,16 @@ def test_on_a_gpu_events_time_products_with_cold_caches_and_what_fails_is_record
     assert simulate(config, sets=sets).metrics.step_ns > 0
 
 
-def test_clocks_rise_before_the_first_product_is_measured(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_run_before_they_are_timed(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch()
     monkeypatch.setitem(sys.modules, "torch", cast("ModuleType", torch))
     own = runpy.run_path(str(script(config)), run_name="script")
-    own["main"].__globals__["CLOCKS_S"] = 1e-3
-    own["raise_clocks"]("cpu")
-    assert torch.calls == []
-    own["raise_clocks"]("cuda:1")
-    assert torch.calls[:51] == [*["matmul"] * 50, "synchronize"]
+    runs = {(1, 64, 64, 64): own["run_of"](1, 64, 64, 64, "cuda:1")}
+    torch.calls.clear()
+    own["measured"](runs, "cuda:1", 1e-3, 2)
+    assert torch.calls[:2] == ["64 x 64", "synchronize"]
+    assert torch.calls[-3:] == ["64 x 64", "64 x 64", "synchronize"]
+    assert len(torch.calls) > 5
 
 
 def test_a_gpu_that_cannot_measure_or_is_another_one_is_named(
