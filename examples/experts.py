@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 # Share of expert-parallel time that is hidden, in pytorch/torchtitan issue 3434. Exchanges take 477.6 ms with
 # equal loads and 982.2 ms with real routing. sigma is fitted to their ratio, and the speed to equal loads.
 HIDDEN = {"uniform": "86.0, 86.7 %", "lognormal": "68.6, 62.5 %"}
-SPEEDS = {"as modelled": 1.0, "1.7 times as long": 0.6}
+SPEEDS = {"as modelled": 1.0, "1.5 times as long": 0.67}
 
 
 def draw(workload: str) -> float:

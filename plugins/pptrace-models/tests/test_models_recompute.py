@@ -117,7 +117,7 @@ def test_an_early_stop_leaves_out_the_last_product_and_its_sum(
     assert len(again) == len(shorter) + 1
     assert saved[STAGE] - collective[STAGE] == pytest.approx(sum(again) - sum(shorter), rel=1e-3)
     # A forward has two sums. Their overlapped parts differ.
-    assert collective[STAGE] == pytest.approx(whole.f_collective_ns[STAGE] / 2, rel=0.1)
+    assert collective[STAGE] == pytest.approx(whole.f_collective_ns[STAGE] / 2, rel=0.15)
     assert (whole.f_ns == stopped.f_ns).all()
 
 

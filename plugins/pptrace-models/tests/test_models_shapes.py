@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from itertools import pairwise
@@ -127,6 +128,38 @@ def test_products_measured_on_an_a100_are_met_within_five_percent() -> None:
 
     assert len(errors) == 183
     assert sum(errors) / len(errors) < 0.05
+
+
+def test_kernels_of_layers_measured_on_an_h100_take_what_the_device_attains() -> None:
+    """``benchmarks/measure_gpu.py`` on an H100 SXM with PyTorch 2.11, at its limit of 700 W."""
+    h100 = next(item for item in pptrace_devices() if item.name == "h100-sxm")
+    attains = checked(Shaped, h100.values, "device")
+    flash_2 = attains.model_copy(update={"attention_attainable": attains.attention_flash_2})
+    errors: dict[str, list[float]] = {"bf16": [], "fp8": [], "fused": [], "flash-2": [], "dropout": []}
+    with (Path(__file__).parent / "data" / "h100_kernels.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            m, n, k = (int(row[name]) for name in "mnk")
+            backward, attention = row["kernel"].startswith("I"), row["attention"]
+            if row["kernel"].endswith("attention"):
+                flops = (2 if backward else 1) * 4 * m * n * n // 2 * k
+                core = Core(
+                    heads=m, queries=n, keys=n // 2, width=k, backward=backward, dropout=attention == "dropout"
+                )
+                on = flash_2 if attention == "flash-2" else attains
+                took = shaped_ns(Work(flops=flops, size_bytes=1, core=core), "attention", "bf16", on)
+                kind = attention if k == 128 else ""  # cuDNN's backward is slow for heads of 192
+            elif row["kernel"][1] == " ":
+                took, kind = product_ns(m, n, k, on=attains, precision=row["precision"]), row["precision"]
+            else:
+                continue
+            errors.setdefault(kind, []).append(took / float(row["us"]) / 1e3 - 1)
+
+    assert [len(errors[kind]) for kind in ("bf16", "fp8", "fused")] == [192, 84, 24]
+    found = {kind: (np.mean(values), np.mean(np.abs(values))) for kind, values in errors.items()}
+    assert found["bf16"] == pytest.approx((0.035, 0.04), abs=0.015)
+    assert found["fp8"] == pytest.approx((0.01, 0.03), abs=0.015)
+    for kind in ("fused", "flash-2", "dropout"):
+        assert found[kind] == pytest.approx((0, 0.06), abs=0.06), kind
 
 
 def test_rows_that_chance_deals_out_take_tiles_in_expectation() -> None:

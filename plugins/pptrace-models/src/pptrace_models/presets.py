@@ -355,9 +355,8 @@ _SHAPES = (
     "attention as measured there"
 )
 _SHAPES_HOPPER = (
-    "what products attain: fitted to published steps, BF16 to dgxc-benchmarking 25.04, FP8 to NeMo and "
-    "dgxc-benchmarking; attention: cuDNN's training benchmarks on H200 (cudnn-frontend v1.19), and for "
-    "FlashAttention-2 the abstract of FlashAttention-3 (2024)"
+    "what products and attention attain: measured on two H100 and an H200 at their power limit, with all kernels "
+    "of a layer in turn (benchmarks/measure_gpu.py, PyTorch 2.11, CUDA 13.0, cuDNN 9.19)"
 )
 _SHAPES_BLACKWELL = (
     "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
@@ -415,11 +414,11 @@ _HOPPER: dict[str, Any] = {
     "published_bf16": 522 * _TERA,
     "published_fp8": 920 * _TERA,
     "multiprocessors": 132,
-    "attainable_bf16": 0.70,
-    "attainable_fp8": 0.65,
-    "attention_attainable": 0.78,
-    "attention_backward": 0.59,
-    "attention_flash_2": 0.37,
+    "attainable_bf16": 0.725,
+    "attainable_fp8": 0.67,
+    "attention_attainable": 0.52,
+    "attention_backward": 0.70,
+    "attention_flash_2": 0.30,
     "peak_bf16": 989_500 * _GIGA,
     "peak_fp16": 989_500 * _GIGA,
     "peak_fp8": 1_979 * _TERA,
