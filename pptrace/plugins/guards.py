@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from inspect import get_annotations
 from numbers import Rational
@@ -69,9 +68,10 @@ def _name_fault(offer: AnyOffer) -> str:
 
 def _field_fault(offer: Any) -> str:
     """Return the first field error, empty for a valid offer."""
-    annotations = ChainMap(*(get_annotations(base) for base in type(offer).__mro__))
+    record: Any = type(offer)
+    annotations = _annotations(record)
     for name, value in asdict(offer).items():
-        annotation = str(annotations[name])
+        annotation = annotations[name]
         is_default = value is None and annotation.endswith("| None")
         if annotation.startswith("Callable") and not callable(value) and not is_default:
             return f"its {name} is not callable"
@@ -82,6 +82,13 @@ def _field_fault(offer: Any) -> str:
         if name == "suffixes" and not _is_suffixes(value):
             return "its suffixes are not a tuple of endings such as '.json'"
     return ""
+
+
+@functools.cache
+def _annotations(record: type) -> Mapping[str, str]:
+    """Return the annotations of a record's fields as text."""
+    bases = reversed(record.__mro__)
+    return {name: str(annotation) for base in bases for name, annotation in get_annotations(base).items()}
 
 
 def _is_suffixes(value: object) -> bool:

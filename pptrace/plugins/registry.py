@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from importlib import metadata
     from typing import TextIO
 
+    from pluggy import HookimplOpts
+
     from pptrace.plugins import offers, providers
 
 Offer = TypeVar("Offer", bound=AnyOffer)
@@ -124,7 +126,7 @@ class Registry:
         self._schedules_in_files: dict[str, Provided[offers.ScheduleOffer]] = {}
         self._warn: Callable[[str], None] = _print_warning
         self._trace = trace
-        self._manager = PluginManager(PROJECT)
+        self._manager = _Manager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         for provider, plugin in plugins:
             self._register(provider, plugin)
@@ -206,8 +208,9 @@ class Registry:
             listed = self._list_offers(provider, hook, other_plugins)
         if len(listed) > MOST_OFFERS:
             raise _UnusableError(f"{hook} yields more than {MOST_OFFERS:,} offers")
+        expected = kind.offer
         for offer in listed:
-            check_offer(provider, offer, hook, kind.offer)
+            check_offer(provider, offer, hook, expected)
         is_core = plugin is self._plugins.get(core_provider())  # an exception of the core is a bug: no guard
         checked_offers = listed if is_core else [guarded(provider, offer, kind.noun) for offer in listed]
         return tuple(Provided(offer=offer, provider=provider) for offer in checked_offers)
@@ -284,6 +287,13 @@ class Registry:
         else:
             self.providers.append(provider)
             self._plugins[provider] = plugin
+
+
+class _Manager(PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> HookimplOpts | None:
+        """Return the options of a hook. The look-up of pluggy is slow, so it is for functions alone."""
+        is_function = inspect.isroutine(getattr(plugin, name, None))
+        return super().parse_hookimpl_opts(plugin, name) if is_function else None
 
 
 class _UnusableError(PluginError):
