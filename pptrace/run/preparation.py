@@ -29,7 +29,7 @@ from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
 from pptrace.run.reinforcement_learning import with_forward_flops
 from pptrace.run.replicas import with_slowest_replica
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
-from pptrace.run.speeds import Issued, ReplicaCosts
+from pptrace.run.speeds import ReplicaCosts, ReplicaTable
 from pptrace.run.stacks import fill_stack
 from pptrace.run.table_changes import (
     change_table,
@@ -361,7 +361,7 @@ def _with_modules(resolved: Resolved, table: Schedule) -> Schedule:
     return replace(table, placement=replace(placement, edges=branch_edges(branches, placement.stages)))
 
 
-def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:
+def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, ReplicaTable]:
     """Return the tables of replicas by their number of microbatches; none where all have as many."""
     numbers = {*costs.sequences.microbatches} if costs.sequences else {table.microbatches}
     if len(numbers) == 1:
@@ -372,7 +372,7 @@ def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, Issued]:
         raise inputs.resolved.error("batch.documents", f"{unequal}: write batch.microbatches")
     tables = {number: table.of_first(number) for number in numbers - {table.microbatches}}
     tables[table.microbatches] = table
-    return {number: Issued(short, message_policy(inputs, short)) for number, short in tables.items()}
+    return {number: ReplicaTable(short, message_policy(inputs, short)) for number, short in tables.items()}
 
 
 def _times(resolved: Resolved, workload: Workload, network: Network) -> dict[str, Any]:

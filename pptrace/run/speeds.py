@@ -156,7 +156,7 @@ def times(values: NDArray[Any], factor: NDArray[np.float64] | float) -> Int64s:
     return scaled
 
 
-class Issued(Struct, frozen=True):
+class ReplicaTable(Struct, frozen=True):
     """A table, and the policy that inserts its messages."""
 
     schedule: Schedule
@@ -173,7 +173,7 @@ class ReplicaCosts(Struct, frozen=True, kw_only=True, eq=False):
     None for equal sequences."""
     speeds: Int64s | None
     """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
-    tables: Mapping[int, Issued] = field(default_factory=dict)
+    tables: Mapping[int, ReplicaTable] = field(default_factory=dict)
     """Tables by their number of microbatches; empty where all replicas have as many."""
 
     @property

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.run.inputs import Prepared
     from pptrace.search.bounds import Bound
-    from pptrace.search.plan_axes import Group, PlanLayout, Score
+    from pptrace.search.plan_axes import LayoutGroup, PlanLayout, Score
     from pptrace.search.runner import ExecutorChoice
-    from pptrace.search.space_bounds import Member
+    from pptrace.search.space_bounds import GroupMember
 
 
 class Outcome(StrEnum):
@@ -86,7 +86,7 @@ class Candidate(Struct, kw_only=True, eq=False):
     """Lower bounds on its step and memory."""
     score: Score = ()
     """The score of the bound; after the simulation, that of the step."""
-    origin: tuple[Group, Member] | None = None
+    origin: tuple[LayoutGroup, GroupMember] | None = None
     """The inputs of its bound; None once it has the bound of its whole table."""
     row: Row = field(default_factory=dict)
     """The figures of its simulation."""

@@ -127,7 +127,7 @@ class PlanLayout(Struct, frozen=True, kw_only=True):
         return 0 if rest else count
 
 
-class Group(Struct, frozen=True, kw_only=True):
+class LayoutGroup(Struct, frozen=True, kw_only=True):
     """Configurations of one layout and settings, which differ in schedule, chunks and split."""
 
     number: int
@@ -580,13 +580,13 @@ class Space:
         """The number of groups."""
         return self._ends[-1]
 
-    def group(self, number: int) -> Group:
+    def group(self, number: int) -> LayoutGroup:
         """Return the group with a number, in the order of divisions, batches, microbatches and other settings."""
         division, batch, combination = self._place_of(number)
         sequences, micro = divmod(batch, len(self.micro))
         layout = replace(self.divisions[division], micro=self.micro[micro], sequences=self.sequences[sequences])
         varied = (*self._size_settings(layout), *self._settings_of(division)[combination])
-        return Group(number=number, layout=layout, varied=varied)
+        return LayoutGroup(number=number, layout=layout, varied=varied)
 
     def variants_of(self, number: int) -> tuple[int, ...]:
         """Return the numbers of the groups that differ from a group in recomputation alone, and its own.

@@ -34,7 +34,7 @@ from pptrace.search.candidates import Candidate, Outcome
 from pptrace.search.launch_arguments import ANY, FRAMEWORKS
 from pptrace.search.plan_axes import PlanProblem, Space, setting
 from pptrace.search.runner import installed, process_memo
-from pptrace.search.space_bounds import GroupBounds, Member, MemberBound, SpaceBounds
+from pptrace.search.space_bounds import GroupBounds, GroupMember, MemberBound, SpaceBounds
 from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from pptrace.search.bias import Bias
     from pptrace.search.bounds import Bound
     from pptrace.search.candidates import CandidateRunner
-    from pptrace.search.plan_axes import Group, PlanLayout, Score
+    from pptrace.search.plan_axes import LayoutGroup, PlanLayout, Score
 
 
 class CandidateGroup(Struct, kw_only=True, eq=False):
     """A group of the space: excluded as a whole, or expanded into candidates."""
 
-    group: Group
+    group: LayoutGroup
     """The layout with its settings."""
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     """Its configurations."""
     bounds: GroupBounds
     """Lower bounds of all members."""
@@ -283,7 +283,7 @@ class Search:
         layout, group.bounds, group.sizes = group.group.layout, bounds, {}
         if bounds.plain is None:
             entries = range(len(self.space.entries))
-            group.members = tuple(Member(entry=entry, reason=bounds.reason) for entry in entries)
+            group.members = tuple(GroupMember(entry=entry, reason=bounds.reason) for entry in entries)
         else:
             group.members, group.sizes = self.space_bounds.members(layout, overlaps=bounds.overlaps)
         self.considered += len(group.members)
@@ -315,10 +315,10 @@ class Search:
     def _part_score(self, part: GroupPart) -> Score:
         return self._score(part.bound, part.group.group.layout)
 
-    def _has_pairs(self, member: Member) -> bool:
+    def _has_pairs(self, member: GroupMember) -> bool:
         return self._paired_entries[member.entry]
 
-    def _outcome(self, group: CandidateGroup, member: Member) -> Outcome:
+    def _outcome(self, group: CandidateGroup, member: GroupMember) -> Outcome:
         """Return the outcome of a member that follows from the bounds of its group."""
         bound = group.bounds.of(has_pairs=self._has_pairs(member))
         if member.is_covered:
@@ -495,7 +495,7 @@ class Search:
         prefetch = self._ahead.get(method)
         return None if prefetch is None else prefetch.take(key)
 
-    def _members(self, part: GroupPart) -> tuple[Member, ...]:
+    def _members(self, part: GroupPart) -> tuple[GroupMember, ...]:
         """Return the members of a part that can run."""
         return tuple(
             member for member in part.group.members

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.requests import CostRequest
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
-    from pptrace.search.plan_axes import Group, PlanLayout, PlanProblem, Space
+    from pptrace.search.plan_axes import LayoutGroup, PlanLayout, PlanProblem, Space
     from pptrace.steps.schedule import Schedule
 
 
@@ -101,7 +101,7 @@ class _Recent(Generic[_Key, _Value]):
         return self._values[key]
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """A configuration of a group: a schedule with chunks and a split of layers."""
 
     entry: int
@@ -224,13 +224,13 @@ class SpaceBounds:
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
         self._segmented: _Recent[Any, bool] = _Recent(_KEPT_FAMILIES)
         self._checked: dict[tuple[str, str], Any] = {}
-        self._members: dict[Any, tuple[tuple[Member, ...], Counter[bool]]] = {}
+        self._members: dict[Any, tuple[tuple[GroupMember, ...], Counter[bool]]] = {}
         self._bounds: dict[Any, Bound] = {}
         self._splits: dict[Any, Splits] = {}
         self._states: dict[Any, GroupBounds] = {}
         self._fixed: dict[Any, frozenset[str]] = {}
 
-    def members(self, layout: PlanLayout, *, overlaps: bool) -> tuple[tuple[Member, ...], Mapping[bool, int]]:
+    def members(self, layout: PlanLayout, *, overlaps: bool) -> tuple[tuple[GroupMember, ...], Mapping[bool, int]]:
         """Return the members of a layout's groups, and the number that can run, without and with overlapped pairs.
 
         There is one member per schedule, accepted number of chunks, and split.
@@ -286,7 +286,7 @@ class SpaceBounds:
             exceeds_device=all(exceeds_device_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
 
-    def _state_bounds(self, group: Group, state: Hashable) -> GroupBounds:
+    def _state_bounds(self, group: LayoutGroup, state: Hashable) -> GroupBounds:
         """Return bounds of the training state alone, which groups with the same state share.
 
         Raises:
@@ -303,7 +303,7 @@ class SpaceBounds:
         overlaps = ranks == 1 and self._overlaps(group, state)
         return GroupBounds(plain=bound, paired=bound, state=bound, overlaps=overlaps)
 
-    def _pair_fault(self, group: Group, name: str) -> str:
+    def _pair_fault(self, group: LayoutGroup, name: str) -> str:
         """Return why the framework of the plan runs no overlapped pairs with these costs; empty if it does."""
         if not self.problem.framework:
             return ""
@@ -311,7 +311,7 @@ class SpaceBounds:
         framework = FRAMEWORKS[self.problem.framework]
         return next(framework.pair_faults(request.model, request.options, group.layout.ep, group.layout.pp), "")
 
-    def check(self, group: Group) -> None:
+    def check(self, group: LayoutGroup) -> None:
         """Refuse a group that cannot run.
 
         Raises:
@@ -319,23 +319,23 @@ class SpaceBounds:
         """
         self._costs_of(group, "").workload(group.layout.pp, edges=group.layout.edges)
 
-    def part_bounds(self, item: tuple[tuple[int, bool], Sequence[Member]]) -> list[MemberBound]:
+    def part_bounds(self, item: tuple[tuple[int, bool], Sequence[GroupMember]]) -> list[MemberBound]:
         """Return :meth:`outline_bounds` for members of the group with a number."""
         (number, _), members = item
         return self.outline_bounds(self.space.group(number), members)
 
-    def outline_bounds(self, group: Group, members: Sequence[Member]) -> list[MemberBound]:
+    def outline_bounds(self, group: LayoutGroup, members: Sequence[GroupMember]) -> list[MemberBound]:
         """Return the bounds of members from the outlines of their tables.
 
         Members that the framework of the plan does not run have the bounds of their group.
         """
         return [self._guarded(self._bound_outline, group, member) for member in members]
 
-    def foreign_bound(self, group: Group, member: Member) -> MemberBound:
+    def foreign_bound(self, group: LayoutGroup, member: GroupMember) -> MemberBound:
         """Return the bound of a member that the framework does not run, from the outline of its table."""
         return self._guarded(partial(self._bound_outline, foreign=True), group, member)
 
-    def table_bound(self, group: Group, member: Member) -> MemberBound:
+    def table_bound(self, group: LayoutGroup, member: GroupMember) -> MemberBound:
         """Return the bound of a member from its whole table."""
         return self._guarded(self._bound_table, group, member)
 
@@ -344,7 +344,10 @@ class SpaceBounds:
         return self.problem.registry.schedules[entry.name].offer.has_pairs
 
     def _guarded(
-        self, compute: Callable[[MemberBound, Group, Member], None], group: Group, member: Member
+        self,
+        compute: Callable[[MemberBound, LayoutGroup, GroupMember], None],
+        group: LayoutGroup,
+        member: GroupMember,
     ) -> MemberBound:
         result = MemberBound()
         try:
@@ -354,7 +357,9 @@ class SpaceBounds:
             result.needs_memory = isinstance(error, ConstraintError) and error.needs_memory
         return result
 
-    def _bound_outline(self, result: MemberBound, group: Group, member: Member, *, foreign: bool = False) -> None:
+    def _bound_outline(
+        self, result: MemberBound, group: LayoutGroup, member: GroupMember, *, foreign: bool = False
+    ) -> None:
         entry, layout = self.entries[member.entry], group.layout
         key = entry.label, layout.pp, layout.branches, layout.microbatches, member.chunks
         outline, result.foreign, error = self._outlines.of(
@@ -397,8 +402,8 @@ class SpaceBounds:
     def _split_costs(
         self,
         result: MemberBound,
-        group: Group,
-        member: Member,
+        group: LayoutGroup,
+        member: GroupMember,
         costs: _GroupCosts,
         chunks: int,
         *,
@@ -420,7 +425,7 @@ class SpaceBounds:
         result.is_even = not result.splits and member.split == "balanced"
         return None if result.is_even else costs.workload(stages, result.splits, edges=edges, has_pairs=has_pairs)
 
-    def _balanced_splits(self, group: Group, name: str, stages: int) -> Splits:
+    def _balanced_splits(self, group: LayoutGroup, name: str, stages: int) -> Splits:
         """Return layers per stage as :meth:`_GroupCosts.balanced_splits`, once for groups with equal times."""
         costs, edges = self._bounding_costs_of(group, name), group.layout.edges
         stage_ns = _stage_times(costs.workload(group.layout.pp, edges=edges))
@@ -431,7 +436,7 @@ class SpaceBounds:
             self._splits[key] = costs.balanced_splits(stages, edges)
         return self._splits[key]
 
-    def _bound_table(self, result: MemberBound, group: Group, member: Member) -> None:
+    def _bound_table(self, result: MemberBound, group: LayoutGroup, member: GroupMember) -> None:
         entry, layout = self.entries[member.entry], group.layout
         costs = self._costs_of(group, self._costs_name[entry.label])
         cached = self.tables.of(entry, layout, member.chunks)
@@ -459,17 +464,17 @@ class SpaceBounds:
             self._bounds[result.step_key] = bound
         result.bound = self._bounds[result.step_key]
 
-    def _of_entry(self, layout: PlanLayout, index: int, entry: Entry, *, overlaps: bool) -> Iterator[Member]:
+    def _of_entry(self, layout: PlanLayout, index: int, entry: Entry, *, overlaps: bool) -> Iterator[GroupMember]:
         """Yield a schedule's members: one per accepted number of chunks and per split."""
         is_covered = layout.pp == 1 and self.space.is_covered_by_plain(entry)
         if is_covered and not (overlaps and self.has_pairs(entry)):
-            yield Member(entry=index, is_covered=True, reason=f"{PLAIN} on one rank")
+            yield GroupMember(entry=index, is_covered=True, reason=f"{PLAIN} on one rank")
             return
         for chunks in self._chunks_of(layout, entry):
             error = self.tables.refusal(entry, layout, chunks)
             reason = short_reason(error) if error else ""
             for split in self.space.splits:
-                yield Member(entry=index, chunks=chunks, split=split, reason=reason)
+                yield GroupMember(entry=index, chunks=chunks, split=split, reason=reason)
 
     def _chunks_of(self, layout: PlanLayout, entry: Entry) -> list[int | None]:
         """Return the chunks per rank that a schedule accepts; its default if it accepts no requested number."""
@@ -484,7 +489,7 @@ class SpaceBounds:
         ]
         return accepted or ([default] if requested else [])
 
-    def _overlaps(self, group: Group, state: Hashable) -> bool:
+    def _overlaps(self, group: LayoutGroup, state: Hashable) -> bool:
         """Return whether overlapped pairs of a schedule hide communication on one rank.
 
         Groups with the same training state have segments, or none of them has.
@@ -518,13 +523,13 @@ class SpaceBounds:
         paired_names = {name_of(entry, _OF_COLLECTIVES) for entry in self.entries if self.has_pairs(entry)}
         self._bounding_names = {False: sorted(plain_names or {""}), True: sorted(paired_names or {""})}
 
-    def _costs_of(self, group: Group, name: str) -> _GroupCosts:
+    def _costs_of(self, group: LayoutGroup, name: str) -> _GroupCosts:
         """Return the costs of a group with a schedule of :meth:`_name_costs`."""
         return self._groups.of(
             (group.number, name), lambda: _GroupCosts(self._build_costs(_with_schedule(group, name)), group.varied)
         )
 
-    def _bounding_costs_of(self, group: Group, name: str) -> _GroupCosts:
+    def _bounding_costs_of(self, group: LayoutGroup, name: str) -> _GroupCosts:
         """Return costs as :meth:`_costs_of`, without times of reductions, which no bound has."""
 
         def build() -> _GroupCosts:
@@ -537,7 +542,7 @@ class SpaceBounds:
 
         return self._bounding.of((group.number, name), build)
 
-    def _state_costs_of(self, group: Group, name: str) -> _GroupCosts:
+    def _state_costs_of(self, group: LayoutGroup, name: str) -> _GroupCosts:
         """Return costs as :meth:`_bounding_costs_of`, whose collectives have times by formula.
 
         The training state does not depend on these times, and those on the links of a cluster take longer to
@@ -549,7 +554,7 @@ class SpaceBounds:
         request = replace(bounding.costs.request, collectives=None)
         return _GroupCosts(replace(bounding.costs, request=request), bounding.varied)
 
-    def _build_costs(self, group: Group) -> Costs:
+    def _build_costs(self, group: LayoutGroup) -> Costs:
         """Return the costs of a group.
 
         They are those of the first group of its family with other values, if configurations with these values are
@@ -583,7 +588,7 @@ class SpaceBounds:
             {*_COST_REQUEST_KEYS} - _request_values(costs.request).keys() | ({*_COST_REQUEST_KEYS} & read_by_stack)
         )
 
-    def _resolved_costs(self, group: Group) -> Costs:
+    def _resolved_costs(self, group: LayoutGroup) -> Costs:
         return build_costs(self.problem.resolved(group.varied), self.problem.registry)
 
 
@@ -616,7 +621,7 @@ def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: PlanLa
     return replace(costs, resolved=resolved, request=request)
 
 
-def _with_schedule(group: Group, name: str) -> Group:
+def _with_schedule(group: LayoutGroup, name: str) -> LayoutGroup:
     """Return a group whose configuration has a schedule; the configured one if the name is empty."""
     return replace(group, varied=(*group.varied, setting("schedule.name", name))) if name else group
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network, Paths
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int32s, Int64s
-    from pptrace.steps.message_calls import Issue, IssueOrder, Policy
+    from pptrace.steps.message_calls import CallGroups, IssueOrder, Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
@@ -399,7 +399,7 @@ class _Lowering(Struct, frozen=True):
         return 2 * count + 2 * microbatches + (2 * count if self.rows.rules.batched else 0)
 
     def _link_calls(
-        self, placed: _Rows, calls: Issue, called: CallTasks, edges: int, pairs: Pairs, tasks: int
+        self, placed: _Rows, calls: CallGroups, called: CallTasks, edges: int, pairs: Pairs, tasks: int
     ) -> tuple[int, tuple[Int32s, Int32s], Int32s, tuple[Pairs, Pairs]]:
         """Append the edges of calls to ``edges`` edges, except those to further rows and calls that wait.
 

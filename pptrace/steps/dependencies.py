@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Positions, Schedule, StageGraph
 
 
-class Issued(NamedTuple):
+class IssueColumns(NamedTuple):
     """Columns of an issue order that a kernel fills."""
 
     row_ptr: Int32s
@@ -31,13 +31,13 @@ class Issued(NamedTuple):
     edge: Int32s
 
 
-def empty(schedule: Schedule, rows: int) -> Issued:
+def empty(schedule: Schedule, rows: int) -> IssueColumns:
     """Return unfilled columns for ``rows`` rows of a schedule and its messages."""
     (edge,) = empty_columns(rows, np.int32)
-    return Issued(np.zeros(schedule.ranks + 1, dtype=np.int32), schedule.cells.empty(rows), edge)
+    return IssueColumns(np.zeros(schedule.ranks + 1, dtype=np.int32), schedule.cells.empty(rows), edge)
 
 
-def traverse(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
+def traverse(schedule: Schedule, out: IssueColumns | None = None) -> tuple[int, Int32s]:
     """Visit actions in dependency order, rank by rank in rounds.
 
     Args:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule, StageGraph
 
 
-class Issue(NamedTuple):
+class CallGroups(NamedTuple):
     """Calls of an issue order: groups of message sides that a rank launches at once."""
 
     of_row: Int32s
@@ -53,7 +53,7 @@ class Issue(NamedTuple):
     later: Int32s
     """The waiting calls, one per entry of ``earlier``."""
 
-    def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> Issue:
+    def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> CallGroups:
         """Return the calls after rows were split or inserted.
 
         Args:
@@ -80,7 +80,7 @@ class IssueOrder(Cells, frozen=True, kw_only=True):
     """Shape (rows,): rank at the other side of each message, -1 for other rows; empty where unknown."""
     sent: Int32s = field(default_factory=lambda: unset(0))
     """Shape (ranks x ranks,): number of messages from one rank to another; empty where unknown."""
-    calls: Issue | None = None
+    calls: CallGroups | None = None
     """Calls of a message program; None for policies that follow a rule."""
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
@@ -349,7 +349,7 @@ def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan:
     awaited, row = _joined(waits, [begin for _, _, begin, *_ in begins], further_rows)
     earlier, later = _joined(between, [0, capacity], counted.tolist())
     edge, peer, of_row = issued
-    issue = Issue(
+    issue = CallGroups(
         of_row=of_row, before=before, communicator=over, waited=waited, further=further, awaited=awaited, row=row,
         earlier=earlier, later=later,
     )  # fmt: skip

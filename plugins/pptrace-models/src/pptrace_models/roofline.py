@@ -362,7 +362,7 @@ def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
         raise ConfigError("only bf16 weights share their bits with fp32: write fp32", key="costs.main_params")
 
 
-def _once(known: dict[Any, Any], compute: Callable[..., _Value], inputs: tuple[Any, ...]) -> _Value:
+def _cached(known: dict[Any, Any], compute: Callable[..., _Value], inputs: tuple[Any, ...]) -> _Value:
     """Return the value of a method for the same inputs, computed once."""
     key = (compute.__name__, *map(id, inputs))
     if key not in known:
@@ -386,18 +386,18 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     """Values that depend on collectives or replicas; jobs share them that differ in their stages alone."""
     stages: Sequence[Stage] = ()
 
-    def once(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
+    def cached(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
         """Return a value of a method that depends on no other stage, collective or replica, computed once.
 
         Args:
             compute: the method.
             inputs: its arguments, which are compared by identity.
         """
-        return _once(self.known, compute, inputs)
+        return _cached(self.known, compute, inputs)
 
-    def timed(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
-        """Return a value as :meth:`once` that depends on collectives or replicas."""
-        return _once(self.known_times, compute, inputs)
+    def cached_time(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
+        """Return a value as :meth:`cached` that depends on collectives or replicas."""
+        return _cached(self.known_times, compute, inputs)
 
     def of_stages(self, stages: Sequence[Stage]) -> _Job:
         """Return the job with other stages; equal stages are the same object."""
@@ -408,7 +408,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def placed(self) -> _PlacedStages:
         """The stages on their devices."""
-        costings = {id(device): self.timed(self.costing, device) for device in self.devices.distinct}
+        costings = {id(device): self.cached_time(self.costing, device) for device in self.devices.distinct}
         devices = self.devices.of_stages[: len(self.stages)]
         keys = [*zip(map(id, devices), map(id, self.stages), strict=True)]
         distinct = dict(zip(keys, self.stages, strict=True))
@@ -429,7 +429,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
             model=self.model, shard=self.part, device=device, options=self.options,
             groups=groups_of(self.request, self.part, device, self.options),
             units=sum(bool(stage.layers) for stage in self.stages) if self.request.units else 0,
-            computed=self.once(self._computed, device),
+            computed=self.cached(self._computed, device),
         )  # fmt: skip
 
     def _computed(self, _: Accelerator) -> dict[Any, Any]:
@@ -451,7 +451,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def _of_microbatch(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns and its kept bytes."""
-        kept, rate = self.once(self._kept, stage), costing.device.host_bandwidth
+        kept, rate = self.cached(self._kept, stage), costing.device.host_bandwidth
         copy_ns = -(-kept.activation * _NS // rate) if rate else 0
         return self._times(costing, stage) | {
             "offload_ns": copy_ns,
@@ -531,12 +531,12 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def columns(self, compute: Callable[[Costing, Stage], Mapping[str, int]]) -> dict[str, Any]:
         """Return the values of each stage by name, computed once for equal stages on equal devices."""
-        rows = [self.timed(compute, costing, stage) for costing, stage in self.placed.distinct]
+        rows = [self.cached_time(compute, costing, stage) for costing, stage in self.placed.distinct]
         return {name: column[self.placed.places] for name, column in _columns_of(rows).items()}
 
     def _times(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns."""
-        cost = self.timed(self._cost, costing, stage) + self._copy_waits(costing, stage)
+        cost = self.cached_time(self._cost, costing, stage) + self._copy_waits(costing, stage)
         added = memory.accumulation_ns(costing, self.held(stage))
         return {
             "f_ns": cost.f,
@@ -552,13 +552,13 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def _cost(self, costing: Costing, stage: Stage) -> Cost:
         """Return the cost of a stage without waits for copies."""
-        embedding, prediction, head = self.timed(self._end_costs, costing)
+        embedding, prediction, head = self.cached_time(self._end_costs, costing)
         items = items_of(
             self.model, [stage], layer=partial(costing.once, layer_cost),
             embedding=embedding, prediction=prediction, head=head,
         )  # fmt: skip
         if stage.encoders:
-            items = in_front(items, [stage], self.timed(self._tower_costs, costing))
+            items = in_front(items, [stage], self.cached_time(self._tower_costs, costing))
         return summed(Cost(), items[0]).at_least(costing.stage_host_ns(stage.layers), frozen=self.model.frozen)
 
     def _end_costs(self, costing: Costing) -> tuple[Cost, Cost, Cost]:
@@ -579,7 +579,9 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
                 0 if tower.has_backward(projector=False) else layer.f,
                 0 if tower.has_backward(projector=True) else projector.f,
             )
-            for tower, (layer, projector) in zip(self.towers, self.timed(self._tower_costs, costing), strict=True)
+            for tower, (layer, projector) in zip(
+                self.towers, self.cached_time(self._tower_costs, costing), strict=True
+            )
         ]
         return sum(in_front([[]], [stage], once_ns)[0])
 
@@ -599,7 +601,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         if not (rate and size):
             return Cost()
         stages = self.stages if self.request.units else [stage]
-        cost = summed(Cost(), (self.timed(self._cost, costing, each) for each in stages))
+        cost = summed(Cost(), (self.cached_time(self._cost, costing, each) for each in stages))
         whole = sum(memory.offloaded_bytes(self.model, self.part, each.layers) for each in stages)
         copied_ns = -(-whole * _NS // rate)
         waits = max(0, copied_ns - cost.f), max(0, copied_ns - cost.i - cost.w)
@@ -609,7 +611,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         """Return the bytes that each item of a stage keeps of a microbatch."""
         model, part = self.model, self.part
         items = items_of(
-            model, [stage], layer=lambda kind: self.once(self._layer_kept, self._same(kind)),
+            model, [stage], layer=lambda kind: self.cached(self._layer_kept, self._same(kind)),
             embedding=memory.embedding_kept(model, part),
             prediction=memory.prediction_kept(model, part),
             head=memory.head_kept(model, part, self.options),
@@ -623,7 +625,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def layer_held(self, kind: Layer) -> memory.Held:
         """Return a layer's parameters."""
-        return self.once(self._layer_held, self._same(kind))
+        return self.cached(self._layer_held, self._same(kind))
 
     def _layer_held(self, kind: Layer) -> memory.Held:
         return memory.layer_held(self.model, self.part, kind)
@@ -740,21 +742,21 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def segments(self) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, on its device."""
-        distinct = [self.timed(self._segments, costing, stage) for costing, stage in self.placed.distinct]
+        distinct = [self.cached_time(self._segments, costing, stage) for costing, stage in self.placed.distinct]
         return {kind: [distinct[number][kind] for number in self.placed.places.tolist()] for kind in distinct[0]}
 
     def _segments(self, costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
-        return stage_segments(costing, self.towers, stage, self.once(self._kept_items, stage))
+        return stage_segments(costing, self.towers, stage, self.cached(self._kept_items, stage))
 
     def held(self, stage: Stage) -> memory.Held:
         """Return the parameters of a stage on one device."""
-        return self.once(self._held, stage)
+        return self.cached(self._held, stage)
 
     def _held(self, stage: Stage) -> memory.Held:
-        return summed(memory.Held(), self.once(self._held_items, stage))
+        return summed(memory.Held(), self.cached(self._held_items, stage))
 
     def _kept(self, stage: Stage) -> Kept:
-        return summed(memory.Kept(), self.once(self._kept_items, stage))
+        return summed(memory.Kept(), self.cached(self._kept_items, stage))
 
     def beyond_bytes(self) -> int:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
@@ -766,12 +768,12 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         if self.options.deferred_frees:
             held = min(self.request.ranks, self.request.microbatches)
             fixed += memory.deferred_bytes(self.model, self.part, len(self.stages[0].layers), held)
-        return fixed + max(self.timed(self._beyond, stage) for _, stage in self.placed.distinct)
+        return fixed + max(self.cached_time(self._beyond, stage) for _, stage in self.placed.distinct)
 
     def _beyond(self, stage: Stage) -> int:
-        held, kept, buffers = self.held(stage), self.once(self._kept, stage), 0
+        held, kept, buffers = self.held(stage), self.cached(self._kept, stage), 0
         if self.options.zero == memory.WEIGHTS:
-            items = self.once(self._held_items, stage)
+            items = self.cached(self._held_items, stage)
             held = max(items, key=memory.Held.trained, default=held)
             buffers = memory.gather_buffer_bytes(self.model, self.part, items) * self.options.copied_shards
         pending = memory.pending_bytes(self.model, self.options, held)
@@ -793,7 +795,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
         Its replicas are those devices, which reduce its gradients.
         """
-        items, modules, others = self.once(self._held_items, stage), list[_Module](), list[memory.Held]()
+        items, modules, others = self.cached(self._held_items, stage), list[_Module](), list[memory.Held]()
         first = 0
         for part in stage.encoders:
             tower, end = self.towers[part.encoder], first + part.layers + part.projector
