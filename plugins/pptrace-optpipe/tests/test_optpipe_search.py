@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import time
 from concurrent.futures import BrokenExecutor
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,9 +22,9 @@ from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Lister, Rule, serial_rows
 from pptrace_optpipe.partial_models import improved
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import NO_LIMIT, Op, OpKind, Problem, coarsened
+from pptrace_optpipe.problem import NO_LIMIT, Problem, coarsened
 from pptrace_optpipe.search import SearchResult, search
-from pptrace_optpipe.start_schedules import disturbed, start
+from pptrace_optpipe.start_schedules import start
 
 PROFILED = [
     (8, 24, (18522, 18086, 9337, 601)), (8, 24, (29718, 29444, 19927, 527)), (16, 48, (11347, 11248, 8132, 377)),
@@ -298,24 +296,3 @@ def test_no_limit_is_no_limit() -> None:
     assert start_schedule is not None
     assert not problem.copies
     assert start_schedule.played.step == bound(problem)
-
-
-def test_forwards_start_at_given_intervals_repeated_in_turn() -> None:
-    problem = replace(toy(2, 4, 4, copies=False), limit=(NO_LIMIT,) * 2)
-    lister = Lister(problem, Rule(limit=problem.limit, intervals=(20, 30)))
-
-    assert lister.rows() is not None
-    assert [lister.start[Op(OpKind.F, 0, microbatch)] for microbatch in range(4)] == [0, 20, 50, 70]
-
-
-def test_changes_of_the_best_list_shorten_the_step_of_random_lists() -> None:
-    times = tuple(70 + 60 * stage // 7 for stage in range(8))
-    problem = Problem(
-        microbatches=24, stage_rank=tuple(range(8)), f=times, i=times, w=times, activation=(2,) * 8,
-        weight_activation=(1,) * 8, limit=(11,) * 8,
-    )  # fmt: skip
-    seeded = random.Random(0)  # noqa: S311 - settings of lists, not a secret
-    schedules = islice(disturbed(problem, seeded), 70)
-    steps = [schedule.played.step for schedule in schedules if schedule is not None]
-
-    assert min(steps[40:]) < min(steps[:40])

@@ -17,7 +17,7 @@ waits for a copy, unless another operation can run.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from itertools import accumulate, cycle, islice, product
+from itertools import product
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     """Whether a rank waits for an input gradient that is ready before half of a weight gradient could run."""
     weights_first: bool = False
     """Whether a weight gradient comes before a forward."""
-    intervals: tuple[int, ...] = (0,)
-    """The least times between the starts of consecutive forwards on the first stage, repeated in turn."""
+    pace: int = 0
+    """The least time between the starts of two forwards on the first stage."""
     lookahead: float = 0
     """Share of a weight gradient's time; a rank waits for an input gradient or a forward that is ready earlier."""
     by_arrival: bool = False
@@ -80,11 +80,7 @@ class Lister:
         self.problem, self.rule = problem, rule
         stages = range(problem.stages)
         self.next = {(kind, stage): 0 for kind in COMPUTED for stage in stages}
-        starts = accumulate(cycle(rule.intervals), initial=0)
-        self.ready = {
-            Op(OpKind.F, 0, microbatch): time
-            for microbatch, time in enumerate(islice(starts, problem.microbatches))
-        }
+        self.ready: dict[Op, int] = {Op(OpKind.F, 0, mb): mb * rule.pace for mb in range(problem.microbatches)}
         self.held = [0] * problem.ranks
         self.flying = [0] * problem.ranks
         self.in_stage = [0] * problem.stages

@@ -86,7 +86,6 @@ class _Search:
         self.bound = bound(problem)
         self.best: StartSchedule | None = None
         self.random = random.Random(effort.seed)  # noqa: S311 - which window is next, not a secret
-        self.disturbed = disturbed(problem, self.random)
 
     def remaining(self) -> float:
         """Return the remaining seconds, or units of work."""
@@ -142,16 +141,18 @@ class _Search:
 
         start(self.problem, self.bound, is_over, lambda schedule: self.take(schedule.rows))
 
-    def disturb(self, seconds: float) -> None:
-        """Try list scheduling with disturbed times for some of the time."""
+    def disturb(self) -> None:
+        """Try list scheduling with disturbed times, for a share of the time."""
         if self.best is None or self.ops <= _WHOLE:
             return
-        least = self.remaining() - seconds
-        while not self.is_over() and self.remaining() > least:
+        least = self.remaining() - self.effort.seconds * _DISTURBED
+        for rows in disturbed(self.problem, self.random):
+            if self.is_over() or self.remaining() <= least:
+                return
             self.effort.count(self.ops)
-            disturbed_schedule = next(self.disturbed)
-            if disturbed_schedule is not None and disturbed_schedule.played.step < self.best.played.step:
-                for schedule in fitted(self.problem, *disturbed_schedule):
+            played = None if rows is None else play(self.problem, rows)
+            if rows is not None and played is not None and played.step < self.best.played.step:
+                for schedule in fitted(self.problem, rows, played):
                     self.take(schedule.rows)
 
     def repeat(self) -> None:
@@ -209,8 +210,7 @@ class _Search:
     def windows(self) -> None:
         """Improve the best schedule in windows until the time is over.
 
-        After each round without a shorter schedule, lists with disturbed times have as much time as the round.
-        Windows are then wider and the solver works longer on each.
+        After each round without a shorter schedule, windows are wider and the solver works longer on each.
         """
         if self.effort.start_executor is not None:
             self._windows_side_by_side(self.effort.start_executor)
@@ -219,8 +219,6 @@ class _Search:
             step, before = self.best.played.step, self.remaining()
             self._try_windows(self.best, fruitless)
             fruitless = 0 if self.best.played.step < step else fruitless + 1
-            if fruitless:
-                self.disturb(before - self.remaining())
 
     def _windows_side_by_side(self, start_executor: Callable[[], Executor]) -> None:
         """Search in several processes with different seeds; each slice of time starts from the best schedule."""
@@ -312,7 +310,7 @@ def search(
         state.take(rows)
     if not only:
         state.start()
-        state.disturb(effort.seconds * _DISTURBED)
+        state.disturb()
         state.repeat()
         state.count()
         state.relax()

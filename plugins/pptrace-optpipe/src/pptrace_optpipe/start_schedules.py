@@ -12,12 +12,10 @@ computations.
 
 from __future__ import annotations
 
-import itertools
 import json
 from fractions import Fraction
 from functools import partial
 from itertools import product, zip_longest
-from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 from msgspec import Struct
@@ -68,9 +66,7 @@ _DISTURBANCES = (0.0, 0.03, 0.1, 0.3)
 _LOOKAHEADS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a weight gradient's time in which list scheduling looks ahead."""
 _INTERVALS = (0.85, 1.1)
-"""The least and the largest mean of these intervals for lists with disturbed times."""
-_SAMPLES = 40
-"""The number of random settings before changes of the best ones."""
+"""The least and the largest of these intervals for lists with disturbed times."""
 _OFTEN, _SELDOM = 0.5, 0.3
 """Probabilities of random settings."""
 _PARTS = (Fraction(1), Fraction(11, 12), Fraction(5, 6))
@@ -123,107 +119,39 @@ def started(problem: Problem) -> Iterator[StartSchedule]:
             yield from fitted(problem, rows, played)
 
 
-class Disturbance(Struct, frozen=True, kw_only=True):
-    """List scheduling with disturbed times and forwards at uneven intervals.
+def disturbed(problem: Problem, random: Random) -> Iterator[Rows | None]:
+    """Yield rows of list scheduling with disturbed times and random rules, without end; None for a deadlock.
 
     With other times, operations that compete for a rank have another order, which can be better for the true
     times: Storer, Wu and Vaccari, New search spaces for sequencing problems, Management Science 38, 1992.
     """
-
-    is_joined: bool
-    """Whether backwards are joined, on joinable stages."""
-    has_transfers: bool
-    """Whether messages take time."""
-    factors: tuple[float, ...]
-    """Shape (3 x stages,): times of ``F``, ``I`` and ``W`` relative to the true times."""
-    intervals: tuple[float, ...]
-    """Intervals between forwards relative to those of the lower bound, repeated in turn.
-
-    There are as many as memory holds activations: each forward waits for the memory of the one so many places
-    earlier.
-    """
-    patient: bool
-    """As in :class:`Rule`."""
-    weights_first: bool
-    """As in :class:`Rule`; with copies, whether reloads are just in time."""
-    lookahead: float
-    """As in :class:`Rule`."""
-    by_arrival: bool
-    """As in :class:`Rule`."""
-    kept: int
-    """The activations that stay on a rank, if copies are possible."""
-
-    @classmethod
-    def sample(cls, problem: Problem, random: Random) -> Disturbance:
-        """Return random settings."""
-        largest, spread = random.choice(_DISTURBANCES), random.choice(_DISTURBANCES)
-        pace = random.choice((0, random.uniform(*_INTERVALS)))
-        most = min(max(_most_kept(problem), 1), problem.microbatches)
-        return cls(
-            is_joined=bool(problem.joinable) and random.random() < _OFTEN,
-            has_transfers=random.random() < _OFTEN,
-            factors=tuple(random.uniform(1 - largest, 1 + largest) for _ in range(3 * problem.stages)),
-            intervals=tuple(pace * random.uniform(1 - spread, 1 + spread) for _ in range(most)),
-            patient=random.random() < _SELDOM,
-            weights_first=random.random() < _OFTEN,
-            lookahead=random.choice((0, random.uniform(_LOOKAHEADS[0], 1))),
-            by_arrival=random.random() < _OFTEN,
-            kept=random.randint(0, most),
+    interval = _forward_interval(problem)
+    while True:
+        is_joined = bool(problem.joinable) and random.random() < _OFTEN
+        base = problem.joined if is_joined else problem
+        base = base.without_transfers if random.random() < _OFTEN else base
+        largest = random.choice(_DISTURBANCES)
+        f, i, w = (
+            tuple(int(time * random.uniform(1 - largest, 1 + largest)) for time in times)
+            for times in (base.f, base.i, base.w)
         )
-
-    def changed(self, problem: Problem, random: Random) -> Disturbance:
-        """Return settings that differ from these in one setting; of times and intervals, one value differs."""
-        is_interval = not problem.copies and random.random() < _OFTEN
-        name = "intervals" if is_interval else random.choice(self.__struct_fields__)
-        values = getattr(self, name)
-        if not isinstance(values, tuple):
-            return replace(self, **{name: getattr(Disturbance.sample(problem, random), name)})
-        place = random.randrange(len(values))
-        value = values[place] + random.gauss(0, random.choice(_DISTURBANCES[1:]))
-        return replace(self, **{name: (*values[:place], max(value, 0.0), *values[place + 1 :])})
-
-    def rows(self, problem: Problem, interval: int) -> Rows | None:
-        """Run list scheduling, and return the rows; None for a deadlock.
-
-        Args:
-            problem: what to schedule.
-            interval: the mean interval between forwards in a step as short as the lower bound.
-        """
-        base = problem.joined if self.is_joined else problem
-        base = base if self.has_transfers else base.without_transfers
-        factors = iter(self.factors)
-        f, i, w = (tuple(int(time * next(factors)) for time in times) for times in (base.f, base.i, base.w))
         other = replace(base, f=f, i=i, w=w)
+        patient, second = random.random() < _SELDOM, random.random() < _OFTEN
+        pace = int(interval * random.choice((0, random.uniform(*_INTERVALS))))
         if problem.copies:
-            lister: Lister = OffloadingLister(other, self.kept, patient=self.patient, late=self.weights_first)
+            lister: Lister = OffloadingLister(
+                other, random.randint(0, _most_kept(problem)), patient=patient, late=second
+            )
         else:
+            lookahead = random.choice((0, random.uniform(_LOOKAHEADS[0], 1)))
+            by_arrival = random.random() < _OFTEN
             rule = Rule(
-                limit=problem.limit, patient=self.patient, weights_first=self.weights_first,
-                intervals=tuple(int(interval * share) for share in self.intervals), lookahead=self.lookahead,
-                by_arrival=self.by_arrival,
+                limit=problem.limit, patient=patient, weights_first=second, pace=pace, lookahead=lookahead,
+                by_arrival=by_arrival,
             )  # fmt: skip
             lister = Lister(other, rule)
         rows = lister.rows()
-        return joined_rows(problem, rows) if self.is_joined and rows is not None else rows
-
-
-def disturbed(problem: Problem, random: Random) -> Iterator[StartSchedule | None]:
-    """Yield schedules of list scheduling with disturbed times, without end; None for a deadlock.
-
-    The first ones have random settings. Each later one has the best settings so far with one change.
-    """
-    interval = _forward_interval(problem)
-    best, best_step = Disturbance.sample(problem, random), inf
-    for count in itertools.count():
-        disturbance = Disturbance.sample(problem, random) if count < _SAMPLES else best.changed(problem, random)
-        rows = disturbance.rows(problem, interval)
-        played = None if rows is None else play(problem, rows)
-        if rows is None or played is None:
-            yield None
-            continue
-        if played.step <= best_step:
-            best, best_step = disturbance, played.step
-        yield StartSchedule(rows, played)
+        yield joined_rows(problem, rows) if is_joined and rows is not None else rows
 
 
 def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedule]:
@@ -275,7 +203,7 @@ def _rules(problem: Problem) -> Iterator[Rule]:
     if not problem.copies and not problem.recomputes:
         interval = _forward_interval(problem)
         for share in _PACES:  # even intervals wait less for gradients on the same rank
-            yield Rule(limit=problem.limit, patient=False, intervals=(int(interval * share),))
+            yield Rule(limit=problem.limit, patient=False, pace=int(interval * share))
         for lookahead, by_arrival in product(_LOOKAHEADS, (True, False)):
             yield Rule(limit=problem.limit, patient=False, lookahead=lookahead, by_arrival=by_arrival)
     for in_flight in flights(problem):
