@@ -83,7 +83,7 @@ _NOT_SHOWN = frozenset({"error", "point", SEARCHED_TABLE})
 MARGIN, MARGIN_EQUAL_SIZES = Fraction(7, 100), Fraction(4, 100)
 """Largest lead that counts as a tie; the second one between configurations with equal parallel sizes.
 
-Two of three pairs of published steps have an error of their ratio of at most 7.2 %, or 4.1 % with equal sizes
+Two of three pairs of published steps have an error of their ratio of at most 7.6 %, or 4.1 % with equal sizes
 (``pptrace accuracy`` prints both; docs/accuracy.md)."""
 _CLOSE = Fraction(2, 100)
 """Largest loss on a changed machine that is close to the best."""
