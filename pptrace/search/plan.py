@@ -80,7 +80,7 @@ _NEAR = Fraction(11, 10)
 """The largest score of a contender, relative to that of the first place."""
 _NOT_SHOWN = frozenset({"error", "point", SEARCHED_TABLE})
 """Cells of a simulated row that are not figures."""
-MARGIN, MARGIN_EQUAL_SIZES = Fraction(7, 100), Fraction(4, 100)
+MARGIN, MARGIN_EQUAL_SIZES = Fraction(8, 100), Fraction(4, 100)
 """Largest lead that counts as a tie; the second one between configurations with equal parallel sizes.
 
 Two of three pairs of published steps have an error of their ratio of at most 7.6 %, or 4.1 % with equal sizes

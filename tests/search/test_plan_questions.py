@@ -322,9 +322,9 @@ def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Regist
     # gpipe is as fast, and 1f1b keeps less.
     assert [candidate.schedule for candidate in plan_result.tied[:2]] == ["1f1b", "gpipe"]
     document = plan_result.to_dict()
-    assert document["tied"] == {"margin": 0.07, "margin_equal_sizes": 0.04, "places": near}
+    assert document["tied"] == {"margin": 0.08, "margin_equal_sizes": 0.04, "places": near}
     assert [entry["tied"] for entry in document["places"]] == is_tied
-    line = f"#{near} are within the error of a simulated lead (7 %, or 4 % with equal sizes): measure them"
+    line = f"#{near} are within the error of a simulated lead (8 %, or 4 % with equal sizes): measure them"
     assert line in str(plan_result)
 
 
