@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> memory.Kept:
+def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> memory.ActivationBytes:
     model = checked(Transformer, values, "model")
     request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
-    return memory.layer_kept(model, shard(model, request), Layer(feed_forward="experts" if moe else "mlp"))
+    return memory.layer_activations(model, shard(model, request), Layer(feed_forward="experts" if moe else "mlp"))
 
 
 @given(

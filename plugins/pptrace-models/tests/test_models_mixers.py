@@ -91,7 +91,9 @@ def test_devices_together_hold_each_weight_once(extra: dict[str, Any], tp: int) 
             replicated += sum(rank * mixed.hidden for rank, _ in part.ranks)
             replicated += part.value_dim if isinstance(part, Delta) else 0
         replicated += _of_compressed_keys(mixed, kind)
-        whole, share = (memory.layer_held(mixed, on_device(mixed, tp=size), kind).total() for size in (1, tp))
+        whole, share = (
+            memory.layer_parameters(mixed, on_device(mixed, tp=size), kind).total() for size in (1, tp)
+        )
         assert tp * (share - replicated) == whole - replicated
 
 

@@ -172,28 +172,28 @@ class Tower(Struct, frozen=True):
         """Return whether the encoder's layers have a backward, or with ``projector``, the projector."""
         return self.encoder.passes_back if projector else not self.encoder.frozen
 
-    def kept(self) -> tuple[memory.Kept, memory.Kept]:
+    def activations(self) -> tuple[memory.ActivationBytes, memory.ActivationBytes]:
         """Return what a layer and the projector keep of a microbatch."""
         if not self.encoder.passes_back:
-            return memory.Kept(), memory.Kept()
+            return memory.ActivationBytes(), memory.ActivationBytes()
         # Frozen matrices need no inputs, but the activation function needs its output, the second matrix's input.
         matrices = self.projections[1:] if self.encoder.frozen_projector else self.projections
         inputs = sum(matrix.tokens * matrix.inputs for matrix in matrices) * self.model.element_bytes
         outputs = sum(matrix.tokens * matrix.outputs for matrix in matrices) * self.model.element_bytes
-        projector = memory.Kept(
+        projector = memory.ActivationBytes(
             activation=inputs, weight_part=0 if self.encoder.frozen_projector else inputs + outputs
         )
         if self.encoder.frozen:
-            return memory.Kept(), projector
-        return memory.layer_kept(self.model, self.shard, Layer()), projector
+            return memory.ActivationBytes(), projector
+        return memory.layer_activations(self.model, self.shard, Layer()), projector
 
-    def held(self) -> tuple[memory.Held, memory.Held]:
+    def parameters(self) -> tuple[memory.ParameterCounts, memory.ParameterCounts]:
         """Return the parameters of a layer and of the projector."""
-        layer = memory.layer_held(self.model, self.shard, Layer())
-        projector = sum(matrix.weights for matrix in self.projections)
+        layer = memory.layer_parameters(self.model, self.shard, Layer())
+        of_projector = memory.ParameterCounts(dense=sum(matrix.weights for matrix in self.projections))
         return (
-            memory.Held(frozen=layer.dense) if self.encoder.frozen else layer,
-            memory.Held(frozen=projector) if self.encoder.frozen_projector else memory.Held(dense=projector),
+            layer.untrained() if self.encoder.frozen else layer,
+            of_projector.untrained() if self.encoder.frozen_projector else of_projector,
         )
 
     def boundary_bytes(self, *, last: bool) -> int:

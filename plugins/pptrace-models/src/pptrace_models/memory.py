@@ -44,7 +44,7 @@ _QUEUED_LAYERS = 18
 stages, about 55 per layer."""
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class ActivationBytes(Struct, frozen=True, kw_only=True):
     """Bytes that a layer, an embedding or a head keeps of one microbatch."""
 
     activation: int = 0
@@ -54,15 +54,15 @@ class Kept(Struct, frozen=True, kw_only=True):
     transient: int = 0
     """Bytes beyond ``activation`` during the recomputation of the layer."""
 
-    def __add__(self, other: Kept) -> Kept:
-        return Kept(
+    def __add__(self, other: ActivationBytes) -> ActivationBytes:
+        return ActivationBytes(
             activation=self.activation + other.activation,
             weight_part=self.weight_part + other.weight_part,
             transient=max(self.transient, other.transient),
         )
 
 
-def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
+def layer_activations(model: Transformer, shard: Shard, kind: Layer) -> ActivationBytes:
     """Return the bytes that a layer keeps."""
     model, shard = model.with_precision_of(kind), shard.loaded(kind)
     scores = _scores(model, shard) if kind.mixer == "attention" and kind.has("core") else 0
@@ -74,42 +74,44 @@ def layer_kept(model: Transformer, shard: Shard, kind: Layer) -> Kept:
     if model.recompute == "full" and kind.is_recomputed:
         kept_bytes = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
     if kind.offloaded:
-        return Kept(transient=_BUFFERED * all_bytes)
-    return Kept(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
+        return ActivationBytes(transient=_BUFFERED * all_bytes)
+    return ActivationBytes(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
 
 
 def offloaded_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:
     """Return the bytes of a microbatch that layers copy to host memory."""
     return sum(
-        layer_kept(model, shard, kind._replace(offloaded=False)).activation for kind in layers if kind.offloaded
+        layer_activations(model, shard, kind._replace(offloaded=False)).activation
+        for kind in layers
+        if kind.offloaded
     )
 
 
-def grouped(layers: Sequence[Kept], size: int) -> list[Kept]:
+def grouped(layers: Sequence[ActivationBytes], size: int) -> list[ActivationBytes]:
     """Return the bytes kept by layers of which ``size`` are recomputed together: the first keeps the group's."""
     groups = []
     for first in range(0, len(layers), size):
         group = layers[first : first + size]
-        all_bytes = sum(kept.activation + kept.transient for kept in group)
+        all_bytes = sum(layer.activation + layer.transient for layer in group)
         kept = group[0].activation
-        weight_part = sum(kept.weight_part for kept in group)
-        groups.append(Kept(activation=kept, weight_part=weight_part, transient=all_bytes - kept))
-        groups += [Kept()] * (len(group) - 1)
+        weight_part = sum(layer.weight_part for layer in group)
+        groups.append(ActivationBytes(activation=kept, weight_part=weight_part, transient=all_bytes - kept))
+        groups += [ActivationBytes()] * (len(group) - 1)
     return groups
 
 
-def prediction_kept(model: Transformer, shard: Shard) -> Kept:
+def prediction_activations(model: Transformer, shard: Shard) -> ActivationBytes:
     """Return the bytes kept by multi-token prediction without its layer: inputs of norms and projection."""
     row = shard.split_tokens * model.hidden * model.element_bytes
-    return Kept(activation=4 * row, weight_part=3 * row)
+    return ActivationBytes(activation=4 * row, weight_part=3 * row)
 
 
-def embedding_kept(model: Transformer, shard: Shard) -> Kept:
+def embedding_activations(model: Transformer, shard: Shard) -> ActivationBytes:
     """Return the bytes that the embedding keeps: a dropout mask, if dropout is on."""
-    return Kept(activation=shard.split_tokens * model.hidden * model.dropout)
+    return ActivationBytes(activation=shard.split_tokens * model.hidden * model.dropout)
 
 
-def head_kept(model: Transformer, shard: Shard, options: RooflineOptions) -> Kept:
+def head_activations(model: Transformer, shard: Shard, options: RooflineOptions) -> ActivationBytes:
     """Return the bytes kept after the last layer: inputs of final norm and LM head, and logits.
 
     A fused loss keeps its gradient in the place of the logits; otherwise these are kept in fp32. The backward of
@@ -124,8 +126,8 @@ def head_kept(model: Transformer, shard: Shard, options: RooflineOptions) -> Kep
     if options.eager_loss is True:
         of_loss = (4 if shard.tp > 1 else 3) * _FP32 * logits
     if model.frozen:
-        return Kept(activation=row + of_loss)
-    return Kept(activation=row + factor + of_loss, weight_part=factor + model.element_bytes * logits)
+        return ActivationBytes(activation=row + of_loss)
+    return ActivationBytes(activation=row + factor + of_loss, weight_part=factor + model.element_bytes * logits)
 
 
 def logits_bytes(model: Transformer, shard: Shard) -> int:
@@ -346,7 +348,7 @@ GRADIENTS, WEIGHTS = 2, 3
 """ZeRO stages from which gradients, and weights, are sharded."""
 
 
-class Held(Struct, frozen=True, kw_only=True):
+class ParameterCounts(Struct, frozen=True, kw_only=True):
     """Numbers of parameters on one device."""
 
     dense: int = 0
@@ -358,21 +360,25 @@ class Held(Struct, frozen=True, kw_only=True):
     frozen_experts: int = 0
     """Frozen parameters of experts."""
 
-    def __add__(self, other: Held) -> Held:
-        return Held(
+    def __add__(self, other: ParameterCounts) -> ParameterCounts:
+        return ParameterCounts(
             dense=self.dense + other.dense, experts=self.experts + other.experts,
             frozen=self.frozen + other.frozen, frozen_experts=self.frozen_experts + other.frozen_experts,
         )  # fmt: skip
 
-    def __sub__(self, other: Held) -> Held:
-        return Held(
+    def __sub__(self, other: ParameterCounts) -> ParameterCounts:
+        return ParameterCounts(
             dense=self.dense - other.dense, experts=self.experts - other.experts,
             frozen=self.frozen - other.frozen, frozen_experts=self.frozen_experts - other.frozen_experts,
         )  # fmt: skip
 
-    def untrained(self) -> Held:
+    def untrained(self) -> ParameterCounts:
         """Return the same parameters, all frozen."""
-        return Held(frozen=self.dense + self.frozen, frozen_experts=self.experts + self.frozen_experts)
+        return ParameterCounts(frozen=self.dense + self.frozen, frozen_experts=self.experts + self.frozen_experts)
+
+    def all_trained(self) -> ParameterCounts:
+        """Return the same parameters, all trained."""
+        return ParameterCounts(dense=self.dense + self.frozen, experts=self.experts + self.frozen_experts)
 
     def trained(self) -> int:
         """Return the number of trained parameters."""
@@ -383,7 +389,7 @@ class Held(Struct, frozen=True, kw_only=True):
         return self.trained() + self.frozen + self.frozen_experts
 
 
-def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
+def layer_parameters(model: Transformer, shard: Shard, kind: Layer) -> ParameterCounts:
     """Return a layer's parameters; norms, routers and compressions are on every tensor-parallel device."""
     recurrence = model.recurrence(kind)
     dense = kind.halves * _norm(model)
@@ -391,43 +397,43 @@ def layer_held(model: Transformer, shard: Shard, kind: Layer) -> Held:
         dense += recurrence.split(shard.tp).vectors
     elif kind.mixer == "attention" and kind.has("projections"):
         dense += model.query_rank + model.kv_rank + model.compressed_vectors(kind.ratio)
-    held = Held(dense=dense)
+    parameters = ParameterCounts(dense=dense)
     for matrix in linears(model, shard, kind):
-        held = held + matrix_held(model, shard, matrix)
-    return held
+        parameters = parameters + matrix_parameters(model, shard, matrix)
+    return parameters
 
 
-def matrix_held(model: Transformer, shard: Shard, matrix: Linear) -> Held:
+def matrix_parameters(model: Transformer, shard: Shard, matrix: Linear) -> ParameterCounts:
     """Return the parameters of a matrix with its bias."""
     count = matrix.weights + (matrix.outputs * matrix.copies) * (model.bias and not matrix.whole)
     if matrix.group != "experts":
-        return Held(dense=count)
+        return ParameterCounts(dense=count)
     copied = count * shard.replicated // shard.experts
-    return Held(experts=count - copied, frozen_experts=copied)
+    return ParameterCounts(experts=count - copied, frozen_experts=copied)
 
 
-def prediction_held(model: Transformer, shard: Shard) -> Held:
+def prediction_parameters(model: Transformer, shard: Shard) -> ParameterCounts:
     """Return the parameters of a multi-token prediction module without its layer: a projection and three norms."""
-    return Held(dense=2 * model.hidden * model.hidden // shard.tp + 3 * _norm(model))
+    return ParameterCounts(dense=2 * model.hidden * model.hidden // shard.tp + 3 * _norm(model))
 
 
-def embedding_held(model: Transformer, shard: Shard) -> Held:
+def embedding_parameters(model: Transformer, shard: Shard) -> ParameterCounts:
     """Return the embedding's parameters; position embeddings are on every tensor-parallel device."""
-    return Held(dense=model.hidden * (shard.vocabulary + model.learned_positions))
+    return ParameterCounts(dense=model.hidden * (shard.vocabulary + model.learned_positions))
 
 
-def head_held(model: Transformer, shard: Shard, *, with_embedding: bool) -> Held:
+def head_parameters(model: Transformer, shard: Shard, *, with_embedding: bool) -> ParameterCounts:
     """Return the parameters of final norm and LM head, which shares a tied embedding on the same stage."""
     shared = model.tied_embeddings and with_embedding
-    return Held(dense=_norm(model) + model.hidden * (0 if shared else shard.vocabulary))
+    return ParameterCounts(dense=_norm(model) + model.hidden * (0 if shared else shard.vocabulary))
 
 
 def state(
     costing: Costing,
-    held: Held,
+    parameters: ParameterCounts,
     *,
-    gathered: Held,
-    reduced: Held | None,
+    gathered: ParameterCounts,
+    reduced: ParameterCounts | None,
     muon: Matrices,
 ) -> dict[str, int]:
     """Return a stage's training state on one device, in bytes, and the time of its update, in ns.
@@ -436,7 +442,7 @@ def state(
 
     Args:
         costing: the inputs of times.
-        held: the stage's parameters.
+        parameters: the stage's parameters.
         gathered: the most parameters with gathered weights at once, if weights are sharded.
         reduced: the most parameters with unreduced gradients at once; None if all are reduced together, and the
             device's share then replaces the unreduced gradients.
@@ -445,10 +451,10 @@ def state(
     model, shard, options = costing.model, costing.shard, costing.options
     master = model.precision != "fp32"
     kept = optimizer_bytes(options, master=master)
-    gradient, count = gradient_bytes(options), held.trained()
-    owned = _owned(shard, held) if options.zero else count
-    updated = _outer_owned(shard, held) if options.outer_sharding else owned
-    by_muon = Held(dense=muon.parameters(expert=False), experts=muon.parameters(expert=True))
+    gradient, count = gradient_bytes(options), parameters.trained()
+    owned = _owned(shard, parameters) if options.zero else count
+    updated = _outer_owned(shard, parameters) if options.outer_sharding else owned
+    by_muon = ParameterCounts(dense=muon.parameters(expert=False), experts=muon.parameters(expert=True))
     saved_moment = kept - optimizer_bytes(options, master=master, moments=1)
     saved = saved_moment * (_owned(shard, by_muon) if options.zero else by_muon.trained())
     shards_gradients, shards_weights = options.zero >= GRADIENTS, options.zero >= WEIGHTS
@@ -456,15 +462,15 @@ def state(
     # main weights have only the remaining bits.
     passes = 2 if not master or options.main_params == "remainder" else 1
     touched = gradient + 2 * kept + passes * model.element_bytes
-    frozen, unreduced_count = held.frozen + held.frozen_experts, 0
+    frozen, unreduced_count = parameters.frozen + parameters.frozen_experts, 0
     if shards_weights:
-        frozen = _owned(shard, Held(dense=held.frozen, experts=held.frozen_experts))
-    gathered_bytes = _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0
+        frozen = _owned(shard, ParameterCounts(dense=parameters.frozen, experts=parameters.frozen_experts))
+    gathered_bytes = _shared_parameters(shard, gathered) * model.element_bytes if shards_weights else 0
     if shards_gradients:
         # With copied shards, a device has its share of the reduced gradients besides the unreduced ones.
         unreduced_count = count if options.copied_shards and count > owned else count - owned
         if reduced:
-            unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
+            unreduced_count = _shared_parameters(shard, replace(reduced, frozen=0, frozen_experts=0))
     has_gather_buffer = options.copied_shards and options.zero and not shards_weights and count > owned
     # Flat copies before and after an all-gather, and copies to the weights, each with a read and a write.
     copied_bytes = 3 * 2 * count * has_gather_buffer * model.element_bytes
@@ -485,26 +491,23 @@ def state(
     }
 
 
-def replica_times(costing: Costing, held: Held, *, separate_groups: bool) -> dict[str, int]:
+def replica_times(costing: Costing, parameters: ParameterCounts, *, separate_groups: bool) -> dict[str, int]:
     """Return the times of a stage's collectives between replicas, in ns: its reductions and its gathers.
 
     Args:
         costing: the inputs of times.
-        held: the stage's parameters.
+        parameters: the stage's parameters.
         separate_groups: whether the reduction between shard groups is a separate action, else it is part of each.
     """
     shard, options = costing.shard, costing.options
     unshard_ns = unshard_subgroup_ns = 0
     if options.zero >= GRADIENTS:
-        if options.zero >= WEIGHTS:
-            gathered = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
-        else:
-            gathered = held
+        gathered = parameters.all_trained() if options.zero >= WEIGHTS else parameters
         gather = [("all-gather", costing.model.element_bytes)]
         unshard_ns = _replicas_ns(costing.groups, gathered, gather, shard.sharing)
         if shard.subgroup:
             unshard_subgroup_ns = _replicas_ns(costing.groups, gathered, gather, "subgroup")
-    reduce_ns, reduce_groups_ns = _reduce_ns(costing, held), _reduce_groups_ns(costing, held)
+    reduce_ns, reduce_groups_ns = _reduce_ns(costing, parameters), _reduce_groups_ns(costing, parameters)
     if not separate_groups:
         reduce_ns, reduce_groups_ns = reduce_ns + reduce_groups_ns, 0
     return {
@@ -539,38 +542,40 @@ def _gathers_in_fp8(costing: Costing) -> bool:
     return costing.options.fp8_param_gather and costing.model.precision == "fp8"
 
 
-def _owned(shard: Shard, held: Held) -> int:
+def _owned(shard: Shard, parameters: ParameterCounts) -> int:
     """Return the parameters of one device's share."""
-    return _share(shard, held).trained()
+    return _share(shard, parameters).trained()
 
 
-def _share(shard: Shard, held: Held) -> Held:
+def _share(shard: Shard, parameters: ParameterCounts) -> ParameterCounts:
     """Return the trained parameters of a device's share in its group."""
-    return Held(dense=-(-held.dense // shard.shards), experts=-(-held.experts // shard.expert_shards))
+    return ParameterCounts(
+        dense=-(-parameters.dense // shard.shards), experts=-(-parameters.experts // shard.expert_shards)
+    )
 
 
-def _outer_owned(shard: Shard, held: Held) -> int:
+def _outer_owned(shard: Shard, parameters: ParameterCounts) -> int:
     """Return the parameters whose optimizer state a device has, if shard groups share this state."""
-    share = _share(shard, held)
+    share = _share(shard, parameters)
     groups, expert_groups = shard.members("replicate"), shard.members("replicate", experts=True)
     return -(-share.dense // groups) + -(-share.experts // expert_groups)
 
 
-def _shared_held_bytes(shard: Shard, held: Held) -> int:
+def _shared_parameters(shard: Shard, parameters: ParameterCounts) -> int:
     """Return the number of parameters whose state other devices share."""
-    dense, experts = held.dense + held.frozen, held.experts + held.frozen_experts
-    return dense * (shard.shards > 1) + experts * (shard.expert_shards > 1)
+    counts = parameters.all_trained()
+    return counts.dense * (shard.shards > 1) + counts.experts * (shard.expert_shards > 1)
 
 
-def accumulation_ns(costing: Costing, held: Held) -> int:
+def accumulation_ns(costing: Costing, parameters: ParameterCounts) -> int:
     """Return the time to accumulate a microbatch's gradients in separate kernels, in ns; 0 if fused."""
     if costing.options.accumulation == "fused":
         return 0
     size = costing.model.element_bytes + 2 * gradient_bytes(costing.options)
-    return _update_ns(costing.device, held.trained() * size)
+    return _update_ns(costing.device, parameters.trained() * size)
 
 
-def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> int:
+def pending_bytes(model: Transformer, options: RooflineOptions, parameters: ParameterCounts) -> int:
     """Return the bytes of pending gradients of parameters before accumulation.
 
     PyTorch immediately accumulates gradients in the precision of the weights. Frameworks with FP32 buffers keep
@@ -580,7 +585,7 @@ def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> i
     """
     if options.accumulation == "fused" or gradient_bytes(options) == model.element_bytes:
         return 0
-    return held.trained() * model.element_bytes
+    return parameters.trained() * model.element_bytes
 
 
 def sequence_buffer_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
@@ -606,12 +611,12 @@ def deferred_bytes(model: Transformer, shard: Shard, layers: int, microbatches: 
     return _ROW_PARALLEL * queued * rows * model.hidden * model.element_bytes * (shard.split_tokens < shard.tokens)
 
 
-def gather_buffer_bytes(model: Transformer, shard: Shard, items: Iterable[Held]) -> int:
+def gather_buffer_bytes(model: Transformer, shard: Shard, items: Iterable[ParameterCounts]) -> int:
     """Return the bytes of gather buffers of two layers, from which copies fill the weights.
 
     PyTorch's allocator keeps them on a separate stream, so no other tensors use them.
     """
-    largest = max(map(Held.total, items), default=0)
+    largest = max(map(ParameterCounts.total, items), default=0)
     return _BUFFERED * largest * model.element_bytes if shard.shards > 1 else 0
 
 
@@ -629,24 +634,24 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
     return sum(inputs * outputs for inputs, outputs in shapes) * model.element_bytes
 
 
-def _reduce_ns(costing: Costing, held: Held) -> int:
+def _reduce_ns(costing: Costing, parameters: ParameterCounts) -> int:
     """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
 
     With ZeRO 1, an all-gather of the weights follows. Muon has an all-reduce there, and so have some frameworks.
     """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
-        return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
+        return _replicas_ns(costing.groups, parameters, [("all-reduce", gradient)])
     if (options.optimizer == "muon" or options.all_reduce) and options.zero < GRADIENTS:
         return _replicas_ns(
-            costing.groups, held, [("all-reduce", gradient), ("all-gather", costing.model.element_bytes)]
+            costing.groups, parameters, [("all-reduce", gradient), ("all-gather", costing.model.element_bytes)]
         )
     weight = 1 if _gathers_in_fp8(costing) else costing.model.element_bytes
     gather = [("all-gather", weight)] if options.zero < GRADIENTS else []
-    return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather], costing.shard.sharing)
+    return _replicas_ns(costing.groups, parameters, [("reduce-scatter", gradient), *gather], costing.shard.sharing)
 
 
-def _reduce_groups_ns(costing: Costing, held: Held) -> int:
+def _reduce_groups_ns(costing: Costing, parameters: ParameterCounts) -> int:
     """Return the time to reduce gradients between shard groups (HSDP), in ns: an all-reduce of a device's share.
 
     If the groups share the optimizer state, it is a reduce-scatter, and an all-gather of the weights follows.
@@ -657,16 +662,18 @@ def _reduce_groups_ns(costing: Costing, held: Held) -> int:
     collectives = [("all-reduce", gradient)]
     if options.outer_sharding:
         collectives = [("reduce-scatter", gradient), ("all-gather", costing.model.element_bytes)]
-    return _replicas_ns(costing.groups, _share(costing.shard, held), collectives, "replicate")
+    return _replicas_ns(costing.groups, _share(costing.shard, parameters), collectives, "replicate")
 
 
-def _replicas_ns(groups: Groups, held: Held, collectives: Sequence[tuple[str, int]], part: Part = "all") -> int:
+def _replicas_ns(
+    groups: Groups, parameters: ParameterCounts, collectives: Sequence[tuple[str, int]], part: Part = "all"
+) -> int:
     """Return the time of collectives, each with its bytes per parameter, of dense parameters and of experts."""
-    if not held.trained():
+    if not parameters.trained():
         return 0
     return sum(
         groups.replicas_ns(collective, count, size_bytes, experts=experts, part=part)
-        for count, experts in ((held.dense, False), (held.experts, True))
+        for count, experts in ((parameters.dense, False), (parameters.experts, True))
         if count or not experts
         for collective, size_bytes in collectives
     )

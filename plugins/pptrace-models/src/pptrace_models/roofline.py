@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pptrace_models.expert_loads import Loads
     from pptrace_models.layer import Linear, Operation, Work
     from pptrace_models.layer_times import GroupTimes
-    from pptrace_models.memory import Kept
+    from pptrace_models.memory import ActivationBytes
     from pptrace_models.stages import EncoderPart
     from pptrace_models.transformer import Layer
 
@@ -451,13 +451,13 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def _of_microbatch(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns and its kept bytes."""
-        kept, rate = self.cached(self._kept, stage), costing.device.host_bandwidth
-        copy_ns = -(-kept.activation * _NS // rate) if rate else 0
+        activations, rate = self.cached(self._activations, stage), costing.device.host_bandwidth
+        copy_ns = -(-activations.activation * _NS // rate) if rate else 0
         return self._times(costing, stage) | {
             "offload_ns": copy_ns,
             "reload_ns": copy_ns,
-            "activation_bytes": kept.activation,
-            "weight_activation_bytes": kept.weight_part,
+            "activation_bytes": activations.activation,
+            "weight_activation_bytes": activations.weight_part,
         }
 
     def between_replicas(self, request: CostRequest) -> _Job:
@@ -493,10 +493,10 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
                 continue
             (kind,) = stage.layers
             parts = [
-                memory.matrix_held(self.model, self.part, matrix)
+                memory.matrix_parameters(self.model, self.part, matrix)
                 for matrix in _matrices(self.model, self.part, kind)
             ]
-            beside = self.layer_held(kind) - summed(memory.Held(), parts)
+            beside = self.layer_parameters(kind) - summed(memory.ParameterCounts(), parts)
             parts[0] = parts[0] + beside
             frozen = self.model.frozen
             rows += [
@@ -537,7 +537,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     def _times(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns."""
         cost = self.cached_time(self._cost, costing, stage) + self._copy_waits(costing, stage)
-        added = memory.accumulation_ns(costing, self.held(stage))
+        added = memory.accumulation_ns(costing, self.parameters(stage))
         return {
             "f_ns": cost.f,
             "b_ns": cost.i + cost.w + added,
@@ -607,31 +607,31 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         waits = max(0, copied_ns - cost.f), max(0, copied_ns - cost.i - cost.w)
         return Cost(f=waits[0] * size // whole, i=waits[1] * size // whole)
 
-    def _kept_items(self, stage: Stage) -> list[Kept]:
+    def _activation_items(self, stage: Stage) -> list[ActivationBytes]:
         """Return the bytes that each item of a stage keeps of a microbatch."""
         model, part = self.model, self.part
         items = items_of(
-            model, [stage], layer=lambda kind: self.cached(self._layer_kept, self._same(kind)),
-            embedding=memory.embedding_kept(model, part),
-            prediction=memory.prediction_kept(model, part),
-            head=memory.head_kept(model, part, self.options),
+            model, [stage], layer=lambda kind: self.cached(self._layer_activations, self._same(kind)),
+            embedding=memory.embedding_activations(model, part),
+            prediction=memory.prediction_activations(model, part),
+            head=memory.head_activations(model, part, self.options),
         )  # fmt: skip
         if model.recompute_method == "uniform":
             layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
             items[0][layers] = memory.grouped(items[0][layers], model.recompute_num_layers or 1)
         if stage.encoders:
-            items = in_front(items, [stage], [tower.kept() for tower in self.towers])
+            items = in_front(items, [stage], [tower.activations() for tower in self.towers])
         return items[0]
 
-    def layer_held(self, kind: Layer) -> memory.Held:
+    def layer_parameters(self, kind: Layer) -> memory.ParameterCounts:
         """Return a layer's parameters."""
-        return self.cached(self._layer_held, self._same(kind))
+        return self.cached(self._layer_parameters, self._same(kind))
 
-    def _layer_held(self, kind: Layer) -> memory.Held:
-        return memory.layer_held(self.model, self.part, kind)
+    def _layer_parameters(self, kind: Layer) -> memory.ParameterCounts:
+        return memory.layer_parameters(self.model, self.part, kind)
 
-    def _layer_kept(self, kind: Layer) -> Kept:
-        return memory.layer_kept(self.model, self.part, kind)
+    def _layer_activations(self, kind: Layer) -> ActivationBytes:
+        return memory.layer_activations(self.model, self.part, kind)
 
     @cached_property
     def passed(self) -> list[int]:
@@ -746,17 +746,17 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         return {kind: [distinct[number][kind] for number in self.placed.places.tolist()] for kind in distinct[0]}
 
     def _segments(self, costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
-        return stage_segments(costing, self.towers, stage, self.cached(self._kept_items, stage))
+        return stage_segments(costing, self.towers, stage, self.cached(self._activation_items, stage))
 
-    def held(self, stage: Stage) -> memory.Held:
+    def parameters(self, stage: Stage) -> memory.ParameterCounts:
         """Return the parameters of a stage on one device."""
-        return self.cached(self._held, stage)
+        return self.cached(self._parameters, stage)
 
-    def _held(self, stage: Stage) -> memory.Held:
-        return summed(memory.Held(), self.cached(self._held_items, stage))
+    def _parameters(self, stage: Stage) -> memory.ParameterCounts:
+        return summed(memory.ParameterCounts(), self.cached(self._parameter_items, stage))
 
-    def _kept(self, stage: Stage) -> Kept:
-        return summed(memory.Kept(), self.cached(self._kept_items, stage))
+    def _activations(self, stage: Stage) -> ActivationBytes:
+        return summed(memory.ActivationBytes(), self.cached(self._activation_items, stage))
 
     def beyond_bytes(self) -> int:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
@@ -766,20 +766,20 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         """
         fixed = memory.sequence_buffer_bytes(self.model, self.part, self.options)
         if self.options.deferred_frees:
-            held = min(self.request.ranks, self.request.microbatches)
-            fixed += memory.deferred_bytes(self.model, self.part, len(self.stages[0].layers), held)
+            in_flight = min(self.request.ranks, self.request.microbatches)
+            fixed += memory.deferred_bytes(self.model, self.part, len(self.stages[0].layers), in_flight)
         return fixed + max(self.cached_time(self._beyond, stage) for _, stage in self.placed.distinct)
 
     def _beyond(self, stage: Stage) -> int:
-        held, kept, buffers = self.held(stage), self.cached(self._kept, stage), 0
+        parameters, activations, buffers = self.parameters(stage), self.cached(self._activations, stage), 0
         if self.options.zero == memory.WEIGHTS:
-            items = self.cached(self._held_items, stage)
-            held = max(items, key=memory.Held.trained, default=held)
+            items = self.cached(self._parameter_items, stage)
+            parameters = max(items, key=memory.ParameterCounts.trained, default=parameters)
             buffers = memory.gather_buffer_bytes(self.model, self.part, items) * self.options.copied_shards
-        pending = memory.pending_bytes(self.model, self.options, held)
+        pending = memory.pending_bytes(self.model, self.options, parameters)
         has_dummies = self.options.dummy_gradients and not self.model.frozen
         dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
-        return kept.transient + max(0, pending - kept.activation) + dummies + buffers
+        return activations.transient + max(0, pending - activations.activation) + dummies + buffers
 
     def state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and the time of its update in ns."""
@@ -795,8 +795,8 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
         Its replicas are those devices, which reduce its gradients.
         """
-        items, modules, others = self.cached(self._held_items, stage), list[_Module](), list[memory.Held]()
-        first = 0
+        items, modules, first = self.cached(self._parameter_items, stage), list[_Module](), 0
+        others: list[memory.ParameterCounts] = []
         for part in stage.encoders:
             tower, end = self.towers[part.encoder], first + part.layers + part.projector
             if tower.grid is None:
@@ -820,21 +820,21 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def module_state(self, module: _Module) -> dict[str, int]:
         """Return the training state of a module in bytes, and the time of its update in ns."""
-        held = module.held()
+        parameters = module.parameters()
         gathered, reduced = (
-            summed(memory.Held(), sorted(module.items, key=size)[-_BUFFERED:])
-            for size in (memory.Held.total, memory.Held.trained)
+            summed(memory.ParameterCounts(), sorted(module.items, key=size)[-_BUFFERED:])
+            for size in (memory.ParameterCounts.total, memory.ParameterCounts.trained)
         )
         return memory.state(
-            module.costing, held,
-            gathered=gathered if self.request.reshard == "always" else held,
+            module.costing, parameters,
+            gathered=gathered if self.request.reshard == "always" else parameters,
             reduced=reduced if self.request.reduce_each else None,
             muon=module.matrices,
         )  # fmt: skip
 
     def module_times(self, module: _Module) -> dict[str, int]:
         """Return the times of a module's reductions and gathers between replicas, in ns."""
-        return memory.replica_times(module.costing, module.held(), separate_groups=self._separates_groups())
+        return memory.replica_times(module.costing, module.parameters(), separate_groups=self._separates_groups())
 
     def _separates_groups(self) -> bool:
         """Whether the reduction between shard groups is an action of each stage."""
@@ -848,28 +848,28 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         layers = [layer for stage in stages for layer in (*stage.layers, *stage.predictions)]
         return muon.matrices(costing, layers)
 
-    def _held_items(self, stage: Stage) -> list[memory.Held]:
+    def _parameter_items(self, stage: Stage) -> list[memory.ParameterCounts]:
         """Return the parameters of each item of a stage.
 
         A stage with multi-token prediction has a copy of the embedding. Units share the embedding.
         """
         model, part = self.model, self.part
 
-        def freeze(held: memory.Held) -> memory.Held:
-            return held.untrained() if model.frozen else held
+        def freeze(parameters: memory.ParameterCounts) -> memory.ParameterCounts:
+            return parameters.untrained() if model.frozen else parameters
 
-        def layer(kind: Layer) -> memory.Held:
-            return freeze(self.layer_held(kind._replace(received=1.0, sent=1.0)))
+        def layer(kind: Layer) -> memory.ParameterCounts:
+            return freeze(self.layer_parameters(kind._replace(received=1.0, sent=1.0)))
 
-        embedding = freeze(memory.embedding_held(model, part))
+        embedding = freeze(memory.embedding_parameters(model, part))
         (items,) = items_of(
-            model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
-            head=freeze(memory.head_held(model, part, with_embedding=stage.embedding or self.request.units)),
+            model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_parameters(model, part),
+            head=freeze(memory.head_parameters(model, part, with_embedding=stage.embedding or self.request.units)),
             heads=1,
         )  # fmt: skip
         copied = [embedding] if stage.predictions and not (stage.embedding or self.request.units) else []
         if self.towers:
-            (items,) = in_front([items], [stage], [tower.held() for tower in self.towers])
+            (items,) = in_front([items], [stage], [tower.parameters() for tower in self.towers])
         return [*items, *copied]
 
 
@@ -896,14 +896,14 @@ class _Module(Struct, frozen=True):
 
     costing: Costing
     """The inputs of its times."""
-    items: Sequence[memory.Held]
+    items: Sequence[memory.ParameterCounts]
     """The parameters of each item."""
     matrices: muon.Matrices
     """The matrices that Muon updates."""
 
-    def held(self) -> memory.Held:
+    def parameters(self) -> memory.ParameterCounts:
         """Return its parameters."""
-        return summed(memory.Held(), self.items)
+        return summed(memory.ParameterCounts(), self.items)
 
 
 def _total(rows: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pptrace_models.encoder_costs import Tower
     from pptrace_models.layer import Operation
     from pptrace_models.layer_times import Costing
-    from pptrace_models.memory import Kept
+    from pptrace_models.memory import ActivationBytes
     from pptrace_models.stages import Stage
 
 
@@ -39,7 +39,7 @@ _FIRST_HALF = FIRST_HALF | {"router"}
 
 
 def stage_segments(
-    costing: Costing, towers: Sequence[Tower], stage: Stage, kept: Sequence[Kept]
+    costing: Costing, towers: Sequence[Tower], stage: Stage, activations: Sequence[ActivationBytes]
 ) -> dict[Kind, tuple[Segment, ...]]:
     """Return the segments of a stage's actions by kind.
 
@@ -49,8 +49,8 @@ def stage_segments(
         costing: model, device and options that times depend on.
         towers: the encoders before the decoder.
         stage: layers and other items of the stage.
-        kept: the bytes that each of these items keeps of a microbatch. The item's first segment of a forward
-            allocates them, and its last segment of a backward frees them.
+        activations: the bytes that each of these items keeps of a microbatch. The item's first segment of a
+            forward allocates them, and its last segment of a backward frees them.
     """
     model = costing.model
     (order,) = units = items_of(
@@ -61,7 +61,7 @@ def stage_segments(
         pairs = [(_encoder(costing, tower), _projector(costing, tower)) for tower in towers]
         (order,) = in_front(units, [stage], pairs)
     actions = _Actions(
-        units=_with_memory(order, kept),
+        units=_with_memory(order, activations),
         host_ns=costing.stage_host_ns(stage.layers),
         pair_host_ns=(2 if model.frozen else 3) * costing.stage_host_ns(stage.layers, paired=True),
         frozen=model.frozen, delay_wgrad=costing.options.delay_wgrad, recomputes=model.recompute != "full",
@@ -397,26 +397,26 @@ class Unit(Struct, frozen=True):
     backward: tuple[ActionPart, ...] = ()
     """Parts of the whole backward."""
 
-    def with_memory(self, kept: Kept) -> Unit:
+    def with_memory(self, activations: ActivationBytes) -> Unit:
         """Return the unit with the bytes that its first part allocates and that its last parts free.
 
         The last part of the weight gradient frees what only this one needs.
         """
         forward, backward = list(self.forward), list(self.backward)
-        _change(forward, next((index for index, part in enumerate(forward) if part.ns), 0), kept.activation)
+        _change(forward, next((index for index, part in enumerate(forward) if part.ns), 0), activations.activation)
         last_weight = _last(backward, for_weights=True)
-        for_weights = kept.weight_part if last_weight >= 0 else 0
+        for_weights = activations.weight_part if last_weight >= 0 else 0
         _change(backward, last_weight, -for_weights)
-        _change(backward, _last(backward, for_weights=False), for_weights - kept.activation)
+        _change(backward, _last(backward, for_weights=False), for_weights - activations.activation)
         return Unit(forward=tuple(forward), backward=tuple(backward))
 
 
-def _with_memory(units: Sequence[Unit], kept: Sequence[Kept]) -> tuple[Unit, ...]:
+def _with_memory(units: Sequence[Unit], activations: Sequence[ActivationBytes]) -> tuple[Unit, ...]:
     """Return the units of a stage with the bytes that they keep; equal ones are one object, and changed once."""
-    keys = [*zip(map(id, units), map(id, kept), strict=True)]
+    keys = [*zip(map(id, units), map(id, activations), strict=True)]
     changed = {
-        key: unit.with_memory(unit_kept)
-        for key, (unit, unit_kept) in dict(zip(keys, zip(units, kept, strict=True), strict=True)).items()
+        key: unit.with_memory(of_unit)
+        for key, (unit, of_unit) in dict(zip(keys, zip(units, activations, strict=True), strict=True)).items()
     }
     return tuple(map(changed.__getitem__, keys))
 
