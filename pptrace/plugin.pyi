@@ -123,6 +123,7 @@ from pptrace.traces.assembly import links_of as links_of
 from pptrace.traces.assembly import named_damage as named_damage
 from pptrace.traces.assembly import placement_values as placement_values
 from pptrace.traces.perfetto.wire import check_packets as check_packets
+from pptrace.traces.perfetto.wire import message_classes as message_classes
 from pptrace.traces.perfetto.wire import read_varint as read_varint
 from pptrace.traces.scene import links_and_segments as links_and_segments
 from pptrace.traces.scene import peers_of as peers_of

@@ -122,8 +122,8 @@ def test_a_trace_without_times_names_the_program_that_adds_them(tmp_path: Path) 
 
 def protobuf(path: Path) -> Path:
     """Write nodes as chakra_converter names them, without starts."""
-    metadata = message_types().metadata(version="1.0.0")
-    node = message_types().node(id=1, name="PP:0F0", type=4, duration_micros=50)
+    metadata = message_types()["GlobalMetadata"](version="1.0.0")
+    node = message_types()["Node"](id=1, name="PP:0F0", type=4, duration_micros=50)
     bodies = [message.SerializeToString() for message in (metadata, node)]
     path.write_bytes(b"".join(bytes([len(body)]) + body for body in bodies))
     return path

@@ -95,7 +95,7 @@ def test_files_are_recognised_by_their_first_message(files: list[Path], tmp_path
     head = files[0].read_bytes()[:4096]
     assert is_step(files[0], head)
     assert not is_linked(files[0], head)
-    metadata = message_types().metadata(version="0.0.4").SerializeToString()
+    metadata = message_types()["GlobalMetadata"](version="0.0.4").SerializeToString()
     foreign = bytes([len(metadata)]) + metadata
     assert is_linked(tmp_path, foreign)
     assert not is_step(tmp_path, foreign)

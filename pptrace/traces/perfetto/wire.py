@@ -1,4 +1,4 @@
-"""The protobuf encoding of records of fixed width, and varints of files that are read.
+"""The protobuf encoding of records of fixed width, varints of files that are read, and classes of messages.
 
 A decoder accepts varints with redundant bytes, and keeps the last value of a repeated field. So every value is
 padded to the width of its cell, and a second copy of the event's ``type`` takes the place of an absent value.
@@ -351,6 +351,42 @@ def _constant(part: Part) -> tuple[bytes, bytes]:
 
 def _size(part: Part) -> int:
     return part.size if isinstance(part, Cell) else len(part)
+
+
+def message_classes(package: str, messages: Mapping[str, Mapping[str, tuple[int, str]]]) -> dict[str, Any]:
+    r"""Return classes of protobuf messages by name, in a separate descriptor pool.
+
+    Args:
+        package: the package of the messages.
+        messages: number and type of each field by name, by message. ``*`` follows a repeated type, ``?`` the types
+            of a oneof ``value``. A parser skips other fields. An enum has the encoding of an int32.
+
+    >>> message_classes("example", {"Point": {"x": (1, "int64")}})["Point"](x=3).SerializeToString()
+    b'\x08\x03'
+    """
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
+    file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for name, fields in messages.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, text) in fields.items():
+            kind = text.rstrip("*?")
+            field = message.field.add(name=field_name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+            if text.endswith("*"):
+                field.label = FieldDescriptorProto.LABEL_REPEATED
+            elif text.endswith("?"):
+                field.oneof_index = 0
+            if kind in messages:
+                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{package}.{kind}"
+            else:
+                field.type = getattr(FieldDescriptorProto, f"TYPE_{kind.upper()}")
+        if any(text.endswith("?") for _, text in fields.values()):
+            message.oneof_decl.add(name="value")
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
 
 
 _BYTES = 10

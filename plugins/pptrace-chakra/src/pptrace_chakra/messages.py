@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import TraceError, check_events, read_varint
+from pptrace.plugin import TraceError, check_events, message_classes, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,9 @@ class CollectiveType(IntEnum):
 _FIELDS: dict[str, dict[str, tuple[int, str]]] = {
     "Int64List": {"values": (1, "int64*")},
     "AttributeProto": {
-        "name": (1, "string"), "int32_val": (7, "int32"), "int64_val": (9, "int64"),
-        "int64_list": (10, "Int64List"), "uint64_val": (13, "uint64"), "bool_val": (27, "bool"),
-        "string_val": (29, "string"),
+        "name": (1, "string"), "int32_val": (7, "int32?"), "int64_val": (9, "int64?"),
+        "int64_list": (10, "Int64List?"), "uint64_val": (13, "uint64?"), "bool_val": (27, "bool?"),
+        "string_val": (29, "string?"),
     },
     "GlobalMetadata": {"version": (1, "string"), "attr": (2, "AttributeProto*")},
     "Node": {
@@ -55,51 +55,18 @@ _FIELDS: dict[str, dict[str, tuple[int, str]]] = {
         "attr": (10, "AttributeProto*"),
     },
 }  # fmt: skip
-"""Number and type of each field by message; ``*`` is a repeated field. An enum has the wire type of an int32."""
-_PACKAGE = "ChakraProtoMsg"
-_ONEOF = "value"
-
-
-class MessageTypes(NamedTuple):
-    """Classes of messages."""
-
-    metadata: Any
-    node: Any
+"""Number and type of each field by message, as in :func:`pptrace.plugin.message_classes`."""
 
 
 @cache
-def message_types() -> MessageTypes:
-    """Return the classes of messages, in a separate descriptor pool."""
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message_factory import GetMessageClass
-
-    file = FileDescriptorProto(name="et_def.proto", package=_PACKAGE, syntax="proto3")
-    for name, fields in _FIELDS.items():
-        message = file.message_type.add(name=name)
-        for field_name, (number, text) in fields.items():
-            kind = text.removesuffix("*")
-            field = message.field.add(name=field_name, number=number)
-            field.label = (
-                FieldDescriptorProto.LABEL_REPEATED if kind != text else FieldDescriptorProto.LABEL_OPTIONAL
-            )
-            if kind in _FIELDS:
-                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
-            else:
-                field.type = getattr(FieldDescriptorProto, f"TYPE_{kind.upper()}")
-            if field_name.endswith(("_val", "_list")):
-                field.oneof_index = 0
-        if name == "AttributeProto":
-            message.oneof_decl.add(name=_ONEOF)
-    pool = DescriptorPool()
-    pool.Add(file)
-    classes = {name: GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _FIELDS}
-    return MessageTypes(metadata=classes["GlobalMetadata"], node=classes["Node"])
+def message_types() -> dict[str, Any]:
+    """Return the classes of messages by name."""
+    return message_classes("ChakraProtoMsg", _FIELDS)
 
 
 def value_of(attribute: Any) -> Any:
     """Return the value of an attribute, a list for lists; None for a type that this module does not have."""
-    name = attribute.WhichOneof(_ONEOF)
+    name = attribute.WhichOneof("value")
     if name is None:
         return None
     value = getattr(attribute, name)
@@ -119,7 +86,7 @@ def parse(raw: bytes, path: Path) -> Iterator[Any]:
     """
     from google.protobuf.message import DecodeError
 
-    message_class, offset, count = message_types().metadata, 0, 0
+    message_class, offset, count = message_types()["GlobalMetadata"], 0, 0
     while offset < len(raw):
         size, start = read_varint(raw, offset)
         if not start or start + size > len(raw):
@@ -130,5 +97,5 @@ def parse(raw: bytes, path: Path) -> Iterator[Any]:
             raise TraceError(
                 f"is not a Chakra trace: the message at byte {offset} cannot be decoded", file=path
             ) from None
-        message_class, offset, count = message_types().node, start + size, count + 1
+        message_class, offset, count = message_types()["Node"], start + size, count + 1
         check_events(count, path)

@@ -312,7 +312,7 @@ def _metadata(timeline: Timeline, rank: int) -> Any:
         "columns": COLUMNS,
         **links_and_segments(timeline),
     }
-    metadata = message_types().metadata(version=SCHEMA)
+    metadata = message_types()["GlobalMetadata"](version=SCHEMA)
     metadata.attr.add(name=FORMAT_KEY, int64_val=FORMAT)
     metadata.attr.add(name=STEP_KEY, string_val=json.dumps(step))
     metadata.attr.add(name=PROVENANCE_KEY, string_val=json.dumps(dict(timeline.provenance)))
@@ -343,7 +343,7 @@ class _Encoder:
         graph, row = self._graph, int(self._graph.row[index])
         kind, action = Kind(int(graph.kind[index])), self._timeline.action(row)
         start_us = (int(graph.start_ns[index]) - self._origin_ns + _HALF) // _MICROSECOND
-        node = message_types().node(id=index + 1, start_time_micros=start_us)
+        node = message_types()["Node"](id=index + 1, start_time_micros=start_us)
         before = [*graph.needs[index]]
         if (previous := graph.previous[index]) >= 0:
             node.ctrl_deps.append(previous + 1)

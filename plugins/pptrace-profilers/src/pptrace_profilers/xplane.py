@@ -8,12 +8,11 @@ other lines repeat their times. A line starts at a time in nanoseconds, its even
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from pptrace.plugin import TraceError, UnpackedFile, check_events
+from pptrace.plugin import TraceError, UnpackedFile, check_events, message_classes
 from pptrace_profilers.events import EventBuilder
 from pptrace_profilers.pytorch_process import recording_of
 
@@ -29,14 +28,14 @@ _COPY = re.compile(r"mem(?:cpy|set)", re.IGNORECASE)
 _PS = 1000
 """Picoseconds of a nanosecond."""
 _MESSAGES = {
-    "XSpace": (("planes", 1, "XPlane"),),
-    "XPlane": (("name", 2, "string"), ("lines", 3, "XLine"), ("event_metadata", 4, "Entry")),
-    "XLine": (("name", 2, "string"), ("timestamp_ns", 3, "int64"), ("events", 4, "XEvent")),
-    "XEvent": (("metadata_id", 1, "int64"), ("offset_ps", 2, "int64"), ("duration_ps", 3, "int64")),
-    "Entry": (("key", 1, "int64"), ("value", 2, "Metadata")),
-    "Metadata": (("name", 2, "string"),),
+    "XSpace": {"planes": (1, "XPlane*")},
+    "XPlane": {"name": (2, "string"), "lines": (3, "XLine*"), "event_metadata": (4, "Entry*")},
+    "XLine": {"name": (2, "string"), "timestamp_ns": (3, "int64"), "events": (4, "XEvent*")},
+    "XEvent": {"metadata_id": (1, "int64"), "offset_ps": (2, "int64"), "duration_ps": (3, "int64")},
+    "Entry": {"key": (1, "int64"), "value": (2, "Metadata")},
+    "Metadata": {"name": (2, "string")},
 }
-"""Fields that are read: name, number and type; fields of messages are repeated, but for the value of an entry."""
+"""Number and type of the fields that are read, as in :func:`pptrace.plugin.message_classes`."""
 
 
 def read_xplane(path: Path, rules: Rules, first_rank: int = 0) -> list[Recording]:
@@ -51,7 +50,7 @@ def read_xplane(path: Path, rules: Rules, first_rank: int = 0) -> list[Recording
     from google.protobuf.message import DecodeError
 
     try:
-        space = _space().FromString(UnpackedFile.read_whole(path))
+        space = message_classes("pptrace_xplane", _MESSAGES)["XSpace"].FromString(UnpackedFile.read_whole(path))
     except DecodeError:
         raise TraceError("is not a complete XPlane file", file=path) from None
     recordings, count = [], 0
@@ -80,26 +79,3 @@ def _add_line(builder: EventBuilder, line: Any, names: dict[int, str], stream: i
         end_ns = line.timestamp_ns + (event.offset_ps + event.duration_ps) // _PS
         category = "gpu_memcpy" if _COPY.match(name) else "kernel"
         builder.add(name, category, (-1, stream), start_ns, end_ns, stream=stream)
-
-
-@cache
-def _space() -> Any:
-    """Return the message class of a file."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    types = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="pptrace_xplane.proto", package="pptrace_xplane", syntax="proto3"
-    )
-    for message, fields in _MESSAGES.items():
-        described = file.message_type.add(name=message)
-        for name, number, sort in fields:
-            field = described.field.add(name=name, number=number, label=types.LABEL_OPTIONAL)
-            if sort in _MESSAGES:
-                field.type, field.type_name = types.TYPE_MESSAGE, f".pptrace_xplane.{sort}"
-                field.label = types.LABEL_OPTIONAL if message == "Entry" else types.LABEL_REPEATED
-            else:
-                field.type = types.TYPE_STRING if sort == "string" else types.TYPE_INT64
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("pptrace_xplane.XSpace"))
