@@ -132,7 +132,8 @@ class Replicas(Struct, frozen=True):
         Raises:
             PptraceError: the job cannot be simulated.
         """
-        return self._simulate(self.resolved.with_values("batch", {"replica": replica}))
+        resolved = self.resolved.with_values("batch", {"replica": replica})
+        return SimulatedStep.of(prepare(resolved, self.registry), self.registry)
 
     def runs(self, most: int) -> Iterator[tuple[list[int], SimulatedStep]]:
         """Yield the numbers and the step of at most so many kinds of replicas, the longest computation first.
@@ -140,7 +141,7 @@ class Replicas(Struct, frozen=True):
         Raises:
             PptraceError: the job cannot be simulated.
         """
-        prepared = self._simulate(self.resolved).prepared
+        prepared = SimulatedStep.of(prepare(self.resolved, self.registry), self.registry).prepared
         differing = prepared.differing
         if differing is None:
             return
@@ -149,9 +150,6 @@ class Replicas(Struct, frozen=True):
         for kind in slowest_first[:most].tolist():
             numbers = np.flatnonzero(differences.kind_of == kind).tolist()
             yield numbers, SimulatedStep.of(differences.inputs_of(prepared, differing, kind), self.registry)
-
-    def _simulate(self, resolved: Resolved) -> SimulatedStep:
-        return SimulatedStep.of(prepare(resolved, self.registry), self.registry)
 
 
 def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:

@@ -219,7 +219,6 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     """Return the arguments of parallelism, optimizer and recomputation, parts without arguments, and notes."""
     parallel, model, costs = experiment.parallel, values_of(experiment.model), values_of(experiment.costs)
     without: list[str] = []
-    notes: list[str] = []
     words = ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
     if (parallel.ep or 1) > 1:
         dispatcher = "flex" if costs.get("dispatcher") == "deduplicated" else "alltoall"
@@ -235,8 +234,8 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
         if "mxfp8" in state_types.values():
             without.append("moments in mxfp8: write fp8 or bf16 in costs.exp_avg and costs.exp_avg_sq")
         words += ["--use-precision-aware-optimizer", *flag_words(types)]
-    shards, shard_notes = _megatron_shards(experiment)
-    words, notes = [*words, *shards], [*notes, *shard_notes]
+    shards, notes = _megatron_shards(experiment)
+    words += shards
     if _has_weight_shards(experiment) and not costs.get("outer_sharding"):
         without.append("costs.outer_sharding false: all replicas share the optimizer state")
     words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []

@@ -180,8 +180,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
             values=_on_fat_tree(_nvlink(4, links=8), "edr"),
             device="h800-sxm",
             source="Yuan et al. (USENIX ATC 2024), section 6: 8 H800 and 8 NICs of 100 Gb/s a node; H800 data "
-            "sheet: "
-            "400 GB/s of NVLink",
+            "sheet: 400 GB/s of NVLink",
         ),
         ClusterOffer(
             name="mi300x-8gpu",
@@ -209,8 +208,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
             values=_on_fat_tree({"name": "pcie", "generation": 4, "gpus_per_switch": 4}, "hdr", nics=1),
             device="a100-pcie",
             source="NVIDIA A100 PCIe 80 GB data sheet: tensor peaks of the SXM4 module at 300 W, 1935 GB/s, "
-            "PCIe 4.0; "
-            "two switches of four GPUs are a common layout of 8-GPU servers",
+            "PCIe 4.0; two switches of four GPUs are a common layout of 8-GPU servers",
         ),
     )  # fmt: skip
 

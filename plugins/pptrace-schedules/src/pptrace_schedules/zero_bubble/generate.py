@@ -186,10 +186,9 @@ def merged(table: Schedule) -> Schedule:
 
 def _pairs(table: Schedule) -> NDArray[np.intp]:
     """Return the positions of input gradients that their own weight gradient directly follows."""
-    rank = _rank_of(table)
     first, second = slice(None, -1), slice(1, None)
     pairs = (table.kind[first] == Kind.I) & (table.kind[second] == Kind.W)
-    for column in (rank, table.stage, table.microbatch):
+    for column in (table.rank_of_row(), table.stage, table.microbatch):
         pairs &= column[first] == column[second]
     return np.flatnonzero(pairs)
 
@@ -198,12 +197,8 @@ def _with_merged(table: Schedule, pairs: NDArray[np.intp]) -> Schedule:
     kind = table.kind.copy()
     kind[pairs] = Kind.B
     kept = np.delete(np.arange(len(table)), pairs + 1)
-    row_ptr = np.append(0, np.cumsum(np.bincount(_rank_of(table)[kept], minlength=table.ranks)))
+    row_ptr = np.append(0, np.cumsum(np.bincount(table.rank_of_row()[kept], minlength=table.ranks)))
     return Schedule.from_columns(table.placement, row_ptr, kind[kept], table.stage[kept], table.microbatch[kept])
-
-
-def _rank_of(table: Schedule) -> NDArray[np.intp]:
-    return np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
 
 
 def _merged_for(times: Times, table: Schedule) -> list[Schedule]:
