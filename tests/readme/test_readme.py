@@ -132,7 +132,7 @@ def test_ci_installs_and_tests_as_the_readme_says(readme: Any, root: Path) -> No
     script = (root / ".ci" / "run").read_text(encoding="utf-8")
     _, install, test = command(readme, DEVELOP).split(" && .venv/bin/")
 
-    assert "\npip install -e '.[dev]'\n" in script
+    assert " -e '.[dev]'\n" in script
     assert f" {install.removeprefix('pip ')}\n" in script
     assert f"python -m {test} " in script
 
