@@ -201,7 +201,7 @@ def _check_divisions(model: Transformer, request: CostRequest) -> None:
     if model.shared_ffn:
         widths["shared_ffn"] = model.shared_ffn
     for name, size in widths.items():
-        _divide("parallel.tp", tp, f"model.{name}", size, divisors_near(tp, *widths.values()))
+        _divide("parallel.tp", tp, f"model.{name}", size, *widths.values())
     if kv % tp and tp % kv:
         message = f"{tp} neither divides model.kv_heads ({kv}) nor is a multiple of it"
         raise ConstraintError(message, nearest=divisors_near(tp, *widths.values(), kv), key="parallel.tp")
@@ -242,19 +242,19 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
         name = f"parallel.tp x {name}"
         _divide("parallel.etp", etp, name, devices * request.tp)
         devices = devices * request.tp // etp
-    near = divisors_near(request.ep, model.num_experts, devices)
-    _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
-    _divide("parallel.ep", request.ep, name, devices, near)
+    _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, devices)
+    _divide("parallel.ep", request.ep, name, devices, model.num_experts)
     shared = request.shard * request.cp * request.tp
     if not request.expert_shard and shared % (request.ep * etp):
         message = f"{request.shard} x cp x tp = {shared} is not a multiple of ep x etp = {request.ep * etp}"
         raise ConstraintError(message, nearest=f"{request.dp}", key="data_parallel.shard")
 
 
-def _divide(key: str, size: int, name: str, total: int, near: str = "") -> None:
+def _divide(key: str, size: int, name: str, total: int, *others: int) -> None:
+    """Check that a size divides a total; the error names sizes that also divide other totals."""
     if total % size:
         message = f"{size} does not divide {name} ({total})"
-        raise ConstraintError(message, nearest=near or divisors_near(size, total), key=key)
+        raise ConstraintError(message, nearest=divisors_near(size, total, *others), key=key)
 
 
 class Linear(Struct, frozen=True):
