@@ -264,14 +264,10 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
             if len(stages) != self.stages:
                 msg = f"segments of {kind.name} are for {len(stages)} stages of {self.stages}: one list each"
                 raise ValueError(msg)
-            # Equal stages share their segments.
-            distinct = {id(segments): stage for stage, segments in reversed([*enumerate(stages)])}
-            for stage in sorted(distinct.values()):
-                segments = stages[stage]
-                memoized(partial(check_segments, segments, f"{kind.name} of stage {stage}"), "checked", segments)
-                total = self._alone_ns(segments)
-                if total != self.duration_ns(kind)[stage]:
-                    msg = f"{kind.name} of stage {stage}: its segments take {total} ns: use Workload.segmented"
+            durations_ns = self.duration_ns(kind).tolist()
+            for stage, (time_ns, _) in enumerate(self._action_times(kind, stages)):
+                if time_ns != durations_ns[stage]:
+                    msg = f"{kind.name} of stage {stage}: its segments take {time_ns} ns: use Workload.segmented"
                     raise ValueError(msg)
 
     def _check_classes(self) -> None:
@@ -288,19 +284,22 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
         """Return the duration of one microbatch's action of a kind, per stage; 0 for a kind without costs."""
         name = kind.traits.cost
         if not name and kind in self.segments:
-            return np.array(_of_distinct(self._alone_ns, self.segments[kind]), dtype=np.int64)
+            return np.array(self._action_times(kind, self.segments[kind]), dtype=np.int64)[:, 0]
         durations = getattr(self, f"{name}_ns") if name else 0
         if isinstance(durations, np.ndarray):
             return durations
         return np.broadcast_to(np.asarray(durations, dtype=np.int64), (self.stages,))
 
-    def _alone_ns(self, segments: Sequence[Segment]) -> int:
-        """Return the duration of an action outside pairs."""
-        if self.overlapped:
-            return memoized(lambda: overlapped_ns(single(segments)), "overlapped", segments)
-        return memoized(
-            lambda: sum(segment.duration_ns for segment in segments if not segment.paired), "in sequence", segments
-        )
+    def _action_times(self, kind: Kind, stages: Sequence[tuple[Segment, ...]]) -> list[tuple[int, int]]:
+        """Return :func:`_times_outside_pairs` of each stage's segments; equal stages share their segments."""
+        times: dict[int, tuple[int, int]] = {}
+        for stage, segments in enumerate(stages):
+            if id(segments) not in times:
+                times[id(segments)] = memoized(
+                    partial(_times_outside_pairs, segments, kind, stage, overlapped=self.overlapped),
+                    ("times outside pairs", self.overlapped), segments,
+                )  # fmt: skip
+        return [times[id(segments)] for segments in stages]
 
     def collective_ns(self, kind: Kind) -> Int64s:
         """Return the collective part of the duration, per stage."""
@@ -321,10 +320,9 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
             name = kind.traits.cost
             if not name:
                 continue
-            durations = np.array(_of_distinct(self._alone_ns, stages), dtype=np.int64)
+            durations, computed = np.array(self._action_times(kind, stages), dtype=np.int64).reshape(-1, 2).T
             columns[f"{name}_ns"] = durations
             if hasattr(self, f"{name}_collective_ns"):
-                computed = np.array(_of_distinct(_computed_ns, stages), dtype=np.int64)
                 columns[f"{name}_collective_ns"] = durations - computed
         return replace(self, segments=MappingProxyType(dict(segments)), **columns)
 
@@ -467,17 +465,17 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
 _SIZES = tuple(name for name in Workload.__struct_fields__ if name.endswith(("_bytes", "_permille")))
 
 
-def _of_distinct(
-    compute: Callable[[tuple[Segment, ...]], int], stages: Sequence[tuple[Segment, ...]]
-) -> list[int]:
-    """Return the value of each stage's segments; equal stages share their segments, so it is computed once."""
-    values = {key: compute(segments) for key, segments in {id(each): each for each in stages}.items()}
-    return [values[id(segments)] for segments in stages]
+def _times_outside_pairs(
+    segments: tuple[Segment, ...], kind: Kind, stage: int, *, overlapped: bool
+) -> tuple[int, int]:
+    """Check the segments of an action, and return its duration and the time of its computations, in ns.
 
-
-def _computed_ns(segments: Sequence[Segment]) -> int:
-    """Return the time of the computations of an action outside pairs."""
-    return memoized(
-        lambda: sum(part.duration_ns for part in segments if part.is_computation and not part.paired),
-        "computations", segments,
-    )  # fmt: skip
+    Raises:
+        ValueError: invalid segments.
+    """
+    check_segments(segments, f"{kind.name} of stage {stage}")
+    issued = [part for part in segments if not part.paired]
+    computed_ns = sum(part.duration_ns for part in issued if part.is_computation)
+    if overlapped:
+        return overlapped_ns(single(segments)), computed_ns
+    return sum(part.duration_ns for part in issued), computed_ns
