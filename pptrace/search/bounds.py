@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
@@ -396,55 +396,13 @@ def _computed(segments: Sequence[Segment]) -> set[int]:
     return computed
 
 
-class SegmentTimes(NamedTuple):
-    """Least times of an action in ns, from its segments; segments on links of the network take no time."""
-
-    alone: int
-    """Outside overlapped pairs."""
-    in_pairs: int
-    """Computations in a pair."""
-    chain: int
-    """Longest chain of dependent segments that ends in a computation, in a pair."""
-    result: int
-    """From the start to the result, in a pair or not."""
-    streams: tuple[tuple[Stream, int], ...]
-    """Collectives on each communication stream."""
-
-    @classmethod
-    def of(cls, segments: Sequence[Segment], *, overlapped: bool) -> SegmentTimes:
-        """Return the times of an action; ``overlapped`` as in :class:`Workload`."""
-        segments = [replace(part, duration_ns=0, link="") if part.link else part for part in segments]
-        ends_ns, results_ns, streams = list[int](), list[int](), Counter[Stream]()
-        computed_ns = in_pairs = free_ns = alone_ns = 0
-        for index, part in enumerate(segments):
-            needs, duration_ns, stream = part.needs_of(index), part.duration_ns, part.stream
-            begin_ns = result_ns = 0
-            for need in needs:
-                begin_ns, result_ns = max(begin_ns, ends_ns[need]), max(result_ns, results_ns[need])
-            own_ns = 0 if part.paired else duration_ns
-            if stream is Stream.COMPUTE:
-                begin_ns, result_ns = max(begin_ns, computed_ns), max(result_ns, free_ns)
-                computed_ns = begin_ns + duration_ns
-                free_ns = result_ns + own_ns
-                in_pairs += duration_ns
-            else:
-                streams[stream] += duration_ns
-            ends_ns.append(begin_ns + duration_ns)
-            results_ns.append(result_ns + own_ns)
-            alone_ns += own_ns
-        if overlapped:
-            alone_ns = overlapped_ns(single(segments))
-        result_ns = max((results_ns[index] for index in results_of(segments)), default=0)
-        return cls(
-            alone=alone_ns, in_pairs=in_pairs, chain=computed_ns, result=min(result_ns, alone_ns),
-            streams=tuple(streams.items()),
-        )  # fmt: skip
+_GROUP_STREAMS = tuple(stream for stream in Stream if stream.is_group)
 
 
 class Times(Struct, frozen=True, kw_only=True):
     """Least times of actions in ns, over all classes of microbatches; each of shape (kinds, stages).
 
-    Without segments, all actions run one after another.
+    Without segments, all actions run one after another. Segments on links of the network take no time.
     """
 
     alone: Int64s
@@ -454,52 +412,17 @@ class Times(Struct, frozen=True, kw_only=True):
     chains: Int64s
     """Longest chains of dependent segments that end in a computation, in a pair."""
     results: Int64s
-    """From the start to the result."""
+    """From the start to the result, in a pair or not."""
     streams: tuple[Int64s, ...]
-    """Collectives on each communication stream."""
+    """Collectives on each communication stream that has any."""
 
     @classmethod
     def of(cls, workload: Workload, *, has_pairs: bool) -> Times:
         """Return the times of costs; without segments, overlapped pairs have no collectives."""
-        parts = [cls._of_class(costs, has_pairs=has_pairs) for costs in (workload, *workload.classes)]
-        if len(parts) == 1:
-            return parts[0]
-        streams = min(len(part.streams) for part in parts)
-
-        def smallest(name: str) -> Int64s:
-            values: Int64s = np.min(np.stack([getattr(part, name) for part in parts]), axis=0)
-            return values
-
-        return cls(
-            alone=smallest("alone"), in_pairs=smallest("in_pairs"), chains=smallest("chains"),
-            results=smallest("results"),
-            streams=tuple(np.min([part.streams[index] for part in parts], axis=0) for index in range(streams)),
-        )  # fmt: skip
-
-    @classmethod
-    def _of_class(cls, costs: Workload, *, has_pairs: bool) -> Times:
-        alone = np.zeros((len(Kind), costs.stages), dtype=np.int64)
-        for kind in COMPUTE:
-            alone[kind] = costs.duration_ns(kind)
-        in_pairs, results, chains = alone.copy(), alone.copy(), np.zeros_like(alone)
-        if has_pairs and not costs.segments:
-            for kind in COMPUTE:
-                in_pairs[kind] -= costs.collective_ns(kind)
-        streams = {stream: np.zeros_like(alone) for stream in Stream if stream.is_group} if costs.segments else {}
-        for kind, stages in costs.segments.items():
-            known: dict[int, SegmentTimes] = {}
-            for stage, segments in enumerate(stages):
-                if id(segments) not in known:
-                    known[id(segments)] = memoized(
-                        partial(SegmentTimes.of, segments, overlapped=costs.overlapped),
-                        ("segment times", costs.overlapped), segments,
-                    )  # fmt: skip
-                times, cell = known[id(segments)], (kind, stage)
-                alone[cell], in_pairs[cell], results[cell] = times.alone, times.in_pairs, times.result
-                chains[cell] = times.chain
-                for stream, busy_ns in times.streams:
-                    streams[stream][cell] = busy_ns
-        return cls(alone=alone, in_pairs=in_pairs, chains=chains, results=results, streams=tuple(streams.values()))
+        classes = [_class_times(costs, has_pairs=has_pairs) for costs in (workload, *workload.classes)]
+        alone, in_pairs, chains, results, *streams = np.min(classes, axis=0)
+        used = tuple(stream for stream in streams if stream.any())
+        return cls(alone=alone, in_pairs=in_pairs, chains=chains, results=results, streams=used)
 
     def dependencies(self, *, has_inputs: bool, edges: Sequence[tuple[int, int]] | None) -> tuple[Int64s, Int64s]:
         """Return lower bounds on the time before the start and after the result of an action, by :func:`_places`.
@@ -523,6 +446,58 @@ class Times(Struct, frozen=True, kw_only=True):
         before = np.concatenate([[0], forward_ns[:-1], forward_ns[-1] + backward_ns[-1] - backward_ns[1:]])
         after = np.concatenate([[0], forward_ns[-1] - forward_ns[1:] + backward_ns[-1], backward_ns[:-1]])
         return before, after
+
+
+def _class_times(costs: Workload, *, has_pairs: bool) -> Int64s:
+    """Return the times of one class of microbatches, shape (columns, kinds, stages), as :func:`_segment_times`."""
+    columns = len(Times.__struct_fields__) - 1 + len(_GROUP_STREAMS)
+    times = np.zeros((columns, len(Kind), costs.stages), dtype=np.int64)
+    alone, in_pairs, _, results, *_ = times
+    for kind in COMPUTE:
+        alone[kind] = in_pairs[kind] = results[kind] = costs.duration_ns(kind)
+        if has_pairs and not costs.segments:
+            in_pairs[kind] -= costs.collective_ns(kind)
+    for kind, stages in costs.segments.items():
+        rows = {
+            key: memoized(
+                partial(_segment_times, segments, overlapped=costs.overlapped),
+                ("segment times", costs.overlapped), segments,
+            ) for key, segments in zip(map(id, stages), stages, strict=True)
+        }  # fmt: skip
+        times[:, kind] = np.transpose([rows[id(segments)] for segments in stages])
+    return times
+
+
+def _segment_times(segments: Sequence[Segment], *, overlapped: bool) -> tuple[int, ...]:
+    """Return the least times of an action in the order of the fields of :class:`Times`, with all group streams.
+
+    Args:
+        segments: those of the action.
+        overlapped: as in :class:`Workload`.
+    """
+    segments = [replace(part, duration_ns=0, link="") if part.link else part for part in segments]
+    ends_ns, results_ns, streams = list[int](), list[int](), Counter[Stream]()
+    computed_ns = in_pairs = free_ns = alone_ns = 0
+    for index, part in enumerate(segments):
+        needs, duration_ns, stream = part.needs_of(index), part.duration_ns, part.stream
+        begin_ns = result_ns = 0
+        for need in needs:
+            begin_ns, result_ns = max(begin_ns, ends_ns[need]), max(result_ns, results_ns[need])
+        own_ns = 0 if part.paired else duration_ns
+        if stream is Stream.COMPUTE:
+            begin_ns, result_ns = max(begin_ns, computed_ns), max(result_ns, free_ns)
+            computed_ns = begin_ns + duration_ns
+            free_ns = result_ns + own_ns
+            in_pairs += duration_ns
+        else:
+            streams[stream] += duration_ns
+        ends_ns.append(begin_ns + duration_ns)
+        results_ns.append(result_ns + own_ns)
+        alone_ns += own_ns
+    if overlapped:
+        alone_ns = overlapped_ns(single(segments))
+    result_ns = max((results_ns[index] for index in results_of(segments)), default=0)
+    return alone_ns, in_pairs, computed_ns, min(result_ns, alone_ns), *map(streams.__getitem__, _GROUP_STREAMS)
 
 
 def _longest(durations: Int64s, least: Int64s | int, edges: Sequence[tuple[int, int]]) -> Int64s:
@@ -668,27 +643,31 @@ class TableSummary(Struct, frozen=True, kw_only=True):
             local: Int64s = _padded(values[list(self.kinds)])[:, self.stages].transpose(1, 0, 2)
             return local
 
-        def total(roles: Sequence[int], local: Int64s) -> Int64s:
-            ns: Int64s = (self.counts[:, :, list(roles)].sum(axis=2) * local).sum(axis=(2, 3))
-            return ns
+        def totals(local: Int64s) -> Int64s:
+            """Return the times of the actions of each role, shape (roles, spans, ranks)."""
+            spans, ranks, roles, *_ = self.counts.shape
+            ns: Int64s = self.counts.reshape(spans, ranks, roles, -1) @ local.reshape(ranks, -1, 1)
+            return ns[..., 0].transpose(2, 0, 1)
 
         start_ns, alone = before[self.first], of_actions(times.alone)
+        early_ns, _, between_ns, late_ns = alone_ns = totals(alone)
         if not (self.has_pairs and has_segments):
-            ends_ns = start_ns + total(range(_ROLES), alone)
+            ends_ns = start_ns + alone_ns.sum(axis=0)
             yield ends_ns, ends_ns, np.ones(len(self.stages), dtype=np.bool_)
             return
         chains, is_forward = of_actions(times.chains), np.array([kind == Kind.F for kind in self.kinds])[:, None]
         pairs_ns = np.maximum.reduce([
-            total([_IN_PAIR], local)
+            totals(local)[_IN_PAIR]
             for local in (of_actions(times.in_pairs), chains * is_forward, chains * ~is_forward)
         ])  # fmt: skip
-        ends_ns = start_ns + total([_EARLY, _BETWEEN, _LATE], alone) + pairs_ns
+        ends_ns = start_ns + early_ns + between_ns + late_ns + pairs_ns
         yield ends_ns, ends_ns, np.ones(len(self.stages), dtype=np.bool_)
         for stream in times.streams:
             busy = of_actions(stream)
+            busy_ns = totals(busy)
             is_last = (self.drain >= 0) & (busy.reshape(len(busy), -1)[np.arange(len(busy)), self.drain] > 0)
-            ends_ns = start_ns + total([_EARLY], alone) + total([_IN_PAIR, _BETWEEN], busy)
-            ends_ns += np.where(is_last, total([_LATE], alone), total([_LATE], busy))
+            ends_ns = start_ns + early_ns + busy_ns[_IN_PAIR] + busy_ns[_BETWEEN]
+            ends_ns += np.where(is_last, late_ns, busy_ns[_LATE])
             yield ends_ns, np.where(is_last, ends_ns, 0), is_last
 
 
