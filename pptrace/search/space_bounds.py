@@ -419,21 +419,23 @@ class SpaceBounds:
         if isinstance(member.split, list):
             result.splits = {LAYERS: member.split}
         elif member.split == "balanced" and edges == group.layout.edges:
-            result.splits = self._balanced_splits(
-                group, self._costs_name[self.entries[member.entry].label], stages
-            )
+            name = self._costs_name[self.entries[member.entry].label]
+            result.splits = self._balanced_splits(group, name, stages, has_pairs=has_pairs)
         result.is_even = not result.splits and member.split == "balanced"
         return None if result.is_even else costs.workload(stages, result.splits, edges=edges, has_pairs=has_pairs)
 
-    def _balanced_splits(self, group: LayoutGroup, name: str, stages: int) -> Splits:
+    def _balanced_splits(self, group: LayoutGroup, name: str, stages: int, *, has_pairs: bool) -> Splits:
         """Return layers per stage as :meth:`_GroupCosts.balanced_splits`, once for groups with equal times."""
         costs, edges = self._bounding_costs_of(group, name), group.layout.edges
-        stage_ns = _stage_times(costs.workload(group.layout.pp, edges=edges))
+        try:
+            stage_ns = _stage_times(costs.workload(stages, edges=edges, has_pairs=has_pairs))
+        except PptraceError:  # such as more stages than layers
+            stage_ns = []
         settings = ((key_text(each.path), repr(each.value)) for each in group.varied)
         of_layers = tuple(setting for setting in settings if setting[0] not in _OF_REPLICAS)
         key = name, of_layers, tuple(stage_ns), stages
         if key not in self._splits:
-            self._splits[key] = costs.balanced_splits(stages, edges)
+            self._splits[key] = costs.balanced_splits(stages, edges, has_pairs=has_pairs)
         return self._splits[key]
 
     def _bound_table(self, result: MemberBound, group: LayoutGroup, member: GroupMember) -> None:
@@ -681,24 +683,29 @@ class _GroupCosts:
         reserved = self.costs.workload(workload.units, has_pairs=has_pairs, units=True).reserved_bytes
         return replace(workload, reserved_bytes=min(workload.reserved_bytes, reserved))
 
-    def balanced_splits(self, stages: int, edges: tuple[tuple[int, int], ...]) -> Splits:
+    def balanced_splits(
+        self, stages: int, edges: tuple[tuple[int, int], ...], *, has_pairs: bool = False
+    ) -> Splits:
         """Return the layers of each stage of modules that have a split better than the default one.
 
         Args:
             stages: number of stages.
             edges: edges between the stages; empty for a chain.
+            has_pairs: whether the schedule has overlapped pairs. The split does not depend on them, and the bound
+                of the schedule takes the same costs.
         """
+
+        def workload(count: int, splits: Splits) -> Workload:
+            return self.workload(count, splits, edges=edges, has_pairs=has_pairs and count == stages)
+
         modules = modules_of(self.costs.request, stages)
         if all(module.stages == stages for module in modules):  # a decoder alone
             layers = int(self.costs.request.model.get("layers") or 0)
-            split = balanced_split(self._decoder_workload, stages, layers)
+            split = balanced_split(
+                lambda count, split: workload(count, {} if split is None else {LAYERS: split}), stages, layers
+            )
             return {} if split is None else {LAYERS: split}
-        return balanced_module_splits(
-            lambda splits: _stage_times(self.workload(stages, splits, edges=edges)), modules
-        )
-
-    def _decoder_workload(self, stages: int, layers: list[int] | None) -> Workload:
-        return self.workload(stages, {} if layers is None else {LAYERS: layers})
+        return balanced_module_splits(lambda splits: _stage_times(workload(stages, splits)), modules)
 
 
 def _sharded_step_ns(costs: Costs, table: Schedule) -> int:

@@ -255,8 +255,10 @@ def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], di
     The share of a device depends on the stages if several of them share the vocabulary.
     """
     model = {name: value for name, value in request.model.items() if name not in _SPLIT}
+    # Segments divide the times of layers, and change none.
     of_layers = replace(
-        request, model=model, ranks=0, stages=request.stages if request.units else 0, edges=(), stage_ranks=(),
+        request, model=model, options={**request.options, "segments": None}, ranks=0,
+        stages=request.stages if request.units else 0, edges=(), stage_ranks=(),
         has_pairs=False, microbatches=0, global_batch=0, dp=request.dp if request.encoders else 0,
         collectives=None, data_parallel={}, reshard="", reduce_each=False, reduce_groups="", shard=0,
         expert_shard=0, subgroup=0,
@@ -821,14 +823,14 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     def module_state(self, module: _Module) -> dict[str, int]:
         """Return the training state of a module in bytes, and the time of its update in ns."""
         parameters = module.parameters()
-        gathered, reduced = (
-            summed(memory.ParameterCounts(), sorted(module.items, key=size)[-_BUFFERED:])
-            for size in (memory.ParameterCounts.total, memory.ParameterCounts.trained)
-        )
+
+        def buffered(size: Callable[[memory.ParameterCounts], int]) -> memory.ParameterCounts:
+            return summed(memory.ParameterCounts(), sorted(module.items, key=size)[-_BUFFERED:])
+
         return memory.state(
             module.costing, parameters,
-            gathered=gathered if self.request.reshard == "always" else parameters,
-            reduced=reduced if self.request.reduce_each else None,
+            gathered=buffered(memory.ParameterCounts.total) if self.request.reshard == "always" else parameters,
+            reduced=buffered(memory.ParameterCounts.trained) if self.request.reduce_each else None,
             muon=module.matrices,
         )  # fmt: skip
 
