@@ -101,10 +101,11 @@ _HOSTS = (
         {"costs.host_launch": "27 us"}, when={**_EXPERTS, "device.preset": _GRACE},
     ),
 )  # fmt: skip
+_GRAPHS = {"costs.cuda_graphs": ["attn", "mamba", "moe_router", "moe_preprocess"]}
+"""CUDA graphs of a layer's parts whose sizes do not depend on the router."""
 _GRACE_GRAPHS = _rule(
     "MC 0.15 --cuda-graph-scope, MB v0.2.0 scripts/performance/configs: graphs on GB200 and GB300",
-    {"costs.cuda_graphs": ["attn", "mamba", "moe_router", "moe_preprocess"]},
-    when={**_EXPERTS, "device.preset": _GRACE},
+    _GRAPHS, when={**_EXPERTS, "device.preset": _GRACE},
 )  # fmt: skip
 
 _FREED_OUTPUTS = _rule(
@@ -162,11 +163,29 @@ _BRIDGE = (
     ),
 )  # fmt: skip
 
+_SMALL_NEMOTRON_3 = {"model.preset": ["nemotron-3-nano", "nemotron-3.5-lightning", "nemotron-3-super"]}
 _NEMOTRON_3 = (
     _rule(
         "MB v0.3.0 to v0.6.0 src/megatron/bridge/recipes/nemotronh: no --moe-router-fusion, which Ultra has",
-        {"costs.fused_routing": ["permutation"]},
-        when={"model.preset": ["nemotron-3-nano", "nemotron-3.5-lightning", "nemotron-3-super"]},
+        {"costs.fused_routing": ["permutation"]}, when=_SMALL_NEMOTRON_3,
+    ),
+    _rule(
+        "MB v0.3.1 scripts/performance/configs/nemotronh/nemotron_3_nano_workload_base_configs.py: graphs on "
+        "Blackwell",
+        _GRAPHS, when={"model.preset": "nemotron-3-nano", "device.preset": ["b200", "b300"]},
+    ),
+    _rule(
+        "MB v0.3.1 nemotron_3_nano_workload_base_configs.py: on H100, graphs of Mamba alone",
+        {"costs.cuda_graphs": ["mamba"]},
+        when={"model.preset": "nemotron-3-nano", "device.preset": "h100*", "model.precision": "fp8"},
+    ),
+    _rule(
+        "MB v0.4.0 scripts/performance/configs/nemotronh/nemotron_3_workload_base_configs.py: graphs on B300",
+        _GRAPHS, when={"model.preset": "nemotron-3-super", "device.preset": "b300"},
+    ),
+    _rule(
+        "MB v0.4.0 nemotron_3_workload_base_configs.py: on B200, graphs in NVFP4 alone", _GRAPHS,
+        when={"model.preset": "nemotron-3-super", "device.preset": "b200", "model.precision": "nvfp4"},
     ),
     _rule(
         "MB v0.4.0 scripts/performance/configs/nemotronh/te_quant.cfg, src/megatron/bridge/training/"
@@ -197,7 +216,7 @@ _FULL_ITERATION = (
         "MB v0.5.0 scripts/performance/configs: cutedsl_fused_grouped_mlp, cuda_graph_impl full_iteration, "
         "fp8_dot_product_attention of MXFP8 recipes",
         {"model.fused_experts": True, "costs.cuda_graphs": True, "model.fp8_attention": True},
-        when={**_EXPERTS, "device.preset": _GRACE, "model.precision": "mxfp8"},
+        when={**_EXPERTS, "device.preset": _GRACE, "model.precision": "mxfp8"}, unless=_SMALL_NEMOTRON_3,
     ),
     _rule(
         "MB v0.5.0 scripts/performance/configs: DeepSeek-V3 has no fp8_dot_product_attention on GB200",
