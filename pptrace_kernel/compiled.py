@@ -88,7 +88,10 @@ def as_column(array: NDArray[Any]) -> NDArray[Any]:
 _ONE_PLACE = (0,)
 """Strides of a column of one value."""
 
-_HEAD_BYTES = object.__basicsize__
+_WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
+_HEAD_WORDS = object.__basicsize__ // _WORD_BYTES
+_memory = (ctypes.c_size_t * (sys.maxsize // _WORD_BYTES)).from_address(0)
+"""The memory of this process as words."""
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -97,7 +100,7 @@ def _address(array: NDArray[Any]) -> int:
     It is the first field of numpy's public structure ``PyArrayObject_fields``; ``array.ctypes`` takes 20 times as
     long, and a kernel has up to a hundred columns.
     """
-    return ctypes.c_void_p.from_address(id(array) + _HEAD_BYTES).value or 0
+    return _memory[id(array) // _WORD_BYTES + _HEAD_WORDS]
 
 
 def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:

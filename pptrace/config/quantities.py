@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from msgspec import Struct
@@ -76,9 +77,7 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
         >>> SIZE.exact(3 * 2**29), SIZE.exact(22_270 * 2**20)
         ('1.5 GiB', '22270 MiB')
         """
-        base, *larger = self.written.items()
-        units = [base, *(unit for unit in larger if unit[1] <= value)]
-        return min((f"{Decimal(value) / scale:f} {unit}" for unit, scale in reversed(units)), key=len)
+        return _shortest_text(self, value)
 
     def rounded(self, value: int) -> str:
         """Write a number of base units with three significant digits."""
@@ -137,6 +136,13 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
 
     def _forms(self) -> str:
         return f"write a {self.name} as " + ", ".join(f"'{example}'" for example in self.examples)
+
+
+@lru_cache
+def _shortest_text(dimension: Dimension, value: int) -> str:
+    base, *larger = dimension.written.items()
+    units = [base, *(unit for unit in larger if unit[1] <= value)]
+    return min((f"{Decimal(value) / scale:f} {unit}" for unit, scale in reversed(units)), key=len)
 
 
 def parse_share(value: object, key: str) -> float:

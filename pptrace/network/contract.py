@@ -91,9 +91,9 @@ class Paths(Struct, frozen=True, kw_only=True, eq=False):
             force_setattr(self, name, column(getattr(self, name), np.int32))
         has_route = np.size(self.route_ptr) > 0
         for name, default in (("route_ptr", self.link_ptr), ("route", self.link)):
-            force_setattr(self, name, column(getattr(self, name) if has_route else default, np.int32))
+            force_setattr(self, name, column(getattr(self, name), np.int32) if has_route else default)
         columns = ("overhead_ns", "latency_ns", "rate_kbps", "link_ptr", "link", "weight", "route_ptr", "route")
-        if any(np.ndim(getattr(self, name)) != 1 for name in columns):
+        if any(getattr(self, name).ndim != 1 for name in columns):
             msg = "paths are columns of one dimension"
             raise ValueError(msg)
 

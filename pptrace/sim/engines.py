@@ -304,7 +304,7 @@ This takes a third of the sweep, so threads wait that long only on a busy machin
 
 
 def run_replicas(
-    graph: TaskGraph, rows: Int32s, times: tuple[Int64s, Int64s], columns: Int32s, stage: Int32s
+    graph: TaskGraph, rows: NDArray[np.intp], times: tuple[Int64s, Int64s], columns: Int32s, stage: Int32s
 ) -> Int64s | None:
     """Return when the gradients of each stage are complete in replicas with common tasks; None in a deadlock.
 

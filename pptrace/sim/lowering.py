@@ -221,6 +221,7 @@ def _lower(
     )  # fmt: skip
     lowering = _Lowering(schedule, issued, kinds, expansion, lanes, routes, rows)
     placed = lowering.place(workload)
+    check_total(graph.ranks, placed.task.duration_ns, placed.task.lag_ns)
     costs = None
     if reusable:
         costs = DistinctCostRows.of(lowering, placed.place, workload)
@@ -279,17 +280,15 @@ class _Lowering(Struct, frozen=True):
         """Number of rows, batch launches and batch joins."""
         return len(self.issued) + (2 * self.lanes.groups if self.rows.rules.batched else 0)
 
-    def place(self, workload: Workload) -> _Rows:
+    def place(self, workload: Workload, earlier: _Rows | None = None) -> _Rows:
         """Assign every row its index on its lane, and its costs.
 
-        Raises:
-            CostError: the times could exceed 2**62 ns.
+        Args:
+            workload: the costs.
+            earlier: the same rows with other costs, which then share all columns except those of tasks.
         """
         rows, graph = len(self.issued), self.rows.graph
-        messages = 2 * graph.edges * graph.microbatches
-        sides = [messages if has_side else 0 for has_side in (self.rows.rules.receive, self.rows.rules.called)]
-        ends = Endpoints(unset(2 * graph.stages * graph.microbatches), *map(unset, sides))
-        (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
+        path, fork = empty_columns(rows, np.int32, np.int32)
         duration, lag, size = empty_columns(self.tasks + 1, *[np.int64] * 3)
         # Tasks without a row take no time: batches and synchronizations.
         duration[rows:] = lag[rows:] = 0
@@ -299,17 +298,25 @@ class _Lowering(Struct, frozen=True):
             size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective, duration_ns=duration,
             lag_ns=lag,
         )  # fmt: skip
-        sender_row = unset(rows) if self.rows.rules.receive else uniform(-1, rows)
-        placed = _Rows(place, ends, self.issued.cells.empty(rows), task, sender_row)
+        placed = replace(earlier, task=task) if earlier else self._unplaced(task)
         run_parts(
             placement_kernels.place_rows,
             halves(graph.ranks, work=rows),
             (self.rows, costs, self.routes.columns),
-            (self.lanes.first.copy(), place, ends, placed.cells, task),
+            (self.lanes.first.copy(), placed.place, placed.ends, placed.cells, task),
             work=rows,
         )
-        check_total(graph.ranks, duration, lag)
         return placed
+
+    def _unplaced(self, task: TaskColumns) -> _Rows:
+        """Return columns of rows that the kernel fills in."""
+        rows, graph, rules = len(self.issued), self.rows.graph, self.rows.rules
+        messages = 2 * graph.edges * graph.microbatches
+        sides = [messages if has_side else 0 for has_side in (rules.receive, rules.called)]
+        ends = Endpoints(unset(2 * graph.stages * graph.microbatches), *map(unset, sides))
+        (place,) = empty_columns(rows, np.int32)
+        sender_row = unset(rows) if rules.receive else uniform(-1, rows)
+        return _Rows(place, ends, self.issued.cells.empty(rows), task, sender_row)
 
     def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked:
         """Return the dependencies among ``tasks`` tasks, ``needs`` included.
@@ -457,7 +464,9 @@ class DistinctCostRows(NamedTuple):
 
     lowering: _Lowering
     """A lowering of these rows alone."""
-    row: Int32s
+    placed: _Rows
+    """These rows with the costs of the first step."""
+    row: NDArray[np.intp]
     """Shape (rows of the graph,): the row among these that has equal costs."""
 
     @classmethod
@@ -481,19 +490,15 @@ class DistinctCostRows(NamedTuple):
                 lanes=rows.lanes._replace(peer=peer, group=group),
             ),
         )  # fmt: skip
-        row = np.empty(len(issued), dtype=np.int32)
+        row = np.empty(len(issued), dtype=np.intp)
         row[place] = np.searchsorted(places, place[first])[number]
-        return cls(alone, row)
+        return cls(alone, alone.place(workload), row)
 
     def times(self, costs: Sequence[Workload]) -> tuple[Int64s, Int64s]:
-        """Return duration and lag of each of these rows, shape (rows + 1, costs); the last row takes no time.
-
-        Raises:
-            CostError: the times could exceed 2**62 ns.
-        """
+        """Return duration and lag of each of these rows, shape (rows + 1, costs); the last row takes no time."""
         duration_ns, lag_ns = np.zeros((2, len(self.lowering.issued) + 1, len(costs)), dtype=np.int64)
         for number, each in enumerate(costs):
-            task = self.lowering.place(each).task
+            task = self.lowering.place(each, self.placed).task
             duration_ns[:-1, number] = task.duration_ns[: len(duration_ns) - 1]
             lag_ns[:-1, number] = task.lag_ns[: len(lag_ns) - 1]
         return duration_ns, lag_ns
@@ -511,9 +516,10 @@ class DistinctCostRows(NamedTuple):
         )
         if routes.columns.per_pair != self.lowering.routes.columns.per_pair:
             return None
-        placed = replace(self.lowering, routes=routes).place(workload)
-        task, (duration, lag) = placed.task, np.zeros((2, graph.tasks), dtype=np.int64)
-        duration[: graph.rows], lag[: graph.rows] = task.duration_ns.take(self.row), task.lag_ns.take(self.row)
+        task = replace(self.lowering, routes=routes).place(workload, self.placed).task
+        duration, lag = np.zeros((2, graph.tasks), dtype=np.int64)
+        for times, of_rows in ((duration, task.duration_ns), (lag, task.lag_ns)):
+            of_rows.take(self.row, out=times[: graph.rows], mode="clip")  # other modes copy the output
         check_total(ranks, duration, lag)
         return replace(
             graph, paths=routes.paths, size_bytes=self._of_all_rows("size", task.size_bytes),

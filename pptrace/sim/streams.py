@@ -380,12 +380,14 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         name: values for name, values in asdict(workload).items() if isinstance(values, np.ndarray) and values.size
     }
     every_value = np.concatenate([*columns.values()])
-    if int(every_value.min()) < 0 or int(every_value.max()) * widest >= LARGEST:
+    largest = int(every_value.max()) * widest
+    if int(every_value.min()) < 0 or largest >= LARGEST:
         for name, values in columns.items():
             _check_column(name, values, widest)
-    message = int(workload.edge_bytes.max(initial=0)) * widest
-    if message * BYTE >= LARGEST:
-        raise CostError(f"a message of {message} bytes is too large")
+    if largest * BYTE >= LARGEST:  # otherwise every message is small enough
+        message = int(workload.edge_bytes.max(initial=0)) * widest
+        if message * BYTE >= LARGEST:
+            raise CostError(f"a message of {message} bytes is too large")
     if _most_bytes(schedule, workload) >= LARGEST:
         raise CostError("a rank's memory could pass 2**62 bytes (4 EiB)")
 
@@ -417,6 +419,8 @@ def _most_bytes(schedule: Schedule, workload: Workload) -> int:
     """Return the memory of a rank that holds all stages of all microbatches: an upper bound."""
     placement = schedule.placement
     columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
-    static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes
-    buffers = 2 * placement.routes * sum(map(int, workload.buffer_bytes.flat))
-    return static + buffers + placement.microbatches * sum(map(int, workload.activation_bytes))
+    # Sums of Python's integers do not overflow.
+    static = sum(sum(column.tolist()) for column in columns) + workload.reserved_bytes
+    buffers = 2 * placement.routes * sum(workload.buffer_bytes.ravel().tolist())
+    activations = placement.microbatches * sum(workload.activation_bytes.tolist())
+    return int(static + buffers + activations)

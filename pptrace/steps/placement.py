@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -27,7 +28,7 @@ _MOST_NEIGHBOURS = 1024
 """Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
 
 
-class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False):
+class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False, dict=True):
     """Routes of stages over ranks, and the route that each microbatch takes.
 
     >>> Placement.looped(ranks=2, microbatches=4, chunks=2).stage_rank.tolist()
@@ -119,7 +120,7 @@ class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False):
         """Return the placement on other ranks; ``new`` has the number of each rank, and -1 last."""
         return replace(self, ranks=ranks, stage_rank=new[self.stage_rank], backward_rank=new[self.backward_rank])
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         """Whether stage ``s`` feeds stage ``s + 1`` and nothing else."""
         return bool(np.array_equal(self.edges, chain(self.stages)))
@@ -178,10 +179,15 @@ class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False):
 
     def copies(self) -> Int32s:
         """Return, per rank and stage, 1 where the rank holds the stage: shape (ranks, stages)."""
+        return self._copies
+
+    @cached_property
+    def _copies(self) -> Int32s:
         held = np.zeros((self.ranks, self.stages), dtype=np.int32)
         for ranks in self.pass_ranks:
             route, stage = np.nonzero(ranks >= 0)
             held[ranks[route, stage], stage] = 1
+        held.flags.writeable = False
         return held
 
     def holders(self) -> tuple[tuple[int, ...], ...]:

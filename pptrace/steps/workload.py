@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from fractions import Fraction
 from functools import partial
 from operator import mul
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from msgspec import Struct, field
@@ -280,15 +281,21 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
             msg = f"classes are costs of the same {self.stages} stages, without nested classes"
             raise ValueError(msg)
 
+    def with_columns(self, **columns: Int64s) -> Self:
+        """Return these costs with other columns per stage, also in all classes; lengths are not checked."""
+        changed = copy(self)
+        for name, values in columns.items():
+            force_setattr(changed, name, checked(name, values))
+        force_setattr(changed, "classes", tuple(costs.with_columns(**columns) for costs in self.classes))
+        return changed
+
     def duration_ns(self, kind: Kind) -> Int64s:
         """Return the duration of one microbatch's action of a kind, per stage; 0 for a kind without costs."""
         name = kind.traits.cost
         if not name and kind in self.segments:
             return np.array(self._action_times(kind, self.segments[kind]), dtype=np.int64)[:, 0]
         durations = getattr(self, f"{name}_ns") if name else 0
-        if isinstance(durations, np.ndarray):
-            return durations
-        return np.broadcast_to(np.asarray(durations, dtype=np.int64), (self.stages,))
+        return durations if isinstance(durations, np.ndarray) else np.full(self.stages, durations, dtype=np.int64)
 
     def _action_times(self, kind: Kind, stages: Sequence[tuple[Segment, ...]]) -> list[tuple[int, int]]:
         """Return :func:`_times_outside_pairs` of each stage's segments; equal stages share their segments."""
@@ -303,8 +310,8 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
 
     def collective_ns(self, kind: Kind) -> Int64s:
         """Return the collective part of the duration, per stage."""
-        name = f"{kind.traits.cost}_collective_ns"
-        return np.asarray(getattr(self, name, np.zeros(self.stages, dtype=np.int64)))
+        columns: Int64s | None = getattr(self, f"{kind.traits.cost}_collective_ns", None)
+        return np.zeros(self.stages, dtype=np.int64) if columns is None else columns
 
     def segmented(
         self, segments: Mapping[Kind, Sequence[tuple[Segment, ...]]], *, overlapped: bool | None = None

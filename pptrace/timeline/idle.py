@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +48,7 @@ class IdleCause(IntEnum):
     SLOWER_REPLICA = kernels.SLOWER_REPLICA
     """The gradients of the rank's replica were complete, and those of another replica were not."""
 
-    @property
+    @cached_property
     def word(self) -> str:
         """The cause as texts and traces spell it, such as ``peer-compute``."""
         return self.name.lower().replace("_", "-")

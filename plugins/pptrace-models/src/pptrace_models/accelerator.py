@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil, comb, erf, exp, gcd, pi, sqrt
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias
 
@@ -327,7 +327,7 @@ class _Groups(Struct, frozen=True, kw_only=True):
         return len(collectives) * self.wait_ns if axis in {"tp", "etp"} else 0
 
 
-class ByFormula(_Groups, frozen=True, kw_only=True):
+class ByFormula(_Groups, frozen=True, kw_only=True, dict=True):
     """Rings on the device's scale-up links, and between replicas on the data-parallel network."""
 
     device: Accelerator
@@ -340,6 +340,11 @@ class ByFormula(_Groups, frozen=True, kw_only=True):
     """Rates per NIC between replicas by number of nodes, with ``every_nic``; those of the network by default."""
     ranks: int = 1
     """Number of pipeline ranks, which have consecutive devices."""
+
+    @cached_property
+    def _replica_fabrics(self) -> dict[tuple[int, int, Part], Fabric]:
+        """Known fabrics between replicas, by the arguments of :meth:`_replica_fabric`."""
+        return {}
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of collectives over ``tp``, ``cp``, ``etp`` or ``pp``, as one ring with all rounds."""
@@ -396,7 +401,10 @@ class ByFormula(_Groups, frozen=True, kw_only=True):
         distance = shard.ep * shard.etp if experts else shard.tp * shard.cp
         if part == "replicate":
             distance = distance * shard.members("shard", experts=experts) // (1 if experts else shard.cp)
-        outer = self._replica_fabric(distance, members, part)
+        between = distance, members, part
+        if between not in self._replica_fabrics:
+            self._replica_fabrics[between] = self._replica_fabric(*between)
+        outer = self._replica_fabrics[between]
         if cp == 1 and collective != "all-to-all":
             return outer.ring_ns(count * element_bytes, members, _ROUNDS[collective])
         inner = group_fabric(self.device, self.network, shard.tp * cp)

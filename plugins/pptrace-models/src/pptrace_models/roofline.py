@@ -82,8 +82,7 @@ def build(request: CostRequest) -> Workload:
     times, workload = within.times_between_replicas(request), within.workload
     if not any(column.any() for column in times.values()):
         return workload
-    classes = tuple(replace(each, **times) for each in workload.classes)
-    return replace(workload, classes=classes, **times)
+    return workload.with_columns(**times)
 
 
 def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _WithinReplicas:
