@@ -55,6 +55,7 @@ from pptrace.steps.kinds import (
 )
 from pptrace.steps.message_calls import in_calls, with_messages, with_sends
 from pptrace.steps.schedule import StageGraph, graph_of
+from pptrace.steps.workload import COLLECTIVE
 from pptrace.timeline.timeline import LANE_COLUMNS
 from pptrace_kernel import halves, run, run_parts
 
@@ -542,6 +543,7 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     for index, costs in enumerate(classes):
         for kind in {*TIMED, *costs.segments}:
             duration_ns[index, kind] = costs.duration_ns(kind)
+        for kind in COLLECTIVE:
             collective_ns[index, kind] = costs.collective_ns(kind)
     return CostColumns(
         classes=len(classes), width=len(Kind) * graph.stages,

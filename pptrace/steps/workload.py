@@ -16,14 +16,13 @@ from msgspec.structs import force_setattr, replace
 from pptrace.config.quantities import format_size
 from pptrace.memo import memoized
 from pptrace.steps.columns import Int32s, Int64s, column
+from pptrace.steps.kinds import Kind, KindSet
 from pptrace.steps.segments import Segment, check_segments, overlapped_ns, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from pptrace.steps.kinds import Kind
 
 
 class KernelCost(Struct, frozen=True, kw_only=True):
@@ -65,6 +64,8 @@ PER_MICROBATCH = (
     *PER_STAGE[:10], "boundary_bytes", "offload_ns", "reload_ns", "recompute_ns", "offload_bytes",
     "checkpoint_bytes", "boundary_gradient_bytes", "boundary_buffer_bytes",
 )  # fmt: skip
+COLLECTIVE = KindSet(kind for kind in Kind if f"{kind.traits.cost}_collective_ns" in PER_STAGE)
+"""Kinds whose durations can have a collective part."""
 PER_EDGE = {"boundary_bytes": 1, "boundary_gradient_bytes": 1, "boundary_buffer_bytes": 2}
 OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
