@@ -186,9 +186,8 @@ def check_links(links: Links) -> None:
         values, least = getattr(links, name), int(name == "rate_kbps")
         if values.size != len(links.name):
             raise PluginError(f"the network has {len(links.name)} links and {values.size} {name}: one each")
-        invalid = np.flatnonzero((values < least) | (values >= _LARGEST))
-        if invalid.size:
-            link = int(invalid[0])
+        if values.size and not least <= int(values.min()) <= int(values.max()) < _LARGEST:
+            link = int(np.argmax((values < least) | (values >= _LARGEST)))
             message = f"link {links.name[link]} has {name} of {values[link]}: expected {least} to 2**60"
             raise PluginError(f"{message} (kB/s, ns)")
     if len(set(links.name)) < len(links.name):
