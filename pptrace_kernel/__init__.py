@@ -58,8 +58,11 @@ TWO_THREADS_FROM = 250_000
 """Rows of work from which a second thread saves several times the 0.1 ms that it takes to start."""
 
 _expected_rows = ContextVar("expected_rows", default=0)
-_loaded: set[Callable[..., Any]] = set()
-"""Kernels whose compiled code is in this process; it is faster than interpreting for any number of rows."""
+_loaded: dict[Callable[..., Any], Callable[[Callable[..., Any], Sequence[Any]], int | None]] = {}
+"""Kernels whose compiled code is in this process, and the function that calls it.
+
+Compiled code is faster than interpreting for any number of rows.
+"""
 
 
 @dataclass(slots=True)
@@ -133,22 +136,21 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     Raises:
         TypeError: the kernel is compiled, and is not in the language of kernels.
     """
-    if kernel in _loaded and compiles(work, loaded=True):
-        from pptrace_kernel import compiled
-
-        result = compiled.call_loaded(kernel, (*inputs, *outputs))
+    call_loaded = _loaded.get(kernel)
+    if call_loaded is not None and compiles(work, loaded=True):
+        result = call_loaded(kernel, (*inputs, *outputs))
         if result is not None:
             return result
     work = max(work, _count_values((*inputs, *outputs)) // _VALUES_PER_ROW)
     rows = _budget.rows(kernel, work, ahead=_expected_rows.get())
-    if compiles(rows, loaded=kernel in _loaded):
+    if compiles(rows, loaded=call_loaded is not None):
         from pptrace_kernel import compiled
 
         arguments = [*_map_arrays(compiled.as_column, inputs), *outputs]
         if compiled.is_ready(kernel, arguments) or (
             compiles(rows) and compiled.has_source(kernel) and _budget.take(rows, compiled.bytecode_size(kernel))
         ):
-            _loaded.add(kernel)
+            _loaded[kernel] = compiled.call_loaded
             return compiled.call(kernel, arguments)
     _budget.interpreted[kernel] += work
     filled = _map_arrays(np.ndarray.tolist, outputs)
@@ -172,11 +174,11 @@ def run_parts(
     :func:`halves`. ``work`` is the number of rows of all parts; other arguments are as for :func:`run`.
     """
     results: list[int | None] = [None] * len(parts)
-    if len(parts) > 1 and kernel in _loaded and compiles(work, loaded=True):
-        from pptrace_kernel import compiled
+    call_loaded = _loaded.get(kernel)
+    if len(parts) > 1 and call_loaded is not None and compiles(work, loaded=True):
 
         def call_part(number: int) -> None:
-            results[number] = compiled.call_loaded(kernel, (*parts[number], *inputs, *outputs))
+            results[number] = call_loaded(kernel, (*parts[number], *inputs, *outputs))
 
         _in_two_threads(call_part)
     return [

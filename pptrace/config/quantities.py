@@ -101,14 +101,14 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
         return {"type": "string", "pattern": f"^{number} *({units})$", "examples": list(self.examples)}
 
     def _validated(self, value: object, info: ValidationInfo) -> int:
-        from pydantic_core import PydanticCustomError
-
         bare = isinstance(value, int | float) and not isinstance(value, bool)
         if bare and isinstance(value, int) and (info.context or {}).get("integers"):
             return value
         try:
             return self.parse(value)
         except ConfigError as error:
+            from pydantic_core import PydanticCustomError
+
             kind = QUANTITY_ERRORS[not bare]
             raise PydanticCustomError(kind, "{reason}", {"reason": error.message}) from None
 

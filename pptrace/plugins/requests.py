@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -145,8 +144,8 @@ class EncoderGrid(Struct, frozen=True, kw_only=True):
     """Whether one GPU of each replica gets messages, and broadcasts them to its tensor-parallel group."""
 
 
-_TEXT_ROWS = 20
-"""Rows of a memo that take as much memory as the text of parameters."""
+_TEXT_ROWS = 80
+"""Rows of a memo that take as much memory as the texts of parameters."""
 
 
 class CostRequest(Struct, frozen=True, kw_only=True):
@@ -237,7 +236,7 @@ class CostRequest(Struct, frozen=True, kw_only=True):
         """Return texts that are equal for equal requests; requests with the same parameters share theirs."""
         parameters = self.model, self.device, self.rank_devices, self.options
         sizes = replace(self, model={}, device={}, rank_devices=(), options={})
-        return repr(sizes), *(memoized(partial(repr, each), "text", each, rows=_TEXT_ROWS) for each in parameters)
+        return repr(sizes), *memoized(lambda: [*map(repr, parameters)], "texts", *parameters, rows=_TEXT_ROWS)
 
 
 class NetworkRequest(Struct, frozen=True, kw_only=True):
