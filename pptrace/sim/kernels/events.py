@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pptrace.sim.kernels.fairness import AT_CAP, FREE, KEPT, Flows, LinkCapacities, Places, refill, release
 from pptrace.sim.kernels.sweep import COMPUTATION, Ends, Graph, Jobs, Step, Tasks, settle, start_all
 from pptrace.steps.kernels.heap import OUTSIDE, Heap, pop, push, sift_first_down, sift_up
+from pptrace_kernel import fetch
 
 ENDED = -2
 """The limit of a job that has ended."""
@@ -240,6 +241,7 @@ def run_events(
         running.used[2] = running.used[1]
         while _next_time(heap, running.due) == now:
             job = pop(heap)
+            _fetch_job(graph, jobs, shared, tasks, ends, running, heap.item[0])  # likely the next event
             slot = running.slot[job]
             arrives = int(slot < 0)
             if arrives:
@@ -267,6 +269,17 @@ def run_events(
         now = _next_time(heap, running.due)
 
 
+def _fetch_job(
+    graph: Graph, jobs: Jobs, shared: SharedLinks, tasks: Tasks, ends: Ends, running: Running, job: int
+) -> None:
+    """Prefetch the columns of a job and its task."""
+    fetch(job, running.slot, jobs.volume, jobs.full_rate, shared.ptr)
+    fetch(
+        jobs.task[job], graph.edge_ptr, graph.following, graph.following_peer, graph.duration, jobs.of_task,
+        tasks.start, tasks.waiting, tasks.cause, ends.end, ends.least,
+    )  # fmt: skip
+
+
 def _next_time(heap: Heap, due: Any) -> int:
     """Return the time of the next event, which becomes the first in the heap; -1 if there is none.
 
@@ -274,9 +287,9 @@ def _next_time(heap: Heap, due: Any) -> int:
     """
     while heap.size[0] > 0:
         job = heap.item[0]
-        if heap.time[job] == due[job]:
+        if heap.time[0] == due[job]:
             return due[job]
-        heap.time[job] = due[job]
+        heap.time[0] = due[job]
         sift_first_down(heap)
     return -1
 
@@ -304,11 +317,12 @@ def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> 
     if rate > 0:
         due = now + max((remaining + rate - 1) // rate, 0)
         running.due[job] = due
-        if heap.place[job] == OUTSIDE:
+        place = heap.place[job]
+        if place == OUTSIDE:
             push(heap, job, due)
-        elif due < heap.time[job]:
-            heap.time[job] = due
-            sift_up(heap, heap.place[job])
+        elif due < heap.time[place]:
+            heap.time[place] = due
+            sift_up(heap, place)
 
 
 def _set_caps(

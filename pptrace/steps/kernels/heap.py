@@ -19,7 +19,7 @@ class Heap(NamedTuple):
     place: Any
     """Per item, its index in ``item``, or :data:`OUTSIDE`."""
     time: Any
-    """Per item, its time."""
+    """The time of each item, in the order of ``item``."""
     size: Any
     """One value: the number of items."""
 
@@ -27,8 +27,8 @@ class Heap(NamedTuple):
 def push(heap: Heap, item: int, time: int) -> None:
     """Add an item."""
     index = heap.size[0]
-    heap.time[item] = time
     heap.item[index] = item
+    heap.time[index] = time
     heap.size[0] = index + 1
     sift_up(heap, index)
 
@@ -41,6 +41,7 @@ def pop(heap: Heap) -> int:
     heap.size[0] = last
     if last > 0:
         heap.item[0] = heap.item[last]
+        heap.time[0] = heap.time[last]
         sift_first_down(heap)
     return first
 
@@ -48,17 +49,18 @@ def pop(heap: Heap) -> int:
 def sift_up(heap: Heap, index: int) -> None:
     """Move the item at a place towards the top to restore the order."""
     items, place, times = heap.item, heap.place, heap.time
-    item = items[index]
-    time = times[item]
+    item, time = items[index], times[index]
     while index > 0:
         above = (index - 1) >> 1
         other = items[above]
-        if times[other] < time or (times[other] == time and other < item):
+        if times[above] < time or (times[above] == time and other < item):
             break
         items[index] = other
+        times[index] = times[above]
         place[other] = index
         index = above
     items[index] = item
+    times[index] = time
     place[item] = index
 
 
@@ -66,22 +68,23 @@ def sift_first_down(heap: Heap) -> None:
     """Move the first item away from the top to restore the order."""
     items, place, times, size = heap.item, heap.place, heap.time, heap.size[0]
     index = 0
-    item = items[index]
-    time = times[item]
+    item, time = items[index], times[index]
     while True:
         below = 2 * index + 1
         if below >= size:
             break
+        right = below + 1
+        if right < size and (
+            times[right] < times[below] or (times[right] == times[below] and items[right] < items[below])
+        ):
+            below = right
         other = items[below]
-        if below + 1 < size:
-            right = items[below + 1]
-            if times[right] < times[other] or (times[right] == times[other] and right < other):
-                below += 1
-                other = right
-        if time < times[other] or (time == times[other] and item < other):
+        if time < times[below] or (time == times[below] and item < other):
             break
         items[index] = other
+        times[index] = times[below]
         place[other] = index
         index = below
     items[index] = item
+    times[index] = time
     place[item] = index

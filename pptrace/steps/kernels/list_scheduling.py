@@ -107,8 +107,8 @@ def list_actions(
                 begun += 1
                 push(events, rank, now + sequences.duration[sequence])
         if events.size[0] > 0:
-            now = events.time[events.item[0]]
-        while events.size[0] > 0 and events.time[events.item[0]] == now:
+            now = events.time[0]
+        while events.size[0] > 0 and events.time[0] == now:
             event = pop(events)
             if event < ranks:
                 touched = _finish(sequences, state, key, events, event, now, transfer, touched)

@@ -260,7 +260,7 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, traversal, 
         visited, kept = 0, 0
         while True:
             rank = running[this + visited] if visited < count else ranks
-            if released.size[0] > 0 and released.time[released.item[0]] <= turn and released.item[0] < rank:
+            if released.size[0] > 0 and released.time[0] <= turn and released.item[0] < rank:
                 rank = pop(released)
             elif visited < count:
                 visited += 1
