@@ -354,13 +354,34 @@ def test_a_script_has_variables_arrays_and_defaults_of_megatron(tmp_path: Path) 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        'CMD=" `pwd`/pretrain.py $ARGS"\nsrun bash -c "$LAUNCHER --node_rank \\$PROCID $CMD" 2>&1 | tee log\n',
+        '#    --disabled 3 \\\nexport CMD="pretrain_gpt.py $ARGS"\neval $CMD\n',
+        'OPTIONS=\'pretrain_gpt.py\'\nOPTIONS+=" $ARGS"\nOPTIONS+=" --save x"\ntorchrun $OPTIONS\n',
+    ],
+)
+def test_a_command_in_a_string_is_read(script: str) -> None:
+    text = (
+        "NLAYERS=8; NHIDDEN=$((64 * 4))\nHEADS=$(( NHIDDEN / ${HEAD_DIM:-${WIDTH:-64}} ))\n"
+        'ARGS=" \\\n --num-layers $NLAYERS \\\n --hidden-size $NHIDDEN --num-attention-heads $HEADS '
+        '--checkpoint-activations --pad-vocab-size-to 512"\n'
+    )
+
+    found, _ = of_line(text + script, gpus=8, device="h100-sxm")
+
+    sizes = {"layers": 8, "hidden": 256, "heads": 4, "vocabulary": 512, "recompute": "full"}
+    assert {key: found["model"][key] for key in sizes} == sizes
+
+
 def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path) -> None:
     file = tmp_path / "model_config.yaml"
     arguments = {
         "--num-layers": 8, "--hidden-size": 512, "--num-attention-heads": 8, "--ffn-hidden-size": 2048,
         "--vocab-size": 1024, "--seq-length": 1024, "--multi-latent-attention": True, "--kv-lora-rank": 64,
         "--num-experts": 16, "--moe-router-topk": 4, "--moe-ffn-hidden-size": 256, "--swiglu": True,
-        "--moe-layer-freq": "([0]*3+[1]*5)", "--expert-model-parallel-size": 2, "--micro-batch-size": 2,
+        "--moe-layer-freq": "'([0]*3+[1]*5)'", "--expert-model-parallel-size": 2, "--micro-batch-size": 2,
         "--moe-token-dispatcher-type": "flex", "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8",
         "--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads", "--no-rope-fusion": False,
         "--position-embedding-type": "rope",
@@ -491,7 +512,7 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
         (f"{JOB} --num-layers 8 --hidden-size 64 --num-attention-heads 4", {"gpus": 8, "device": "h100-sxm"},
          "vocab_size: the number of tokens is unknown"),
         (f"{JOB} --micro-batch-size $SIZE", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
-         r"micro_batch_size: must be a whole number, not '.SIZE'"),
+         r"micro_batch_size: must be a whole number, not '.SIZE': write the number in place of the variable"),
         (f"{JOB} --micro-batch-size two", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "micro_batch_size: must be a whole number, not 'two'"),
         (f"{JOB} --pipeline-model-parallel-size 0", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from pptrace.plugin import ConfigError, nearest, read_yaml
-from pptrace_frameworks.recipe_programs import Unknown, evaluate_recipe, read_module
+from pptrace_frameworks.recipe_programs import Unknown, evaluate_expression, evaluate_recipe, read_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,6 +41,7 @@ _SHORT_NAMES = {
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
     "rope_fusion": "apply_rope_fusion", "fp8_params": "fp8_param_gather", "fp8_format": "fp8", "fp4_format": "fp4",
+    "pad_vocab_size_to": "padded_vocab_size",
 }  # fmt: skip
 """Settings with another name in recipes or arguments than in Megatron-Core."""
 _UNRELATED = frozenset({
@@ -116,7 +117,10 @@ def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
     arguments = _arguments(_words(text))
     if not arguments:
         raise ConfigError("has no arguments of Megatron-LM, such as --tensor-model-parallel-size 8", file=file)
-    return Recipe(file=file, name=Path(file).stem, settings=_renamed(arguments), stack=stack, is_command=True)
+    settings = _renamed(arguments)
+    if settings.get("checkpoint_activations") or settings.get("recompute_method"):
+        settings.setdefault("recompute_granularity", "full")  # Megatron-LM before 3.0 has no other
+    return Recipe(file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True)
 
 
 def _known_name(file: Path, name: str) -> str:
@@ -233,10 +237,13 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)\+?=(?P<value>.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)(?P<appends>\+?)=(?P<value>.*)", re.DOTALL)
 _VARIABLE = re.compile(
-    r"\$(?:\{(?P<braced>\w+)(?P<items>\[[@*]\])?(?::?[-=](?P<default>[^}]*))?\}|(?P<plain>\w+))"
+    r"\$(?:\{(?P<braced>\w+)(?P<items>\[[@*]\])?(?::?[-=](?P<default>(?:[^{}]|\{[^{}]*\})*))?\}|(?P<plain>\w+))"
 )
+_ARITHMETIC = re.compile(r"\$\(\((?P<expression>(?:[\w\s${}:+*/%-]|\([\w\s${}:+*/%-]*\))*)\)\)")
+_COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
+"""A line with only a comment, whose backslash does not continue it."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
 _END = ""
 """The word after the last one of a line, which ends the values of an argument."""
@@ -246,13 +253,14 @@ def _words(text: str) -> list[str]:
     """Return the words of a script, with variables replaced by their values where the script has them."""
     variables: dict[str, str] = {}
     words: list[str] = []
-    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
-        for part in _parts(line):
+    for line in re.sub(r"\\\r?\n", " ", _COMMENT.sub("", text)).splitlines():
+        for part in _parts(_ARITHMETIC.sub(lambda match: _computed(match["expression"], variables), line)):
             assignment = _ASSIGNMENT.fullmatch(part)
             value = _expanded(assignment["value"] if assignment else part, variables).strip()
             if assignment:
-                variables[assignment["name"]] = value
-            elif value.startswith("--"):
+                before = variables.get(assignment["name"], "") if assignment["appends"] else ""
+                variables[assignment["name"]] = f"{before} {value}".strip()
+            elif "--" in value:
                 words += value.split()
             elif value.strip("()[]{};"):
                 words.append(value)
@@ -260,10 +268,18 @@ def _words(text: str) -> list[str]:
     return words
 
 
+def _computed(expression: str, variables: Mapping[str, str]) -> str:
+    """Return the value of an expression of the shell's integer arithmetic; without a value, the expression."""
+    text = re.sub(r"(?<![\w${])[A-Za-z_]\w*", lambda match: f"${match[0]}", expression)
+    text = _expanded(text, variables).replace(" ", "")
+    value = evaluate_expression(text.replace("/", "//"))
+    return str(value) if isinstance(value, int) else text.replace("(", "").replace(")", "")
+
+
 def _parts(line: str) -> list[str]:
     """Return the words of a line; quotes that end in another line have no meaning."""
     for text in (line, line.replace("'", " ").replace('"', " ")):
-        lexer = shlex.shlex(text, posix=True, punctuation_chars="()")
+        lexer = shlex.shlex(text, posix=True, punctuation_chars="();")
         lexer.whitespace_split = True
         try:
             return list(lexer)
@@ -277,7 +293,8 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
         default = match["default"]
         if match["items"]:
             return ""
-        return variables.get(match["braced"] or match["plain"], match[0] if default is None else default)
+        absent = match[0] if default is None else _expanded(default, variables)
+        return variables.get(match["braced"] or match["plain"], absent)
 
     return _VARIABLE.sub(value, text)
 

@@ -55,8 +55,9 @@ _SEQUENCES = (("llama", 8192), ("", 4096))
 _STATE_TYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _APART = (
     "activation_func", "adam", "add_", "apply_wd", "async", "auto_detect", "average_in", "bf16",
-    "calculate_per_token", "check", "ckpt", "clip", "completion", "cross_attention", "crossattn",
-    "csa_compress_rotary", "cuda_graph_warmup", "data", "deallocate_pipeline", "decoupled", "dist",
+    "calculate_per_token", "check_", "checkpoint_dir", "checkpoint_path", "ckpt", "clip", "completion",
+    "cross_attention", "crossattn", "csa_compress_rotary", "cuda_graph_warmup", "data", "deallocate_pipeline",
+    "decoupled", "dist",
     "dsa_indexer_loss", "eval", "exit", "finetune", "fp8_amax", "fp8_margin", "gated_", "group_query", "hf_",
     "high_priority", "hysteresis", "init", "initial_loss", "is_hybrid", "keep_mtp", "layernorm", "lion", "load",
     "log", "loss", "lr", "make_vocab", "manual_gc", "master", "max_pos", "merge", "min_loss", "min_lr", "mock",
@@ -72,7 +73,8 @@ _APART = (
 """Settings of convergence, files, logs and processes, by the first letters of their names."""
 _ASSUMED: Mapping[str, tuple[Any, ...]] = {
     "apply_rope_fusion": (True,), "attention_backend": ("auto", "fused"), "bias_activation_fusion": (True,),
-    "bias_dropout_fusion": (True,), "fp4_recipe": ("nvfp4",), "fp8_wgrad": (True,), "mamba_chunk_size": (128,),
+    "bias_dropout_fusion": (True,), "checkpoint_num_layers": (1,), "fp4_recipe": ("nvfp4",),
+    "fp8_wgrad": (True,), "mamba_chunk_size": (128,),
     "masked_softmax_fusion": (True,), "moe_grouped_gemm": (True,), "overlap_param_gather": (True,),
     "params_dtype": ("bfloat16",), "persist_layer_norm": (True,), "pipeline_dtype": ("bfloat16",),
     "transformer_impl": ("transformer_engine",), "use_fused_weighted_squared_relu": (True,),
@@ -131,7 +133,8 @@ class _Settings(Struct):
         value = value[0] if isinstance(value, list) and value else value
         is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
         if isinstance(value, bool) or not is_whole:
-            raise ConfigError(f"must be a whole number, not {value!r}", key=name)
+            fix = ": write the number in place of the variable" if "$" in str(value) else ""
+            raise ConfigError(f"must be a whole number, not {value!r}{fix}", key=name)
         return int(value)
 
     def size(self, name: str) -> int:
@@ -547,6 +550,7 @@ def _recomputation(settings: _Settings) -> dict[str, Any]:
     layers, method = settings.count("recompute_num_layers"), settings.read("recompute_method")
     if settings.read("recompute_activations") and not granularity:
         granularity = "selective"
+    settings.read("checkpoint_activations")
     if granularity == "full" or (layers and not granularity):
         if layers <= 1 and method != "block":
             return {"recompute": "full"}
@@ -666,7 +670,7 @@ def _given_sizes(settings: _Settings, *names: str) -> dict[str, int]:
 def _layers_with_experts(pattern: Any) -> dict[str, int]:
     """Return the keys for a pattern: an interval, or a list with a number for each layer."""
     if isinstance(pattern, str):
-        pattern = evaluate_expression(pattern)
+        pattern = evaluate_expression(pattern.strip("'\""))
     if isinstance(pattern, int) and not isinstance(pattern, bool):
         return {"moe_every": pattern} if pattern > 1 else {}
     if isinstance(pattern, list) and 1 in pattern:
