@@ -61,7 +61,7 @@ from pptrace.report.document import Cell as Cell
 from pptrace.report.document import Document as Document
 from pptrace.report.document import Section as Section
 from pptrace.report.document import Table as Table
-from pptrace.run.inputs import Prepared as Prepared
+from pptrace.run.inputs import StepInputs as StepInputs
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
 from pptrace.sanitize import csv_of as csv_of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pptrace.cli.options import Source
     from pptrace.report.table_drawing import Drawing
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.steps.schedule import Schedule
 
 _EXAMPLES = """\b
@@ -121,7 +121,7 @@ def _check(
             raise click.UsageError(f"--option {option}: write KEY=VALUE")
 
 
-def _title(prepared: Prepared, drawing: Drawing) -> str:
+def _title(prepared: StepInputs, drawing: Drawing) -> str:
     schedule = prepared.schedule
     name = prepared.resolved.experiment.schedule.name
     title = f"{name}: {schedule.ranks} ranks, {prepared.batch_text}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import MessagePolicyOffer
     from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.sim.engines import Contention
     from pptrace.sim.simulation import LoweredStep
     from pptrace.sim.task_graph import ActionTimes
@@ -64,7 +64,7 @@ class Resimulation(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return cls(schedule=order, workload=costs, policy=policy or Policy(), partial=partial)
 
     @classmethod
-    def of_simulation(cls, inputs: Prepared) -> Self:
+    def of_simulation(cls, inputs: StepInputs) -> Self:
         """Return a simulation that runs with other durations."""
         return cls(
             schedule=inputs.schedule, workload=inputs.workload, policy=inputs.policy, network=inputs.network,

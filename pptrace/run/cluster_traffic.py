@@ -18,7 +18,7 @@ from pptrace.network.cluster import Layout
 from pptrace.network.contract import NO_ROUTE, Paths
 from pptrace.report.svg import document, element
 from pptrace.run.hardware import job_network
-from pptrace.run.inputs import Inputs
+from pptrace.run.inputs import Preparation
 from pptrace.sim.engines import steady_rates
 from pptrace.steps.text_forms import load_table
 
@@ -120,7 +120,7 @@ def view_cluster(
     if resolved.experiment.parallel.pp is None:
         ranks = load_table(Path(resolved.experiment.schedule.name)).schedule.ranks
         resolved = resolved.with_values("parallel", {"pp": ranks})
-    inputs = Inputs(resolved=resolved, registry=registry)
+    inputs = Preparation(resolved=resolved, registry=registry)
     job = job_network(inputs)
     if not sized:  # a tensor-parallel stage on each node, or a stage on each GPU of a single node
         nodes, gpus = job.network.nodes, job.network.gpus

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pptrace.plugins.registry import Registry
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import KernelCost, Workload
 
@@ -128,7 +128,7 @@ def _equal_stages(stages: Iterable[tuple[int, Content]]) -> Iterator[tuple[str, 
         yield str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}", content
 
 
-def costs_yaml(prepared: Prepared, registry: Registry) -> tuple[str, list[str]]:
+def costs_yaml(prepared: StepInputs, registry: Registry) -> tuple[str, list[str]]:
     """Return a configuration with ``costs: table`` in place of its model, device and costs.
 
     Returns:
@@ -151,7 +151,7 @@ def costs_yaml(prepared: Prepared, registry: Registry) -> tuple[str, list[str]]:
     return yaml_text(configuration, head=head, width=115), missing
 
 
-def _differences(prepared: Prepared, written: Prepared) -> list[str]:
+def _differences(prepared: StepInputs, written: StepInputs) -> list[str]:
     """Return the names of costs that differ between two steps."""
     if prepared.schedule.stages != written.schedule.stages:
         return ["units of weights"]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
     from pptrace.plugins.providers import Provided
     from pptrace.plugins.requests import ScheduleRequest
-    from pptrace.run.inputs import Inputs
+    from pptrace.run.inputs import Preparation
     from pptrace.run.sequences import Pack, Sequences
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.placement import Placement
@@ -178,7 +178,7 @@ class Costs(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         ))  # fmt: skip
 
 
-def model_costs(inputs: Inputs, network: Network) -> Costs:
+def model_costs(inputs: Preparation, network: Network) -> Costs:
     """Return the costs that a configuration names, or those that read its model.
 
     Raises:
@@ -232,7 +232,7 @@ class _CostParameters(NamedTuple):
     options: dict[str, Any]
 
 
-def _parameters_of_costs(inputs: Inputs) -> _CostParameters:
+def _parameters_of_costs(inputs: Preparation) -> _CostParameters:
     """Look up the cost model, and fill in its model, device and options."""
     provided = look_up_cost_model(inputs)
     offer = provided.offer
@@ -241,7 +241,7 @@ def _parameters_of_costs(inputs: Inputs) -> _CostParameters:
     return _CostParameters(provided, model, device, rank_devices, _options(inputs, offer))
 
 
-def _sequences(inputs: Inputs, hidden: int) -> Sequences | None:
+def _sequences(inputs: Preparation, hidden: int) -> Sequences | None:
     """Return the lengths of sequences, and add their note; None for equal ones."""
     if inputs.experiment.batch.lengths is None and inputs.experiment.batch.documents is None:
         return None
@@ -362,7 +362,7 @@ def _link_collectives(network: RankNetwork) -> LinkCollectives:
     return LinkCollectives(network=network.network, groups=network.layout.groups, known=known)
 
 
-def look_up_cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
+def look_up_cost_model(inputs: Preparation) -> Provided[CostModelOffer]:
     """Return the cost model of a configuration: by name, or the one that reads models.
 
     Raises:
@@ -380,7 +380,7 @@ def look_up_cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
     return inputs.look_up(models, name, "costs")
 
 
-def _options(inputs: Inputs, offer: CostModelOffer) -> dict[str, Any]:
+def _options(inputs: Preparation, offer: CostModelOffer) -> dict[str, Any]:
     """Return the cost model's checked options; an error names the cost models that have the option."""
     try:
         return inputs.fill_options("costs", offer.options)
@@ -401,7 +401,7 @@ def _options(inputs: Inputs, offer: CostModelOffer) -> dict[str, Any]:
         raise inputs.resolved.error(error.key, message) from None
 
 
-def _devices(inputs: Inputs, offer: CostModelOffer) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
+def _devices(inputs: Preparation, offer: CostModelOffer) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
     """Return the device, and the device of each rank where they differ."""
     if inputs.experiment.device is not None:
         if offer.device is not None:
@@ -412,7 +412,7 @@ def _devices(inputs: Inputs, offer: CostModelOffer) -> tuple[dict[str, Any], tup
     return _parameters(inputs, "device", offer.device, offer.name) if offer.device else {}, ()
 
 
-def _parameters(inputs: Inputs, key: str, model: Any, costs: str) -> dict[str, Any]:
+def _parameters(inputs: Preparation, key: str, model: Any, costs: str) -> dict[str, Any]:
     """Return the values of the model or device: the user's over those of its preset."""
     section = getattr(inputs.experiment, key)
     if model is None:

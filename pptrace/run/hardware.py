@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import ClusterOffer, NetworkOffer
     from pptrace.plugins.providers import Provided
     from pptrace.plugins.registry import Registry
-    from pptrace.run.inputs import Inputs
+    from pptrace.run.inputs import Preparation
 
 _KEY = "device.ranks"
 _RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 
 
-def preset_values(inputs: Inputs, key: str, name: str | None, place: str) -> Mapping[str, Any]:
+def preset_values(inputs: Preparation, key: str, name: str | None, place: str) -> Mapping[str, Any]:
     """Return the values of a preset or file of a ``model`` or ``device``; empty without a name.
 
     Raises:
@@ -51,7 +51,7 @@ def preset_values(inputs: Inputs, key: str, name: str | None, place: str) -> Map
     return inputs.look_up(inputs.registry.devices, name, place).offer.values
 
 
-def fill_first_device(inputs: Inputs) -> None:
+def fill_first_device(inputs: Preparation) -> None:
     """Fill in the device of rank 0 as the default device, where the section has only ``device.ranks``.
 
     Raises:
@@ -73,7 +73,7 @@ def fill_first_device(inputs: Inputs) -> None:
     inputs.resolved = inputs.resolved.with_section("device", device, origins)
 
 
-def rank_devices(inputs: Inputs, model: Any, base: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def rank_devices(inputs: Preparation, model: Any, base: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the checked device of each pipeline rank; empty where all are equal.
 
     Args:
@@ -110,7 +110,7 @@ def rank_devices(inputs: Inputs, model: Any, base: Mapping[str, Any]) -> tuple[d
     return devices if any(device != base for device in devices) else ()
 
 
-def check_unread_device(inputs: Inputs, costs: str) -> None:
+def check_unread_device(inputs: Preparation, costs: str) -> None:
     """Check the device of costs that do not read it: its presets and ranks exist, and it has no parameters.
 
     Raises:
@@ -174,7 +174,7 @@ _MOST_NODES = 2**31 - 1
 _PARTS = ("node", "fabric")
 
 
-def job_network(inputs: Inputs) -> RankNetwork:
+def job_network(inputs: Preparation) -> RankNetwork:
     """Build the cluster of a configuration, place the job's GPUs on it, and fill in the section.
 
     Raises:
@@ -263,7 +263,7 @@ def _nodes(
     return given, f"preset {section.preset}"
 
 
-def _part(inputs: Inputs, values: dict[str, Any], part: str, request: NetworkRequest) -> Network:
+def _part(inputs: Preparation, values: dict[str, Any], part: str, request: NetworkRequest) -> Network:
     """Return the network in a node, or the fabric, and fill its options into ``values``."""
     key = f"cluster.{part}"
     provided, checked, plain = _options(inputs, values, part)
@@ -281,7 +281,7 @@ def _part(inputs: Inputs, values: dict[str, Any], part: str, request: NetworkReq
 
 
 def _options(
-    inputs: Inputs, values: Mapping[str, Any], part: str
+    inputs: Preparation, values: Mapping[str, Any], part: str
 ) -> tuple[Provided[NetworkOffer], Mapping[str, Any], dict[str, Any]]:
     """Return the network of a part, and its options: checked, and as plain values."""
     options = dict(values[part])
@@ -306,7 +306,7 @@ def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[st
     return origins
 
 
-def fill_cluster_device(inputs: Inputs) -> None:
+def fill_cluster_device(inputs: Preparation) -> None:
     """Fill in the device of the cluster's preset where the configuration has a model and no preset of a device.
 
     Parameters that the configuration has override those of this device.

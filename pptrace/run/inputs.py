@@ -43,7 +43,7 @@ Offer = TypeVar("Offer")
 Result = TypeVar("Result")
 
 
-class Prepared(Struct, frozen=True):
+class StepInputs(Struct, frozen=True):
     """The inputs of one simulation."""
 
     resolved: Resolved
@@ -114,7 +114,7 @@ class Prepared(Struct, frozen=True):
         return lowered.run()
 
 
-class Inputs(Struct, kw_only=True):
+class Preparation(Struct, kw_only=True):
     """A configuration that the stages of preparation fill in, and the plugins that they use."""
 
     resolved: Resolved
@@ -131,13 +131,13 @@ class Inputs(Struct, kw_only=True):
         """Return the values of the configuration."""
         return self.resolved.experiment
 
-    def copy(self) -> Inputs:
+    def copy(self) -> Preparation:
         """Return a copy that other stages can fill in."""
         return replace(self, plugins=dict(self.plugins))
 
     def share(
         self,
-        compute: Callable[[Inputs], Result],
+        compute: Callable[[Preparation], Result],
         name: str,
         *,
         reads: Iterable[str],
@@ -156,7 +156,7 @@ class Inputs(Struct, kw_only=True):
             may_keep: as for :func:`~pptrace.memo.memoized`.
         """
 
-        def run() -> tuple[Result, Inputs, dict[str, Any], dict[str, str]]:
+        def run() -> tuple[Result, Preparation, dict[str, Any], dict[str, str]]:
             filled = replace(self, plugins={}, notes=())
             result = compute(filled)
             values = {section: getattr(filled.experiment, section) for section in fills}
@@ -304,7 +304,7 @@ def parallel_layout(parallel: Parallel, reduction: DataParallel | None = None) -
     )  # fmt: skip
 
 
-def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> PptraceError:
+def located(error: ScheduleError, prepared: StepInputs, registry: Registry) -> PptraceError:
     """Return a schedule's error with the cell of its file, or with the plugin of the schedule."""
     if prepared.table is not None:
         return prepared.table.locate(error)

@@ -25,7 +25,7 @@ from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
 from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
 from pptrace.run.hardware import fill_cluster_device
-from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
+from pptrace.run.inputs import Preparation, StepInputs, at_location, layout_of
 from pptrace.run.reinforcement_learning import with_forward_flops
 from pptrace.run.replicas import with_slowest_replica
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | None = None) -> Prepared:
+def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | None = None) -> StepInputs:
     """Look up every name, check every option, and build schedule, costs, network and policy.
 
     Args:
@@ -94,7 +94,7 @@ def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | N
     return replace(prepared, workload=workload, notes=(note, *prepared.notes))
 
 
-def _prepare(resolved: Resolved, registry: Registry) -> Prepared:
+def _prepare(resolved: Resolved, registry: Registry) -> StepInputs:
     if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
         raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
     inputs = _inputs(resolved, registry)
@@ -117,9 +117,9 @@ def build_costs(resolved: Resolved, registry: Registry) -> Costs:
     return model_costs(inputs, _network(inputs))
 
 
-def _inputs(resolved: Resolved, registry: Registry) -> Inputs:
+def _inputs(resolved: Resolved, registry: Registry) -> Preparation:
     """Return inputs with the device of the cluster, and the values of the software stack."""
-    inputs = Inputs(resolved=resolved, registry=registry)
+    inputs = Preparation(resolved=resolved, registry=registry)
     fill_cluster_device(inputs)
     fill_stack(inputs)
     return inputs
@@ -133,7 +133,7 @@ def _has_chunks_of_file(resolved: Resolved) -> bool:
     return chunks.source == resolved.file and name.source != resolved.file
 
 
-def _table_file(inputs: Inputs) -> TableFile | None:
+def _table_file(inputs: Preparation) -> TableFile | None:
     """Read the file of a schedule that is a table, and fill in its sizes."""
     schedule = inputs.experiment.schedule
     if schedule.kind != "table":
@@ -172,7 +172,7 @@ def _with_sizes(resolved: Resolved, table: Schedule, slices: int) -> Resolved:
     return resolved.with_values("batch", batch, origin)
 
 
-def _network(inputs: Inputs) -> Network:
+def _network(inputs: Preparation) -> Network:
     layout_of(inputs.resolved)  # refuses sizes that do not fit each other
     if inputs.experiment.cluster is not None:
         from pptrace.run.hardware import job_network
@@ -187,7 +187,7 @@ def _network(inputs: Inputs) -> Network:
     return network
 
 
-def _schedule_request(inputs: Inputs) -> ScheduleRequest:
+def _schedule_request(inputs: Preparation) -> ScheduleRequest:
     parallel = inputs.experiment.parallel
     microbatches = inputs.experiment.batch.known_microbatches
     model, encoder_stages, layers = inputs.experiment.model, None, None
@@ -201,7 +201,7 @@ def _schedule_request(inputs: Inputs) -> ScheduleRequest:
     )  # fmt: skip
 
 
-def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
+def _table(inputs: Preparation, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
     """Build the table of a schedule; return it and the request with the schedule's options and chunks."""
     initial, sizes = inputs.copy(), _schedule_request(inputs)
 
@@ -211,7 +211,7 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
         placement = replace(Placement.looped(count, 1), edges=branch_edges(branches, count))
         return _times(initial.resolved, costs.workload(count, placement.graph), costs.network)
 
-    def inputs_with_table(table: Schedule) -> Prepared:
+    def inputs_with_table(table: Schedule) -> StepInputs:
         return _with_table(initial.copy(), costs, table, request)
 
     tables = OtherTables(inputs=initial, request=sizes, compute_times=compute_times, prepared=inputs_with_table)
@@ -235,8 +235,8 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
 
 
 def _with_table(
-    inputs: Inputs, costs: Costs, table: Schedule, request: ScheduleRequest, file: TableFile | None = None
-) -> Prepared:
+    inputs: Preparation, costs: Costs, table: Schedule, request: ScheduleRequest, file: TableFile | None = None
+) -> StepInputs:
     """Return all inputs of a step with this table."""
     table = _with_modules(inputs.resolved, table)
     network, placement = costs.network, table.placement
@@ -277,7 +277,7 @@ def _with_table(
         links=configured.links, compute_permille=round(configured.compute * 1000),
         communication_permille=round(configured.communication * 1000),
     )  # fmt: skip
-    prepared = Prepared(
+    prepared = StepInputs(
         resolved=inputs.resolved, schedule=table, request=request, network=network, table=file, workload=workload,
         job=network if isinstance(network, RankNetwork) else None, policy=policy, contention=contention,
         plugins=dict(sorted(inputs.plugins.items())), notes=(*inputs.notes, *notes), differing=differing,
@@ -291,7 +291,7 @@ def with_notes(workload: Workload, notes: Sequence[str]) -> Workload:
     return replace(workload, notes=(*notes, *workload.notes)) if notes else workload
 
 
-def _with_host_state(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> Workload:
+def _with_host_state(inputs: Preparation, costs: Costs, table: Schedule, workload: Workload) -> Workload:
     """Return the costs of a table whose ranks hold no state of stages.
 
     Raises:
@@ -309,7 +309,7 @@ def _with_host_state(inputs: Inputs, costs: Costs, table: Schedule, workload: Wo
     return workload.with_host_state(recomputed)
 
 
-def _of_several_updates(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> Workload:
+def _of_several_updates(inputs: Preparation, costs: Costs, table: Schedule, workload: Workload) -> Workload:
     """Return the costs of a table without flushes between its updates: each update has equal microbatches.
 
     Raises:
@@ -333,7 +333,7 @@ def _of_several_updates(inputs: Inputs, costs: Costs, table: Schedule, workload:
     )  # fmt: skip
 
 
-def _refuse(inputs: Inputs, reason: str, settings: Mapping[str, bool]) -> None:
+def _refuse(inputs: Preparation, reason: str, settings: Mapping[str, bool]) -> None:
     for key, is_set in settings.items():
         if is_set:
             name = inputs.experiment.schedule.name
@@ -361,7 +361,7 @@ def _with_modules(resolved: Resolved, table: Schedule) -> Schedule:
     return replace(table, placement=replace(placement, edges=branch_edges(branches, placement.stages)))
 
 
-def _tables(inputs: Inputs, costs: Costs, table: Schedule) -> dict[int, ReplicaTable]:
+def _tables(inputs: Preparation, costs: Costs, table: Schedule) -> dict[int, ReplicaTable]:
     """Return the tables of replicas by their number of microbatches; none where all have as many."""
     numbers = {*costs.sequences.microbatches} if costs.sequences else {table.microbatches}
     if len(numbers) == 1:
@@ -400,7 +400,7 @@ def _with_chunks(resolved: Resolved, schedule: Schedule, requested: int) -> Reso
     return resolved
 
 
-def message_policy(inputs: Inputs, table: Schedule) -> Policy:
+def message_policy(inputs: Preparation, table: Schedule) -> Policy:
     """Return the message policy of the configuration, of the core or of a plugin.
 
     Raises:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pptrace.config.resolution import Resolved
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -50,7 +50,7 @@ def with_forward_flops(resolved: Resolved, table: Schedule, workload: Workload) 
     return replace(workload, model_flops=flops)
 
 
-def simulate_step(prepared: Prepared) -> Simulated:
+def simulate_step(prepared: StepInputs) -> Simulated:
     """Simulate a step with its generation and forward-only passes.
 
     Raises:
@@ -81,7 +81,7 @@ def simulate_step(prepared: Prepared) -> Simulated:
     return _joined(phases)
 
 
-def _generation(prepared: Prepared, duration_ns: int) -> Timeline:
+def _generation(prepared: StepInputs, duration_ns: int) -> Timeline:
     """Return a slice on the compute stream of each rank."""
     ranks = prepared.schedule.ranks
     stage_of_rank = prepared.schedule.placement.copies().argmax(axis=1)
@@ -95,7 +95,7 @@ def _generation(prepared: Prepared, duration_ns: int) -> Timeline:
     return Timeline.from_columns(columns, prepared.schedule.placement)
 
 
-def _forwards(prepared: Prepared) -> Simulated:
+def _forwards(prepared: StepInputs) -> Simulated:
     """Simulate the schedule's forwards alone."""
     table, zero = prepared.schedule, np.zeros(prepared.workload.stages, dtype=np.int64)
     forwards = table.selected(np.flatnonzero(table.kind == Kind.F))

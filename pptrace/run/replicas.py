@@ -21,7 +21,7 @@ from pptrace.timeline.memory import measure_memory, needs_clock
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.run.speeds import ReplicaCosts
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
@@ -53,7 +53,7 @@ class ReplicaDifferences(Struct, frozen=True):
         """Return the kind with the longest computation."""
         return int(np.argmax(self.computation_ns))
 
-    def inputs_of(self, prepared: Prepared, differing: ReplicaCosts, kind: int) -> Prepared:
+    def inputs_of(self, prepared: StepInputs, differing: ReplicaCosts, kind: int) -> StepInputs:
         """Return the inputs of replicas of one kind, whose collectives wait for all replicas."""
         prepared = _replica(prepared, differing, int(self.first[kind]))
         if self.meeting_ns.size:
@@ -62,7 +62,7 @@ class ReplicaDifferences(Struct, frozen=True):
         return replace(prepared, workload=replace(prepared.workload, released_ns=released_ns))
 
 
-def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> Prepared:
+def changed(prepared: StepInputs, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> StepInputs:
     """Return inputs with other costs or fields, such as ``network``, for all replicas.
 
     Raises:
@@ -76,7 +76,7 @@ def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = N
     return with_slowest_replica(replace(prepared, **parts))
 
 
-def with_slowest_replica(prepared: Prepared) -> Prepared:
+def with_slowest_replica(prepared: StepInputs) -> StepInputs:
     """Return the inputs of the slowest replica, or of ``batch.replica``; its collectives wait for all replicas.
 
     Reductions are simultaneous in all replicas, and so are gathers of units. So all steps end at the same time.
@@ -99,7 +99,7 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
     return replace(prepared, workload=replace(prepared.workload, notes=notes))
 
 
-def inputs_of_replicas(prepared: Prepared) -> list[Prepared]:
+def inputs_of_replicas(prepared: StepInputs) -> list[StepInputs]:
     """Return the inputs of one replica of each kind alone; the given ones where all replicas are equal."""
     differing = prepared.differing
     if differing is None:
@@ -108,7 +108,7 @@ def inputs_of_replicas(prepared: Prepared) -> list[Prepared]:
     return [_replica(prepared, differing, replica) for replica in first.tolist()]
 
 
-def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
+def simulate_replicas(prepared: StepInputs, differing: ReplicaCosts) -> ReplicaDifferences:
     """Simulate one replica of each kind.
 
     Raises:
@@ -138,7 +138,7 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
     )  # fmt: skip
 
 
-def _measure_replicas(inputs: Sequence[Prepared], differing: ReplicaCosts) -> tuple[Int64s, Int64s]:
+def _measure_replicas(inputs: Sequence[StepInputs], differing: ReplicaCosts) -> tuple[Int64s, Int64s]:
     """Return the times of complete gradients, and peak memory, of replicas with a common table.
 
     Replicas run together if their tasks do not depend on times. Otherwise, each is simulated.
@@ -198,7 +198,7 @@ def _cost_columns(
     return plain, column_of
 
 
-def _simulate_units(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
+def _simulate_units(prepared: StepInputs, differing: ReplicaCosts) -> ReplicaDifferences:
     """Simulate one replica of each kind together, as ranks of one table whose collectives start together."""
     first, kind_of = kinds_of(differing.classes, differing.speeds)
     kinds, table = len(first), prepared.schedule
@@ -259,7 +259,7 @@ def _costs_of_all(costs: Sequence[Workload], microbatches: int) -> Workload:
     )  # fmt: skip
 
 
-def _replica(prepared: Prepared, differing: ReplicaCosts, replica: int) -> Prepared:
+def _replica(prepared: StepInputs, differing: ReplicaCosts, replica: int) -> StepInputs:
     """Return the inputs of one replica alone: its costs, and where it has fewer microbatches its table."""
     classes = differing.classes
     if classes is not None and (issued := differing.tables.get(int(np.count_nonzero(classes[replica])))):
@@ -286,7 +286,7 @@ def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:
     return note
 
 
-def _check_uncut(prepared: Prepared, differing: ReplicaCosts) -> None:
+def _check_uncut(prepared: StepInputs, differing: ReplicaCosts) -> None:
     resolved, table = prepared.resolved, prepared.schedule
     configured, has_units = resolved.experiment.data_parallel, prepared.units > 1
     if configured.reduce_each and not has_units:

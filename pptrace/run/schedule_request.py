@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Network
     from pptrace.plugins.requests import TableSimulator
-    from pptrace.run.inputs import Inputs, Prepared
+    from pptrace.run.inputs import Preparation, StepInputs
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -149,13 +149,13 @@ def _buffers(workload: Workload, following: Int32s) -> Int64s:
 class OtherTables(Struct, frozen=True):
     """A configuration while its schedule is built; see :class:`~pptrace.plugins.requests.TableSimulator`."""
 
-    inputs: Inputs
+    inputs: Preparation
     """The configuration and the plugins."""
     request: ScheduleRequest
     """The sizes, without options."""
     compute_times: Callable[[int], dict[str, Any]]
     """Returns the times in a request, by the number of stages."""
-    prepared: Callable[[Schedule], Prepared]
+    prepared: Callable[[Schedule], StepInputs]
     """Returns the inputs of a step with a table."""
 
     def others(self) -> Iterator[tuple[str, Schedule, ScheduleRequest]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pptrace.config.resolution import Resolved
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.link_use import Traffic
     from pptrace.timeline.memory import Memory
@@ -41,7 +41,7 @@ _KEYS = (("batch", "lengths"), ("batch", "documents"), ("data_parallel", "speeds
 class SimulatedStep(Struct, frozen=True, dict=True):
     """One simulated step."""
 
-    prepared: Prepared
+    prepared: StepInputs
     """The inputs."""
     timeline: Timeline
     """Every slice, in columns."""
@@ -51,7 +51,7 @@ class SimulatedStep(Struct, frozen=True, dict=True):
     """The plugins, for exports."""
 
     @classmethod
-    def of(cls, prepared: Prepared, registry: Registry) -> Self:
+    def of(cls, prepared: StepInputs, registry: Registry) -> Self:
         """Simulate prepared inputs.
 
         Raises:

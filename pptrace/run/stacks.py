@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from pptrace.run.inputs import Inputs
+    from pptrace.run.inputs import Preparation
 
 _SECTIONS = ("parallel", "p2p", "data_parallel", "contention", "model", "costs")
 """Sections whose keys a stack can set."""
@@ -35,7 +35,7 @@ _SCHEDULE = "schedule.name"
 _RELEASE = re.compile(r"(?P<family>.+)-(?P<version>\d+(?:\.\d+)*)")
 
 
-def fill_stack(inputs: Inputs) -> None:
+def fill_stack(inputs: Preparation) -> None:
     """Fill in the values of the configuration's stack that the user did not write.
 
     A configuration with a model has the default stack if it names none and a plugin offers it.
@@ -55,7 +55,7 @@ def fill_stack(inputs: Inputs) -> None:
     )  # fmt: skip
 
 
-def _fill(inputs: Inputs, name: str) -> None:
+def _fill(inputs: Preparation, name: str) -> None:
     """Fill in the values of a stack, and its release."""
     with at_location(inputs.resolved, "stack"):
         offer = _offer(inputs, name)
@@ -78,7 +78,7 @@ def _fill(inputs: Inputs, name: str) -> None:
             facts |= values
 
 
-def _stack_name(inputs: Inputs) -> str | None:
+def _stack_name(inputs: Preparation) -> str | None:
     """Return the name of the configuration's stack, or of the default stack; None without a stack."""
     experiment = inputs.experiment
     if experiment.stack or experiment.model is None:
@@ -87,7 +87,7 @@ def _stack_name(inputs: Inputs) -> str | None:
     return DEFAULT_STACK if has_default else None
 
 
-def condition_keys(inputs: Inputs) -> frozenset[str]:
+def condition_keys(inputs: Preparation) -> frozenset[str]:
     """Return the keys that the conditions of the stack's rules read.
 
     Raises:
@@ -97,7 +97,7 @@ def condition_keys(inputs: Inputs) -> frozenset[str]:
     return frozenset(key for rule in _configured_rules(inputs) for key in (*rule.when, *rule.unless))
 
 
-def schedule_conditions(inputs: Inputs, schedule: str, without: Collection[str] = ()) -> tuple[bool, ...]:
+def schedule_conditions(inputs: Preparation, schedule: str, without: Collection[str] = ()) -> tuple[bool, ...]:
     """Return which conditions of the stack's rules on the name of the schedule hold for a name.
 
     Configurations that differ in the name alone have equal costs if the same conditions hold. Rules are left out
@@ -115,14 +115,14 @@ def schedule_conditions(inputs: Inputs, schedule: str, without: Collection[str] 
     )
 
 
-def _configured_rules(inputs: Inputs) -> Iterator[StackRule]:
+def _configured_rules(inputs: Preparation) -> Iterator[StackRule]:
     """Yield the rules of the configuration's stack; none without a stack."""
     name = _stack_name(inputs)
     if name is not None:
         yield from (rule for _, rule in _rules(inputs, _offer(inputs, name)))
 
 
-def framework_of(inputs: Inputs) -> str:
+def framework_of(inputs: Preparation) -> str:
     """Return the framework of the stack that :func:`fill_stack` has chosen; empty without one."""
     name, framework = inputs.experiment.stack, ""
     while name and not framework:
@@ -153,7 +153,7 @@ class _File(Parameters):
     rules: list[_Rule]
 
 
-def _offer(inputs: Inputs, name: str) -> StackOffer:
+def _offer(inputs: Preparation, name: str) -> StackOffer:
     """Return the stack of a file, or of a name as :func:`_look_up`."""
     if not is_yaml_file(name):
         return _look_up(inputs, name)
@@ -165,7 +165,7 @@ def _offer(inputs: Inputs, name: str) -> StackOffer:
     return StackOffer(name=Path(name).stem, summary=content.summary, rules=rules, inherits=content.inherits)
 
 
-def _look_up(inputs: Inputs, name: str) -> StackOffer:
+def _look_up(inputs: Preparation, name: str) -> StackOffer:
     """Return the stack of a name, or the newest release of a family.
 
     A release that no plugin offers stands for the newest one before it, with a note.
@@ -186,7 +186,7 @@ def _look_up(inputs: Inputs, name: str) -> StackOffer:
     return inputs.use(stacks[name]).offer
 
 
-def _releases(inputs: Inputs, family: str) -> list[tuple[tuple[int, ...], str]]:
+def _releases(inputs: Preparation, family: str) -> list[tuple[tuple[int, ...], str]]:
     """Return the versions and names of a family's stacks, oldest first."""
     known = map(_RELEASE.fullmatch, inputs.registry.stacks)
     return sorted((_version(stack["version"]), stack[0]) for stack in known if stack and stack["family"] == family)
@@ -196,7 +196,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def _rules(inputs: Inputs, offer: StackOffer, heirs: Collection[str] = ()) -> Iterator[tuple[str, StackRule]]:
+def _rules(inputs: Preparation, offer: StackOffer, heirs: Collection[str] = ()) -> Iterator[tuple[str, StackRule]]:
     """Yield the rules of a stack with its name, those that it inherits first."""
     if offer.name in heirs:
         raise ConfigError(f"stack {offer.name} inherits from itself: remove the key inherits", key="stack")
@@ -211,7 +211,7 @@ def _rules(inputs: Inputs, offer: StackOffer, heirs: Collection[str] = ()) -> It
         yield offer.name, rule
 
 
-def _facts(inputs: Inputs, readers: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+def _facts(inputs: Preparation, readers: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
     """Return the values of the configuration by key, with defaults and presets of model, device and costs."""
     facts = {
         f"{section}.{name}": field.default
@@ -242,7 +242,7 @@ def _matches(value: Any, wanted: Any) -> bool:
     return type(value) is type(wanted) and bool(value == wanted)
 
 
-def _readers(inputs: Inputs) -> dict[str, type[BaseModel]]:
+def _readers(inputs: Preparation) -> dict[str, type[BaseModel]]:
     """Return the parameter models of model, device and costs, if the configuration's costs read a model."""
     offer = look_up_cost_model(inputs).offer
     if inputs.experiment.model is None or offer.model is None:

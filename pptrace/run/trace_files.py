@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.plugins.offers import ExporterOffer, ImporterOffer
     from pptrace.plugins.registry import Registry
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.steps.actions import Form
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
@@ -220,7 +220,7 @@ def simulated_source(timeline: Timeline, registry: Registry) -> SimulatedSource 
     return SimulatedSource(workload=workload, p2p=configuration.get("p2p") or {})
 
 
-def source_inputs(timeline: Timeline, registry: Registry) -> Prepared | None:
+def source_inputs(timeline: Timeline, registry: Registry) -> StepInputs | None:
     """Return the inputs of a simulated trace, from its configuration.
 
     None without a configuration, for plugins that do not take it, another size, or segments.

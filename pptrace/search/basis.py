@@ -17,7 +17,7 @@ from pptrace.config.quantities import exact_size, parse_size
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.plugins.from_file import is_file_reference
-from pptrace.run.inputs import Inputs, at_location
+from pptrace.run.inputs import Preparation, at_location
 from pptrace.run.run import simulate
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Basis(BaseConfiguration, frozen=True, kw_only=True):
         """
         offer = self.find(entry)
         if offer is not None:
-            Inputs(resolved=resolved, registry=self.registry).fill_options("schedule", offer.options)
+            Preparation(resolved=resolved, registry=self.registry).fill_options("schedule", offer.options)
         with at_location(resolved, "p2p"):
             _ = self.registry.message_policies[resolved.experiment.p2p.policy]
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pptrace.config.places import Document
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.search.bounds import Bound
     from pptrace.search.plan_axes import LayoutGroup, PlanLayout, Score
     from pptrace.search.runner import ExecutorChoice
@@ -141,7 +141,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     """Standard deviation of computations by stage and microbatch."""
     seed: int = 0
 
-    def apply(self, prepared: Prepared) -> Prepared:
+    def apply(self, prepared: StepInputs) -> StepInputs:
         """Return a step on this machine."""
         if self.jitter:
             return jittered(prepared, self.seed, self.jitter)
@@ -193,7 +193,7 @@ SEARCHED_TABLE = "searched_table"
 """The cell of the simulated table as text if a search found it; another search may find another table."""
 
 
-def _searched_table(prepared: Prepared, registry: Registry) -> str | None:
+def _searched_table(prepared: StepInputs, registry: Registry) -> str | None:
     schedule = prepared.resolved.experiment.schedule
     is_searched = schedule.kind != "table" and registry.schedules[schedule.name].offer.searches
     return table_text(compute_only(prepared.stage_table)) if is_searched else None

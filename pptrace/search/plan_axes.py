@@ -26,7 +26,7 @@ from pptrace.config.resolution import document_of, leaves_by_key, load
 from pptrace.config.schema import grid_key
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.hardware import ranks_named
-from pptrace.run.inputs import Inputs
+from pptrace.run.inputs import Preparation
 from pptrace.run.neighbourhood import WIDELY, literals, value_of, words_of
 from pptrace.run.preparation import build_costs
 from pptrace.run.stacks import framework_of
@@ -400,7 +400,7 @@ def _without_sizes(parallel: dict[str, Any]) -> None:
 
 def _has_other_stack(request: PlanRequest, resolved: Resolved, registry: Registry) -> bool:
     """Return whether the stack is that of another framework, and plugins offer one of the requested framework."""
-    framework = framework_of(Inputs(resolved=resolved, registry=registry))
+    framework = framework_of(Preparation(resolved=resolved, registry=registry))
     is_offered = any(name.rpartition("-")[0] == request.framework for name in registry.stacks)
     return request.framework in FRAMEWORKS and framework != request.framework and is_offered
 
@@ -422,7 +422,7 @@ def _usual_cluster(tree: Mapping[str, Any], resolved: Resolved, registry: Regist
 
 def _framework(request: PlanRequest, resolved: Resolved, registry: Registry) -> str:
     """Return the framework that has to run all places; empty for none."""
-    named = request.framework or framework_of(Inputs(resolved=resolved, registry=registry))
+    named = request.framework or framework_of(Preparation(resolved=resolved, registry=registry))
     return named if named in FRAMEWORKS else ""
 
 

@@ -20,7 +20,7 @@ from pptrace.config.quantities import exact_size
 from pptrace.config.resolution import load
 from pptrace.config.schema import Offload, Recompute
 from pptrace.errors import ConfigError, ConstraintError, PptraceError, nearest
-from pptrace.run.inputs import Inputs
+from pptrace.run.inputs import Preparation
 from pptrace.run.neighbourhood import (
     Change,
     Estimate,
@@ -283,7 +283,7 @@ class SettingsSearch:
         """
         schedule = self.resolved.experiment.schedule
         self.provided = None if schedule.kind == "table" else self.registry.schedules[schedule.name]
-        inputs = Inputs(resolved=build_costs(self.resolved, self.registry).resolved, registry=self.registry)
+        inputs = Preparation(resolved=build_costs(self.resolved, self.registry).resolved, registry=self.registry)
         self.options = inputs.fill_options("schedule", self.provided.offer.options if self.provided else None)
         self.filled = inputs.resolved
 

@@ -22,7 +22,7 @@ from pptrace.network.collectives import LinkCollectives
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.run.inputs import Inputs
+from pptrace.run.inputs import Preparation
 from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
 from pptrace.run.stacks import condition_keys, schedule_conditions
@@ -510,7 +510,7 @@ class SpaceBounds:
         pairs have no collectives, so rules that change only these do not matter to them.
         """
         plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
-        inputs = Inputs(resolved=self.problem.resolved(plain), registry=self.problem.registry)
+        inputs = Preparation(resolved=self.problem.resolved(plain), registry=self.problem.registry)
         configured = str(inputs.experiment.schedule.name or "")
         conditions = cache(partial(schedule_conditions, inputs))
         names = [configured, *(entry.name for entry in self.entries)]
@@ -585,7 +585,7 @@ class SpaceBounds:
         """Return the keys of :data:`_COST_REQUEST_KEYS` that change more than the request to the cost model."""
         if costs.sequences is not None:
             return frozenset(_COST_REQUEST_KEYS)
-        read_by_stack = condition_keys(Inputs(resolved=costs.resolved, registry=self.problem.registry))
+        read_by_stack = condition_keys(Preparation(resolved=costs.resolved, registry=self.problem.registry))
         return frozenset(
             {*_COST_REQUEST_KEYS} - _request_values(costs.request).keys() | ({*_COST_REQUEST_KEYS} & read_by_stack)
         )
@@ -783,7 +783,7 @@ class TableCache:
         for entry in entries:
             resolved = problem.resolved([*plain, *entry.varied])
             options_model = self.registry.schedules[entry.name].offer.options
-            inputs = Inputs(resolved=resolved, registry=self.registry)
+            inputs = Preparation(resolved=resolved, registry=self.registry)
             self._options[entry.label] = inputs.fill_options("schedule", options_model)
 
     def refusal(self, entry: Entry, layout: PlanLayout, chunks: int | None) -> PptraceError | None:
@@ -834,7 +834,7 @@ class TableCache:
         key = (p2p.policy, str(p2p.options), cached.digest)
         if key not in self._policies and cached.table is not None:
             try:
-                message_policy(Inputs(resolved=resolved, registry=self.registry), cached.table)
+                message_policy(Preparation(resolved=resolved, registry=self.registry), cached.table)
                 self._policies[key] = None
             except PptraceError as error:
                 self._policies[key] = error

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.network.contract import Links, Network, Paths
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.list_scheduler import Actions
     from pptrace.steps.segments import Segment
@@ -55,7 +55,7 @@ _CLASSES = 8
 """Classes of microbatches with random times."""
 
 
-def at_speeds(prepared: Prepared, compute: float = 1, communication: float = 1) -> Prepared:
+def at_speeds(prepared: StepInputs, compute: float = 1, communication: float = 1) -> StepInputs:
     """Return inputs with scaled speeds of computation and communication.
 
     Communication has messages, collectives, reductions and copies to the host, latencies included.
@@ -90,7 +90,7 @@ def _evened_segments(stages: Sequence[tuple[Segment, ...]]) -> list[tuple[Segmen
     return [slowed_segments(segments, *pair) for segments, pair in zip(stages, factors.tolist(), strict=True)]
 
 
-def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
+def jittered(prepared: StepInputs, seed: int, spread: float) -> StepInputs:
     """Return inputs with normally distributed factors of computations, with mean 1 and deviation ``spread``."""
     workload, microbatches = prepared.workload, prepared.schedule.microbatches
     if workload.classes:
@@ -386,7 +386,7 @@ def step_without(run: Run, lost: int) -> int:
         raise resolved.error("p2p.policy", message) from None
 
 
-def _check_reroutable(prepared: Prepared) -> None:
+def _check_reroutable(prepared: StepInputs) -> None:
     """Reject steps that cannot be re-routed; the error names the setting."""
     resolved, table, replicas = prepared.resolved, prepared.schedule, prepared.resolved.experiment.parallel.dp
     placement = table.placement
@@ -432,7 +432,7 @@ def _rerouted_step(run: Run, lost: int) -> int:
     return measure(timeline, workload).step_ns
 
 
-def _order(prepared: Prepared, placement: Placement, limits: Int64s) -> Schedule:
+def _order(prepared: StepInputs, placement: Placement, limits: Int64s) -> Schedule:
     """Return the order of all replicas' workers; replicas with re-routed microbatches have a new order.
 
     ``limits`` has the shape (workers,): the maximum activations of each worker.
@@ -465,7 +465,7 @@ def _affected_replicas(placement: Placement, ranks: int, replicas: int) -> Int64
     return np.union1d(actual[is_rerouted], original[is_rerouted])
 
 
-def _new_order(prepared: Prepared, placement: Placement, limits: Int64s) -> Schedule:
+def _new_order(prepared: StepInputs, placement: Placement, limits: Int64s) -> Schedule:
     """Return the order of a list schedule; without limits of activations if these cause a deadlock."""
     is_split = bool((prepared.schedule.kind == Kind.W).any())
     kinds = (Kind.F, Kind.I, Kind.W) if is_split else (Kind.F, Kind.B)

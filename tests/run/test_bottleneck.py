@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.api import simulate
 from pptrace.run import overheads
-from pptrace.run.inputs import Prepared
+from pptrace.run.inputs import StepInputs
 from pptrace.run.summary import WIDTH
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_a_policy_under_which_the_step_deadlocks_is_not_compared(
     def stuck(*_: object, **__: object) -> None:
         raise DeadlockError("stuck", cycle=[], policy="async")
 
-    monkeypatch.setattr(Prepared, "simulate", stuck)
+    monkeypatch.setattr(StepInputs, "simulate", stuck)
 
     assert "p2p" not in bottleneck(blocking)
 
@@ -125,7 +125,7 @@ def test_a_policy_under_which_the_step_deadlocks_is_not_compared(
 def test_nothing_is_simulated_again_unless_it_is_asked_for(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     blocking = run(table, p2p="blocking")
     again: list[int] = []
-    monkeypatch.setattr(Prepared, "simulate", lambda _: again.append(1))
+    monkeypatch.setattr(StepInputs, "simulate", lambda _: again.append(1))
 
     blocking.table()
 
@@ -162,8 +162,8 @@ def test_the_bottleneck_fits_a_line(table: str) -> None:
 def test_no_step_is_simulated_twice(
     table: str, changed: dict[str, Any], again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, whole, count = run(table, **changed), Prepared.simulate, []
-    monkeypatch.setattr(Prepared, "simulate", lambda prepared: count.append(1) or whole(prepared))
+    step, whole, count = run(table, **changed), StepInputs.simulate, []
+    monkeypatch.setattr(StepInputs, "simulate", lambda prepared: count.append(1) or whole(prepared))
 
     overheads.find_savings(step)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.requests import ScheduleRequest
     from pptrace.run.costs import Costs
-    from pptrace.run.inputs import Prepared
+    from pptrace.run.inputs import StepInputs
     from pptrace.search.launch_arguments import Arguments
     from pptrace.search.plan import Plan
 
@@ -111,7 +111,7 @@ def flag_words(**changed: Any) -> tuple[Arguments, Arguments]:
     return megatron_arguments(experiment, table), torchtitan_arguments(experiment, table, file)
 
 
-def small_step(**changed: Any) -> Prepared:
+def small_step(**changed: Any) -> StepInputs:
     """Return a step of a small model, with settings by section laid over one another."""
     tree: dict[str, Any] = {
         "model": {"layers": 16, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
@@ -373,7 +373,7 @@ FROM_FILE = {
 }  # fmt: skip
 
 
-def scheduled(name: str, chunks: int) -> Prepared:
+def scheduled(name: str, chunks: int) -> StepInputs:
     return small_step(schedule={"name": name}, parallel={"vp": chunks}, batch={"micro": 2, "global": 64})
 
 

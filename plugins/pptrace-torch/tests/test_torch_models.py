@@ -17,7 +17,7 @@ from pptrace_torch.scaled_model import MOST_FLOPS, ScaledModel
 if TYPE_CHECKING:
     from forked_python import ForkedPython
 
-    from pptrace.plugin import Prepared
+    from pptrace.plugin import StepInputs
 
 pytest.importorskip("pptrace_models")
 pytest.importorskip("pptrace_schedules")
@@ -29,7 +29,7 @@ BASE = {
 }  # fmt: skip
 
 
-def prepared(model: Any, **more: Any) -> Prepared:
+def prepared(model: Any, **more: Any) -> StepInputs:
     return prepare(load({**BASE, "model": model, **more}), Registry.load())
 
 
@@ -53,7 +53,7 @@ def test_the_divisor_is_the_smallest_power_of_two_for_a_feasible_step(preset: st
     assert sum(len(stage.mlp_widths) for stage in model.stages) == configured.layers
 
 
-def transformer(step: Prepared) -> Any:
+def transformer(step: StepInputs) -> Any:
     from pptrace_models.transformer import Transformer, checked
 
     section = step.resolved.experiment.model

@@ -30,7 +30,7 @@ from pptrace_optpipe.start_schedules import Rival, rival_figures
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pptrace.plugin import Prepared, Schedule, ScheduleRequest
+    from pptrace.plugin import Schedule, ScheduleRequest, StepInputs
 
 
 def require_solver() -> None:
@@ -146,7 +146,7 @@ def _fits(figures: Simulated, limit: tuple[int, ...]) -> bool:
     return all(size in (NO_LIMIT, max(peak, size)) for peak, size in zip(peaks, limit, strict=True))
 
 
-def _free_bytes(prepared: Prepared, figures: Simulated) -> tuple[int, ...]:
+def _free_bytes(prepared: StepInputs, figures: Simulated) -> tuple[int, ...]:
     """Return the device memory of each rank without static memory; unlimited if it is not known."""
     workload, ranks = prepared.workload, prepared.schedule.ranks
     if not workload.capacity_bytes:

@@ -35,7 +35,7 @@ from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, Op, OpKind, Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.plugin import Prepared, Registry, ScheduleRequest, Workload
+    from pptrace.plugin import Registry, ScheduleRequest, StepInputs, Workload
     from pptrace_optpipe.problem import Rows
 
 
@@ -60,7 +60,7 @@ class Simulated(NamedTuple):
         return tuple(peak - static for peak, static in zip(self.peak_bytes, self.static_bytes, strict=True))
 
 
-def simulated(prepared: Prepared) -> Simulated:
+def simulated(prepared: StepInputs) -> Simulated:
     """Simulate the table of a configuration.
 
     Raises:
@@ -89,14 +89,14 @@ class SearchInput(Struct, frozen=True, kw_only=True):
 class Setting(Struct, frozen=True, kw_only=True):
     """A prepared configuration that can simulate each table of its placement."""
 
-    prepared: Prepared
+    prepared: StepInputs
     placement: Placement
     static_bytes: tuple[int, ...]
     """Shape (ranks,): bytes held from the step's start to its end."""
     transfers: tuple[tuple[int, ...], tuple[int, ...]]
     """Times in ns from each stage to the next and back, for a single microbatch without contention."""
 
-    prepare_table: Callable[[Schedule], Prepared]
+    prepare_table: Callable[[Schedule], StepInputs]
     """Prepares the configuration with another table."""
     recompute: bool = False
     """Whether recomputation is possible."""
@@ -104,7 +104,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """Groups of ranks whose GPUs share a channel to the host."""
     is_kept: bool = False
     """Whether results keep the placement."""
-    sliced: Prepared | None = None
+    sliced: StepInputs | None = None
     """The configuration with its own schedule, if that cuts sequences into slices, which no search does."""
 
     @property
@@ -113,7 +113,7 @@ class Setting(Struct, frozen=True, kw_only=True):
         return self.prepared.workload
 
     @property
-    def present(self) -> Prepared:
+    def present(self) -> StepInputs:
         """The configuration with its own schedule."""
         return self.sliced or self.prepared
 
@@ -217,7 +217,7 @@ def setting_of(
     """
     free_sets = [*sets, f"{CHUNKS}=null"] if vary_stages else sets
 
-    def prepare_table(table: Schedule) -> Prepared:
+    def prepare_table(table: Schedule) -> StepInputs:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "optpipe.csv"
             write_table(table, file)
@@ -256,7 +256,7 @@ def setting_of(
 
 def _own_schedule(
     config: Path | None, sets: Sequence[str], registry: Registry, *, is_run: bool, vary_stages: bool
-) -> Prepared | None:
+) -> StepInputs | None:
     """Return the configuration with its own schedule, if the search keeps that schedule's placement.
 
     Raises:
@@ -285,7 +285,7 @@ def _own_schedule(
 
 def _with_other_schedule(
     config: Path | None, sets: Sequence[str], registry: Registry, placement: Placement, error: ConstraintError
-) -> Prepared:
+) -> StepInputs:
     """Return a configuration with a schedule of a given placement that its message policy accepts."""
     for name in sorted(set(registry.schedules) - {_OPTPIPE}):
         with suppress(PptraceError):
@@ -296,8 +296,8 @@ def _with_other_schedule(
 
 
 def setting_in(
-    prepared: Prepared,
-    prepare_table: Callable[[Schedule], Prepared],
+    prepared: StepInputs,
+    prepare_table: Callable[[Schedule], StepInputs],
     *,
     recompute: bool = False,
     shared: tuple[tuple[int, ...], ...] = (),
@@ -446,7 +446,7 @@ def pairs(ranks: int) -> tuple[tuple[int, int], ...]:
     return tuple((rank, rank + 1) for rank in range(0, ranks - 1, 2))
 
 
-def channels_of(prepared: Prepared, copies: str) -> tuple[tuple[int, ...], ...]:
+def channels_of(prepared: StepInputs, copies: str) -> tuple[tuple[int, ...], ...]:
     """Return groups of pipeline ranks that share a channel to the host and a channel back.
 
     Args:

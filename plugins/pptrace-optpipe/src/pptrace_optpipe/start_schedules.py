@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-    from pptrace.plugin import Placement, Prepared, Registry, Schedule
+    from pptrace.plugin import Placement, Registry, Schedule, StepInputs
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem, Rows
     from pptrace_optpipe.setting import SearchInput, Setting, Simulated
@@ -342,7 +342,7 @@ def _options(registry: Registry, name: str) -> Iterator[str]:
         yield from (f"{option}={word}" for word in words)
 
 
-def _rival(name: str, prepared: Prepared, figures: Simulated, setting: Setting, memory: int) -> Rival:
+def _rival(name: str, prepared: StepInputs, figures: Simulated, setting: Setting, memory: int) -> Rival:
     """Return a schedule with its figures; a search in its placement has the options of the setting."""
 
     def search_input() -> SearchInput:
@@ -353,7 +353,7 @@ def _rival(name: str, prepared: Prepared, figures: Simulated, setting: Setting, 
     return Rival(name=name, table=prepared.schedule, simulated=figures, fits=fits, search_input=search_input)
 
 
-def _limits(prepared: Prepared, memory: int) -> list[list[str]]:
+def _limits(prepared: StepInputs, memory: int) -> list[list[str]]:
     """Return alternative settings of the memory limit; the first that the costs accept applies."""
     device = prepared.resolved.experiment.device
     device_limits = device.limited(memory) if device else {}
@@ -369,7 +369,7 @@ def _offload_settings(setting: Setting) -> list[str]:
     return [_OFFLOAD, "schedule.offload.stream=pair"] if setting.shared == pairs(setting.placement.ranks) else []
 
 
-def rival_figures(prepared: Prepared, work_ns: int, placement: Placement | None) -> Simulated | None:
+def rival_figures(prepared: StepInputs, work_ns: int, placement: Placement | None) -> Simulated | None:
     """Return a schedule's simulated figures, or None if it cannot run or be compared with a search's result.
 
     Args:
@@ -391,7 +391,7 @@ def rival_figures(prepared: Prepared, work_ns: int, placement: Placement | None)
         return None
 
 
-def _work_ns(prepared: Prepared) -> int:
+def _work_ns(prepared: StepInputs) -> int:
     """Return the total work of all ranks."""
     return prepared.workload.total_ns((Kind.F, Kind.I, Kind.W), prepared.schedule.microbatches)
 
@@ -421,7 +421,7 @@ def within_share(rivals: Iterable[Rival | None], effort: Effort) -> tuple[list[R
 
 def _prepare_rival(
     load_config: Callable[..., Any], sets: Sequence[str], registry: Registry, name: str, limits: list[list[str]]
-) -> Prepared | None:
+) -> StepInputs | None:
     """Return the inputs of a schedule, with the memory limit if costs accept it. Return None if it cannot run.
 
     A limit whose key is refused is removed from ``limits``: it is refused for every schedule.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-    from pptrace.plugin import Prepared, Schedule, Workload
+    from pptrace.plugin import Schedule, StepInputs, Workload
     from pptrace_torch.worker import Job
 
 _EXAMPLES = """\b
@@ -195,7 +195,7 @@ def export(
         click.echo("\n".join(megatron_arguments(experiment, schedule).lines))
 
 
-def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None, **sizes: int | None) -> Prepared:
+def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None, **sizes: int | None) -> StepInputs:
     """Return the step of a configuration, of a table, or of a schedule's name; ``sizes`` are flags."""
     registry = Registry.load()
     if source.lower().endswith((".yaml", ".yml")):
@@ -206,7 +206,7 @@ def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None, **size
     return prepare(load(None, sets, {"schedule": source, **sizes}), registry)
 
 
-def _configured_times(prepared: Prepared) -> dict[str, Any]:
+def _configured_times(prepared: StepInputs) -> dict[str, Any]:
     """Return the times of stages, as fields of a manifest; one unit of costs without times takes 10 ms."""
     workload = prepared.workload
     stages, *classes = (
@@ -216,7 +216,7 @@ def _configured_times(prepared: Prepared) -> dict[str, Any]:
     return {"stages": stages, "classes": tuple(classes), "microbatch_class": numbers if classes else ()}
 
 
-def _stage_times(prepared: Prepared, workload: Workload, unit: int) -> tuple[StageTimes, ...]:
+def _stage_times(prepared: StepInputs, workload: Workload, unit: int) -> tuple[StageTimes, ...]:
     scale = _UNIT_NS / unit if unit else 1.0
     messages = np.append(workload.boundary_bytes, 0)[: prepared.schedule.stages]
     columns = [

@@ -9,7 +9,7 @@ from msgspec import Struct
 from pptrace.plugin import ConfigError
 
 if TYPE_CHECKING:
-    from pptrace.plugin import Prepared
+    from pptrace.plugin import StepInputs
     from pptrace_models.transformer import Transformer
 
 MOST_FLOPS = 1 << 33
@@ -69,7 +69,7 @@ class ScaledModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Shape (stages,)."""
 
     @classmethod
-    def of(cls, prepared: Prepared, source: str) -> Self:
+    def of(cls, prepared: StepInputs, source: str) -> Self:
         """Return the model of a configuration.
 
         Args:
@@ -99,7 +99,7 @@ class ScaledModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             divisor *= 2
 
     @classmethod
-    def over(cls, divisor: int, model: Transformer, prepared: Prepared) -> Self:
+    def over(cls, divisor: int, model: Transformer, prepared: StepInputs) -> Self:
         """Return a model with its sizes over a divisor, at least 1.
 
         Raises:
