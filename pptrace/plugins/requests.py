@@ -37,7 +37,7 @@ class TableSimulator(Protocol):
     """Simulator of tables (``Schedule``) under the current configuration, for schedules that search."""
 
     def prepared(self, table: Any, /) -> Any:
-        """Return the :class:`~pptrace.run.inputs.StepInputs` configuration with ``table`` as its schedule.
+        """Return the :class:`~pptrace.run.inputs.StepInputs` of the configuration with ``table`` as its schedule.
 
         Raises:
             PptraceError: the table cannot run.
