@@ -375,6 +375,19 @@ def test_a_command_in_a_string_is_read(script: str) -> None:
     assert {key: found["model"][key] for key in sizes} == sizes
 
 
+def test_a_note_says_that_a_script_has_branches() -> None:
+    sizes = "if [ $SIZE = 8 ]; then\nLAYERS=8\nelse\nLAYERS=16\nfi\n"
+    command = "pretrain_gpt.py --num-layers $LAYERS --hidden-size 256 --num-attention-heads 4 --vocab-size 512\n"
+
+    branched, notes = of_line(sizes + command, gpus=8, device="h100-sxm")
+    _, plain_notes = of_line(f"LAYERS=8\n{command}", gpus=8, device="h100-sxm")
+
+    note = "all branches of if and case are read: a variable has its last value"
+    assert branched["model"]["layers"] == 16
+    assert note in notes
+    assert note not in plain_notes
+
+
 def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path) -> None:
     file = tmp_path / "model_config.yaml"
     arguments = {

@@ -120,7 +120,12 @@ def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
     settings = _renamed(arguments)
     if settings.get("checkpoint_activations") or settings.get("recompute_method"):
         settings.setdefault("recompute_granularity", "full")  # Megatron-LM before 3.0 has no other
-    return Recipe(file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True)
+    notes = (
+        ("all branches of if and case are read: a variable has its last value",) if _BRANCH.search(text) else ()
+    )
+    return Recipe(
+        file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True, notes=notes
+    )  # fmt: skip
 
 
 def _known_name(file: Path, name: str) -> str:
@@ -244,6 +249,7 @@ _VARIABLE = re.compile(
 _ARITHMETIC = re.compile(r"\$\(\((?P<expression>(?:[\w\s${}:+*/%-]|\([\w\s${}:+*/%-]*\))*)\)\)")
 _COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
 """A line with only a comment, whose backslash does not continue it."""
+_BRANCH = re.compile(r"^[ \t]*(?:elif|else|case)\b", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
 _END = ""
 """The word after the last one of a line, which ends the values of an argument."""
