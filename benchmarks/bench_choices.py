@@ -96,7 +96,9 @@ def main() -> None:
     if options.stack_alone:
         cases = [
             replace(
-                case, settings={key: each for key, each in case.settings.items() if key not in {"costs", "p2p"}}
+                case,
+                settings=case.default_settings
+                | {key: case.settings[key] for key in case.settings if key == "stack"},
             )
             for case in cases
         ]

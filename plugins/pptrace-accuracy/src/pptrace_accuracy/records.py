@@ -43,8 +43,12 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def default_settings(self) -> dict[str, Any]:
-        """The configuration of a user who does not know the software of the source: the default stack."""
-        return {key: value for key, value in self.settings.items() if key not in _OF_SOFTWARE}
+        """The configuration of a user who does not know the software of the source: the default stack.
+
+        What the row says of sharding stays.
+        """
+        others = {key: value for key, value in self.settings.items() if key not in _OF_SOFTWARE}
+        return others | _sharding(self.row)
 
 
 def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -105,10 +109,11 @@ def _settings(row: dict[str, str], rules: Sequence[Rule], overrides: Mapping[str
     for values in (*(rule.values(row) for rule in matching), keys, overrides):
         for key, value in values.items():
             _merge(settings, key.split("."), value)
-    if not {"preset", "heads"} & set(settings.get("model", {})):
-        raise _unknown("model", row)
-    if not settings.get("device"):
-        raise _unknown("gpu", row)
+    if not {"preset", "heads"} & set(settings["model"]):
+        settings["model"]["preset"] = _preset(row, "model")
+    device = settings.setdefault("device", {})
+    if not {"preset", "peak_bf16"} & set(device):
+        device["preset"] = _preset(row, "gpu")
     return settings
 
 
@@ -128,8 +133,15 @@ def _apply_columns(row: dict[str, str], rules: Sequence[Rule]) -> list[Rule]:
     return matching
 
 
-def _unknown(column: str, row: Mapping[str, str]) -> ConfigError:
-    return ConfigError(f"no preset is known for {column} {row.get(column, '')!r}; a rule may name one")
+def _preset(row: Mapping[str, str], column: str) -> str:
+    """Return the preset with the name in a column.
+
+    Raises:
+        ConfigError: the column is blank.
+    """
+    if not row.get(column, "").strip():
+        raise ConfigError(f"column {column} is blank")
+    return _normalized(row[column])
 
 
 _SHORT_FORM_KEYS = {"model": "preset", "device": "preset", "cluster": "preset", "p2p": "policy"}
@@ -183,7 +195,7 @@ class Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     where: dict[str, str] = {}
-    """Patterns by column, with ``*`` and ``?``. Case is ignored; hyphen and underscore are equal."""
+    """Patterns by column, with ``*`` and ``?``. Case is ignored; hyphen, underscore and space are equal."""
     unless: dict[str, str] = {}
     """Patterns by column; the rule does not apply to a row that matches any of them."""
     read: dict[str, str] = {}
@@ -252,7 +264,7 @@ def _matches(row: Mapping[str, str], column: str, pattern: str) -> bool:
 
 
 def _normalized(text: str) -> str:
-    return text.strip().lower().replace("_", "-")
+    return re.sub("[_ ]", "-", text.strip().lower())
 
 
 def _substitute(value: Any, row: Mapping[str, str]) -> Any:
@@ -304,10 +316,13 @@ def _settings_of_columns(row: Mapping[str, str]) -> dict[str, Any]:
         },
         "schedule": {"name": _schedule(row, parallel["vp"])},
     }
+    return settings | _sharding(row)
+
+
+def _sharding(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return the section of costs with the level of ZeRO in a row; nothing for a row without it."""
     zero = row.get("zero", "").strip()
-    if zero.isdigit():
-        settings["costs"] = {"zero": min(int(zero), 1)}
-    return settings
+    return {"costs": {"zero": int(zero)}} if zero.isdigit() else {}
 
 
 def _parallel(row: Mapping[str, str]) -> dict[str, Any]:
