@@ -313,6 +313,69 @@ def test_a_configuration_of_nemo_has_its_own_words(tmp_path: Path) -> None:
     }
 
 
+def test_a_configuration_of_nemo_with_sizes_needs_no_preset(tmp_path: Path) -> None:
+    file = tmp_path / "mixtral-8x7b-256gpus.yaml"
+    model = {
+        "global_batch_size": 512, "encoder_seq_length": 4096, "num_layers": 16, "hidden_size": 2048,
+        "ffn_hidden_size": "${multiply:4, ${.hidden_size}}", "num_attention_heads": 16, "bias": False,
+        "share_embeddings_and_output_weights": False, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+        "position_embedding_type": "rope", "activation": "fast-swiglu", "num_moe_experts": 4,
+        "optim": {"name": "distributed_fused_adam", "grad_sync_dtype": "float32", "overlap_grad_sync": False},
+        "tokenizer": {"type": "GPT2BPETokenizer"},
+    }  # fmt: skip
+    document = {"trainer": {"precision": "bf16"}, "model": model}
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    found, notes = converted(file, device="h100-sxm", gpus=256)
+
+    assert found["stack"] == "nemo-24.12"
+    assert found["model"] == {
+        "layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "gated": True, "vocabulary": 32000,
+        "tied_embeddings": False, "bias": False, "dropout": False, "num_experts": 4, "top_k": 2,
+        "precision": "bf16",
+    }  # fmt: skip
+    assert found["data_parallel"] == {"overlap": False}
+    assert found["costs"]["gradients"] == "fp32"
+    assert without_network(notes) == ["vocab_size is that of mixtral-8x7b, 32000"]
+
+
+def test_the_vocabulary_is_that_of_the_named_tokenizer() -> None:
+    sizes = "--num-layers 8 --hidden-size 64 --num-attention-heads 4"
+    line = f"{JOB} {sizes} --tokenizer-model meta-llama/Llama-3.1-8B --virtual-pipeline-model-parallel-size None"
+
+    found, notes = of_line(line, gpus=8, device="h100-sxm")
+
+    assert found["model"]["vocabulary"] == 128256
+    assert found["parallel"] == {"pp": 2, "dp": 4}
+    assert without_network(notes) == ["vocab_size is that of llama3-8b, 128256"]
+
+
+def test_a_program_of_nemo_is_read_by_the_sizes_that_it_passes(tmp_path: Path) -> None:
+    file = tmp_path / "llama3_70b_fp8.py"
+    file.write_text(
+        """
+def recipe(profile: bool = False):
+    pretrain = llama31_70b.pretrain_recipe(performance_mode=True)
+    num_nodes, tp_size, vp_size = 8, 4, 5
+    return set_primary_perf_configs(
+        pretrain, "pre_train", num_nodes=num_nodes, num_gpus_per_node=8, mbs=1, gbs=128, tp_size=tp_size,
+        pp_size=4, cp_size=2, vp_size=vp_size, ep_size=1, compute_dtype="fp8", fp8_recipe="cs",
+        enable_cuda_graphs=False,
+    )
+""", encoding="utf-8",
+    )  # fmt: skip
+
+    found, notes = converted(file, device="h100-sxm")
+
+    assert found == {
+        "stack": "nemo", "model": {"preset": "llama3-70b", "precision": "fp8"}, "device": "h100-sxm",
+        "parallel": {"pp": 4, "tp": 4, "cp": 2, "dp": 2, "vp": 5},
+        "batch": {"global": 128, "micro": 1, "sequence": 8192}, "schedule": {"name": "interleaved-1f1b"},
+        "costs": {"fp8_recipe": "tensorwise", "cuda_graphs": False},
+    }  # fmt: skip
+    assert without_network(notes) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "costs"),
     [

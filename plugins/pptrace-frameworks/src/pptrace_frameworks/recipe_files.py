@@ -4,6 +4,7 @@ A recipe becomes settings by the names that Megatron-Core has for them, such as 
 
 - Python: performance recipes of Megatron-Bridge 0.2 to 0.5 (``WorkloadBaseConfig`` in
   ``scripts/performance/configs``) and from 0.6 on (functions in ``src/megatron/bridge/perf_recipes``).
+  Programs of NeMo 2 that have a function ``recipe`` (``scripts/performance`` of NeMo).
 - YAML: ``perf_matrix`` of Megatron-Bridge 0.1, ``MODEL_ARGS`` of Megatron-LM's test cases, ``trainer`` and
   ``model`` of NeMo, and other mappings of settings.
 - Text: the arguments of Megatron-LM, as a line or in a shell script.
@@ -19,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from pptrace.plugin import ConfigError, nearest, read_yaml
-from pptrace_frameworks.recipe_programs import Unknown, evaluate_expression, evaluate_recipe, read_module
+from pptrace_frameworks.recipe_programs import (
+    NEMO_RECIPE,
+    Unknown,
+    evaluate_expression,
+    evaluate_recipe,
+    read_module,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +48,14 @@ _SHORT_NAMES = {
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
     "rope_fusion": "apply_rope_fusion", "fp8_params": "fp8_param_gather", "fp8_format": "fp8", "fp4_format": "fp4",
-    "pad_vocab_size_to": "padded_vocab_size",
+    "pad_vocab_size_to": "padded_vocab_size", "num_experts": "num_moe_experts", "bias": "add_bias_linear",
+    "grad_sync_dtype": "main_grads_dtype", "overlap_grad_sync": "overlap_grad_reduce",
+    "overlap_param_sync": "overlap_param_gather", "recompute_layers": "recompute_num_layers",
+    "activation_offload_layers": "cpu_offloading_num_layers", "use_mcore_fsdp": "use_megatron_fsdp",
+    "tp_size": "tensor_model_parallel_size", "pp_size": "pipeline_model_parallel_size",
+    "cp_size": "context_parallel_size", "vp_size": "virtual_pipeline_model_parallel_size",
+    "ep_size": "expert_model_parallel_size", "compute_dtype": "precision",
+    "enable_cuda_graphs": "enable_cuda_graph",
 }  # fmt: skip
 """Settings with another name in recipes or arguments than in Megatron-Core."""
 _UNRELATED = frozenset({
@@ -146,11 +160,14 @@ def _of_program(file: Path, name: str) -> Recipe:
     settings = _renamed(
         {key: value.name if isinstance(value, Unknown) else value for key, value in leaves.items()}
     )
+    settings.setdefault("moe_flex_dispatcher_backend", "none")
+    notes = (f"not evaluated: {', '.join(left_out)}",) if left_out else ()
+    if name == NEMO_RECIPE:
+        settings.setdefault("num_gpus", _product(settings.pop("num_nodes", 0), settings.get("num_gpus_per_node")))
+        return Recipe(file=str(file), name=file.stem, settings=settings, stack="nemo", notes=notes)
     gpus = re.search(r"(\d+)gpu", name)
     if gpus:
         settings.setdefault("num_gpus", int(gpus[1]))
-    settings.setdefault("moe_flex_dispatcher_backend", "none")
-    notes = (f"not evaluated: {', '.join(left_out)}",) if left_out else ()
     return Recipe(file=str(file), name=name, settings=settings, stack=_bridge_release(file), notes=notes)
 
 
@@ -172,7 +189,16 @@ def _of_yaml(file: Path, name: str) -> Recipe:
         values["num_gpus"] = _product(trainer["num_nodes"], trainer["devices"])
     if "distributed" in str(model.get("optim")):  # distributed_fused_adam
         values["use_distributed_optimizer"] = True
-    return Recipe(file=str(file), name=file.stem, settings=_renamed(values))
+    stack = "nemo-24.12" if {"trainer", "model"} <= document.keys() else ""  # the last release with such files
+    products = {name: _multiplied(str(value), values) for name, value in values.items()}
+    known = {name: product for name, product in products.items() if product}
+    return Recipe(file=str(file), name=file.stem, settings=_renamed(values | known), stack=stack)
+
+
+def _multiplied(text: str, values: Mapping[str, Any]) -> int | None:
+    """Return the value of OmegaConf's ``${multiply:4, ${.hidden_size}}``; None for another text."""
+    match = _MULTIPLIED.fullmatch(text)
+    return _product(match["factor"], values.get(match["name"])) if match else None
 
 
 def _yaml_words(key: str, value: Any) -> list[str]:
@@ -181,6 +207,9 @@ def _yaml_words(key: str, value: Any) -> list[str]:
     if value is False or value is None:
         return []
     return [key, *map(str, value)] if isinstance(value, list) else [key, str(value)]
+
+
+_MULTIPLIED = re.compile(r"\$\{multiply:\s*(?P<factor>\d+),\s*\$\{\.(?P<name>\w+)\}\}")
 
 
 def _product(*values: Any) -> int | None:
@@ -326,6 +355,8 @@ def _arguments(words: Iterable[str]) -> dict[str, Any]:
 
 
 def _typed(word: str) -> Any:
+    if word == "None":
+        return None
     if _NUMBER.fullmatch(word):
         return int(word) if word.lstrip("-").isdigit() else float(word)
     return word

@@ -20,6 +20,8 @@ from pptrace.plugin import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+NEMO_RECIPE = "recipe"
+"""The function that returns the recipe in a program of NeMo 2; those of Megatron-Bridge end in ``_config``."""
 _MOST_BYTES = 2**20
 _DEEPEST_CALL = 40
 _MOST_STEPS = 200_000
@@ -72,7 +74,7 @@ class Module:
 
     @property
     def recipes(self) -> list[str]:
-        """Names in upper case that have a value, and functions without needed parameters that end in _config."""
+        """Names in upper case that have a value, and functions without needed parameters for recipes."""
         return [name for name, node in self._nodes.items() if _is_recipe(name, node)]
 
     def value(self, name: str, evaluation: Evaluation) -> Any:
@@ -203,7 +205,12 @@ def _is_recipe(name: str, node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef):
         arguments = node.args
         needed = len(arguments.args) - len(arguments.defaults)
-        return name.endswith("_config") and not name.startswith("_") and not needed and not arguments.kwonlyargs
+        return (
+            (name.endswith("_config") or name == NEMO_RECIPE)
+            and not name.startswith("_")
+            and not needed
+            and not arguments.kwonlyargs
+        )
     return isinstance(node, ast.Assign | ast.AnnAssign) and name.isupper() and not name.startswith("_")
 
 

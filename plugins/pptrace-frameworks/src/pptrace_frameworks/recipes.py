@@ -42,8 +42,8 @@ _PRECISIONS = (
 )  # fmt: skip
 """Precisions by the words for them in names, the most special first."""
 _SCALINGS = (
-    (r"fp8[-_]?(cs|current)|tensorwise", "tensorwise"), (r"fp8[-_]?(sc|ss|subchannel)|blockwise", "blockwise"),
-    (r"fp8[-_]?(ds|delayed)|delayed", "delayed"),
+    (r"fp8[-_]?(cs|current)|tensorwise|\bcs\b", "tensorwise"),
+    (r"fp8[-_]?(sc|ss|subchannel)|blockwise", "blockwise"), (r"fp8[-_]?(ds|delayed)|delayed|\bds\b", "delayed"),
 )  # fmt: skip
 """Recipes of FP8 by the words for them in names and in ``fp8_recipe``."""
 _SHARDS = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -51,24 +51,29 @@ _SHARDS = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _PLACES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 """Letters of --pipeline-model-parallel-layout."""
 _SEQUENCES = (("llama", 8192), ("", 4096))
-"""Tokens in a sequence by the first letters of a model, in Megatron-Bridge's ``*_llm_pretrain.py``."""
+"""Tokens in a sequence by the first letters of a model, in Megatron-Bridge's ``*_llm_pretrain.py`` and NeMo 2."""
 _STATE_TYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _APART = (
-    "activation_func", "adam", "add_", "apply_wd", "async", "auto_detect", "average_in", "bf16",
-    "calculate_per_token", "check_", "checkpoint_dir", "checkpoint_path", "ckpt", "clip", "completion",
+    "accelerator", "accumulate_grad", "activation_func", "adam", "add_", "apex", "apply_wd", "async",
+    "auto_detect", "average_in", "betas", "bf16", "bucket_cap", "calculate_per_token", "check_",
+    "checkpoint_dir", "checkpoint_path", "ckpt", "clip", "completion", "constant_steps", "contiguous",
     "cross_attention", "crossattn", "csa_compress_rotary", "cuda_graph_warmup", "data", "deallocate_pipeline",
-    "decoupled", "dist",
-    "dsa_indexer_loss", "eval", "exit", "finetune", "fp8_amax", "fp8_margin", "gated_", "group_query", "hf_",
-    "high_priority", "hysteresis", "init", "initial_loss", "is_hybrid", "keep_mtp", "layernorm", "lion", "load",
-    "log", "loss", "lr", "make_vocab", "manual_gc", "master", "max_pos", "merge", "min_loss", "min_lr", "mock",
-    "moe_aux", "moe_router_bias", "moe_router_dtype", "moe_router_enable", "moe_router_force",
-    "moe_router_group", "moe_router_load", "moe_router_num_groups", "moe_router_padding", "moe_router_score",
-    "moe_router_topk_scaling", "moe_z_loss", "mtp_eval", "mtp_hybrid", "mtp_loss", "muon_extra", "muon_fp32",
-    "muon_momentum", "muon_nesterov", "muon_scal", "nnodes", "no_", "node", "norm", "nproc", "num_gpus_per",
+    "decoupled", "devices", "dist", "dsa_indexer_loss", "end_step", "eval", "exit", "extra_loggers",
+    "finetune", "fp8_amax", "fp8_interval", "fp8_margin", "gated_", "gc_interval", "grad_allreduce",
+    "gradient_as", "gradient_clip", "group_query", "hf_", "high_priority", "hysteresis", "init",
+    "initial_loss", "is_hybrid", "keep_mtp", "layernorm", "limit_", "lion", "load", "log", "loss", "lr",
+    "make_vocab", "manual_gc", "master", "max_pos", "max_steps", "max_time", "mcore_gpt", "megatron_amp",
+    "merge", "min_loss", "min_lr", "mock", "moe_aux", "moe_router_bias", "moe_router_dtype",
+    "moe_router_enable", "moe_router_force", "moe_router_group", "moe_router_load", "moe_router_num_groups",
+    "moe_router_padding", "moe_router_score", "moe_router_topk_scaling", "moe_z_loss", "mtp_eval",
+    "mtp_hybrid", "mtp_loss", "muon_extra", "muon_fp32", "muon_momentum", "muon_nesterov", "muon_scal",
+    "name", "native_amp", "nnodes", "no_", "node", "norm", "nproc", "num_gpus_per", "num_nodes",
     "num_tokenizer", "num_workers", "override_opt", "pad_cu", "pad_seq", "parallel_output",
-    "position_embedding", "profile", "prompt", "rdzv", "rope", "rotary", "save", "seed", "separator",
-    "should_pad", "split", "strip", "tensorboard", "tiktoken", "timing", "token", "tp_comm_bootstrap", "train",
-    "truncation", "use_checkpoint", "use_te_rng", "wandb", "weight_decay", "yarn",
+    "position_embedding", "post_process", "pre_process", "profile", "prompt", "ranks", "rdzv", "rope",
+    "rotary", "save", "seed", "separator", "should_pad", "skip_warmup", "split", "start_step", "strip",
+    "tensorboard", "tiktoken", "timing", "token", "tp_comm_bootstrap", "trace", "train", "truncation",
+    "use_checkpoint", "use_scaled_init", "use_te_rng", "val_check", "wandb", "warmup_steps", "weight_decay",
+    "yarn",
 )  # fmt: skip
 """Settings of convergence, files, logs and processes, by the first letters of their names."""
 _ASSUMED: Mapping[str, tuple[Any, ...]] = {
@@ -113,6 +118,8 @@ class _Settings(Struct):
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    """What was assumed."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -224,7 +231,7 @@ def _configuration(
         "data_parallel": _reduction(settings, parallel),
         "costs": _costs(recipe, settings, parallel),
     }
-    notes = [*recipe.notes, *_notes(settings, parallel)]
+    notes = [*recipe.notes, *settings.notes, *_notes(settings, parallel)]
     return {key: value for key, value in sections.items() if value}, notes
 
 
@@ -526,7 +533,8 @@ def _precision(recipe: Recipe, settings: _Settings) -> str | None:
         return "nvfp4"
     if words["fp8"] or words["fp8_hybrid"]:
         return "mxfp8" if words["fp8_recipe"] == "mxfp8" else "fp8"
-    for text in (str(words["precision"] or ""), recipe.name):
+    own = f"{words['precision']} {words['fp8_recipe']}" if words["precision"] else ""
+    for text in (own, recipe.name):
         for pattern, precision in _PRECISIONS:
             if re.search(pattern, text.lower()):
                 return precision
@@ -567,7 +575,7 @@ def _model(
     """Return the model, and its layers and modules of multi-token prediction."""
     has_sizes = {"num_layers", "hidden_size", "num_attention_heads"} <= settings.values.keys()
     if has_sizes and not given.model and not settings.read("hybrid_layer_pattern"):
-        model = _architecture(settings)
+        model = _architecture(recipe, settings, registry)
     else:
         preset = given.model or _found("model", recipe, registry.models, "--model")
         values = registry.models[preset].offer.values if preset in registry.models else {}
@@ -580,7 +588,7 @@ def _model(
         mamba = {f"mamba.{name}": size for name, size in (values.get("mamba") or {}).items()}
         leaves = {**_MAMBA, **values, **mamba}
         settings.used |= {name for name, key in _SIZES.items() if settings.values.get(name) == leaves.get(key)}
-        if recipe.stack.startswith("megatron-bridge") and not settings.read("seq_length"):
+        if recipe.stack.startswith(("megatron-bridge", "nemo")) and not settings.read("seq_length"):
             settings.values = {**settings.values, "seq_length": _sequence(preset)}
         return _experts(settings, model), (
             int(values.get("layers", 0)),
@@ -614,15 +622,16 @@ def _experts(settings: _Settings, model: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-def _architecture(settings: _Settings) -> dict[str, Any]:
+def _architecture(recipe: Recipe, settings: _Settings, registry: Registry) -> dict[str, Any]:
     """Return a model from the arguments of its layers, with Megatron-LM's defaults."""
     hidden, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
     gated = bool(settings.read("swiglu")) or "swiglu" in str(settings.read("activation"))
     ffn = settings.count("ffn_hidden_size") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
     model: dict[str, Any] = {
         "layers": settings.count("num_layers"), "hidden": hidden, "heads": heads, "ffn": ffn, "gated": gated,
-        "vocabulary": _vocabulary(settings),
-        "tied_embeddings": not settings.read("untie_embeddings_and_output_weights"),
+        "vocabulary": _vocabulary(recipe, settings, registry),
+        "tied_embeddings": not settings.read("untie_embeddings_and_output_weights")
+        and settings.read("share_embeddings_and_output_weights") is not False,
         "bias": not settings.read("disable_bias_linear") and settings.read("add_bias_linear") is not False,
         "dropout": any(settings.read(f"{place}_dropout", 0.1) for place in ("attention", "hidden")),
     }  # fmt: skip
@@ -633,17 +642,23 @@ def _architecture(settings: _Settings) -> dict[str, Any]:
         model["mtp"] = settings.count("mtp_num_layers")
     if settings.read("multi_latent_attention"):
         model |= _latent_attention(settings)
-    experts = settings.count("num_experts")
-    return model | (_mixture(settings) if experts else {})
+    return model | (_mixture(settings) if settings.count("num_moe_experts") else {})
 
 
-def _vocabulary(settings: _Settings) -> int:
+def _vocabulary(recipe: Recipe, settings: _Settings, registry: Registry) -> int:
+    """Return the number of tokens: as given, or of the preset in the name of the tokenizer or the recipe."""
     tokenizer = settings.read("tokenizer_type", "GPT2BPETokenizer" if settings.read("merge_file") else "")
     size = settings.count("padded_vocab_size") or settings.count("vocab_size") or _VOCABULARIES.get(str(tokenizer))
+    if size:
+        return size
+    places = str(settings.read("tokenizer_model", "")), _title(recipe)
+    preset = next(filter(None, (_preset_in(place, registry.models) for place in places)), "")
+    size = registry.models[preset].offer.values.get("vocabulary") if preset else None
     if not size:
         message = "the number of tokens is unknown: add --vocab-size 128256, or give --model"
         raise ConfigError(message, key="vocab_size")
-    return size
+    settings.notes.append(f"vocab_size is that of {preset}, {size}")
+    return int(size)
 
 
 def _latent_attention(settings: _Settings) -> dict[str, Any]:
@@ -657,7 +672,7 @@ def _latent_attention(settings: _Settings) -> dict[str, Any]:
 
 
 def _mixture(settings: _Settings) -> dict[str, Any]:
-    values = {"num_experts": settings.count("num_experts"), "top_k": settings.count("moe_router_topk", 2)}
+    values = {"num_experts": settings.count("num_moe_experts"), "top_k": settings.count("moe_router_topk", 2)}
     values |= _given_sizes(settings, "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
     return values | _layers_with_experts(settings.read("moe_layer_freq", 1))
 
@@ -732,20 +747,29 @@ def _runs(items: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _found(what: str, recipe: Recipe, known: Iterable[str], option: str) -> str:
-    """Return the preset whose name is in the recipe's name, without case and punctuation; the longest one.
+    """Return the preset whose name is in the recipe's name.
 
     Raises:
         ConfigError: there is none.
     """
-    text = f"{recipe.file} {recipe.name}" if recipe.is_command else recipe.name
+    preset = _preset_in(_title(recipe), known)
+    if not preset:
+        raise ConfigError(f"no {what} preset is in the name {recipe.name}: add {option}", key=what)
+    return preset
+
+
+def _title(recipe: Recipe) -> str:
+    return f"{recipe.file} {recipe.name}" if recipe.is_command else recipe.name
+
+
+def _preset_in(text: str, known: Iterable[str]) -> str:
+    """Return the preset whose name is in a text, without case and punctuation; the longest one, empty for none."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     spans = {
         "".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, first + _LONGEST)
     }
     matches = {name: preset for preset in known for name in _names_of(preset) if name in spans}
-    if not matches:
-        raise ConfigError(f"no {what} preset is in the name {recipe.name}: add {option}", key=what)
-    return matches[max(matches, key=len)]
+    return matches[max(matches, key=len)] if matches else ""
 
 
 _LONGEST = 6
