@@ -320,6 +320,7 @@ def test_a_configuration_of_nemo_with_sizes_needs_no_preset(tmp_path: Path) -> N
         "ffn_hidden_size": "${multiply:4, ${.hidden_size}}", "num_attention_heads": 16, "bias": False,
         "share_embeddings_and_output_weights": False, "hidden_dropout": 0.0, "attention_dropout": 0.0,
         "position_embedding_type": "rope", "activation": "fast-swiglu", "num_moe_experts": 4,
+        "fp8": False, "fp8_hybrid": True,
         "optim": {"name": "distributed_fused_adam", "grad_sync_dtype": "float32", "overlap_grad_sync": False},
         "tokenizer": {"type": "GPT2BPETokenizer"},
     }  # fmt: skip

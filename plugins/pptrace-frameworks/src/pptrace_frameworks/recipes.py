@@ -531,7 +531,7 @@ def _precision(recipe: Recipe, settings: _Settings) -> str | None:
     words = {name: settings.read(name) for name in names}
     if words["fp4"]:
         return "nvfp4"
-    if words["fp8"] or words["fp8_hybrid"]:
+    if words["fp8"] or (words["fp8"] is None and words["fp8_hybrid"]):
         return "mxfp8" if words["fp8_recipe"] == "mxfp8" else "fp8"
     own = f"{words['precision']} {words['fp8_recipe']}" if words["precision"] else ""
     for text in (own, recipe.name):
