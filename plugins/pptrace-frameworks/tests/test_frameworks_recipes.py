@@ -439,17 +439,33 @@ def test_a_command_in_a_string_is_read(script: str) -> None:
     assert {key: found["model"][key] for key in sizes} == sizes
 
 
-def test_a_note_says_that_a_script_has_branches() -> None:
-    sizes = "if [ $SIZE = 8 ]; then\nLAYERS=8\nelse\nLAYERS=16\nfi\n"
-    command = "pretrain_gpt.py --num-layers $LAYERS --hidden-size 256 --num-attention-heads 4 --vocab-size 512\n"
+COMMAND = "pretrain_gpt.py --num-layers $LAYERS --hidden-size 256 --num-attention-heads 4 --vocab-size 512\n"
 
-    branched, notes = of_line(sizes + command, gpus=8, device="h100-sxm")
-    _, plain_notes = of_line(f"LAYERS=8\n{command}", gpus=8, device="h100-sxm")
 
-    note = "all branches of if and case are read: a variable has its last value"
-    assert branched["model"]["layers"] == 16
-    assert note in notes
-    assert note not in plain_notes
+@pytest.mark.parametrize(
+    ("size", "is_noted", "layers"),
+    [
+        ("$1", True, 16), ("4", False, 4), ("8", False, 9), ("${1:-2}", False, 16),
+        ("8; if [ -f small ]; then SIZE=4; fi", True, 16),
+    ],
+)  # fmt: skip
+def test_branches_that_do_not_run_are_skipped(size: str, is_noted: bool, layers: int) -> None:  # noqa: FBT001 - drawn
+    branches = (
+        f'SIZE={size}\nif [[ "$SIZE" == "4" ]]; then LAYERS=4\nelif [ $SIZE -eq 8 ]\nthen\nLAYERS=8\n'
+        "if [ $SIZE != 8 ]; then LAYERS=5; else LAYERS=9; fi\nelse\nLAYERS=16\nfi\n"
+    )
+
+    found, notes = of_line(branches + COMMAND, gpus=8, device="h100-sxm")
+
+    assert found["model"]["layers"] == layers
+    assert ("several branches of if or case are read: a variable has its last value" in notes) == is_noted
+
+
+def test_the_output_of_a_command_is_named() -> None:
+    line = f"LAYERS=$(( $(nproc --all) * 2 ))\n{COMMAND}"
+
+    with pytest.raises(ConfigError, match=r"not '\$\{output_of_nproc_all\}\*2': write the number in place"):
+        of_line(line, gpus=8, device="h100-sxm")
 
 
 def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path) -> None:

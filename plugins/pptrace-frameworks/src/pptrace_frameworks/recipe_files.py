@@ -12,6 +12,7 @@ A recipe becomes settings by the names that Megatron-Core has for them, such as 
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -128,18 +129,16 @@ def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
     Raises:
         ConfigError: the text has no arguments.
     """
-    arguments = _arguments(_words(text))
+    words, has_alternatives = _words(text)
+    arguments = _arguments(words)
     if not arguments:
         raise ConfigError("has no arguments of Megatron-LM, such as --tensor-model-parallel-size 8", file=file)
     settings = _renamed(arguments)
     if settings.get("checkpoint_activations") or settings.get("recompute_method"):
         settings.setdefault("recompute_granularity", "full")  # Megatron-LM before 3.0 has no other
-    notes = (
-        ("all branches of if and case are read: a variable has its last value",) if _BRANCH.search(text) else ()
-    )
-    return Recipe(
-        file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True, notes=notes
-    )  # fmt: skip
+    note = "several branches of if or case are read: a variable has its last value"
+    notes = (note,) if has_alternatives else ()
+    return Recipe(file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True, notes=notes)
 
 
 def _known_name(file: Path, name: str) -> str:
@@ -276,31 +275,108 @@ _VARIABLE = re.compile(
     r"\$(?:\{(?P<braced>\w+)(?P<items>\[[@*]\])?(?::?[-=](?P<default>(?:[^{}]|\{[^{}]*\})*))?\}|(?P<plain>\w+))"
 )
 _ARITHMETIC = re.compile(r"\$\(\((?P<expression>(?:[\w\s${}:+*/%-]|\([\w\s${}:+*/%-]*\))*)\)\)")
+_COMMAND = re.compile(r"\$\((?!\(|\s*(?:echo|cat)\b)[^()]*\)")
 _COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
 """A line with only a comment, whose backslash does not continue it."""
-_BRANCH = re.compile(r"^[ \t]*(?:elif|else|case)\b", re.MULTILINE)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
 _END = ""
 """The word after the last one of a line, which ends the values of an argument."""
 
 
-def _words(text: str) -> list[str]:
-    """Return the words of a script, with variables replaced by their values where the script has them."""
+class _Alternatives(Struct):
+    """The branches of an ``if`` until the current one."""
+
+    is_decided: bool
+    """Whether a branch certainly runs, so that later ones are skipped."""
+    is_read: bool = False
+    """Whether a branch was read."""
+    is_skipped: bool = False
+    """Whether the current branch does not run."""
+    is_certain: bool = False
+    """Whether the current branch runs."""
+
+
+class _Branches(Struct):
+    """Nested branches of a script."""
+
+    nested: list[_Alternatives] = field(default_factory=list)
+    has_alternatives: bool = False
+    """Whether several branches of an ``if`` or ``case`` are read."""
+    known: dict[str, str] = field(default_factory=dict)
+    """Variables that have a value for certain."""
+
+    def assign(self, name: str, value: str) -> None:
+        """Note the value of a variable."""
+        if all(alternatives.is_certain for alternatives in self.nested):
+            self.known[name] = value
+        else:
+            self.known.pop(name, None)
+
+    def body(self, statement: list[str]) -> list[str]:
+        """Return the words of a statement without those of ``if``; none in a skipped branch."""
+        is_skipped = self.nested[-1].is_skipped if self.nested else False
+        match statement:
+            case ["if" | "case" as word, *condition]:
+                self.nested.append(_Alternatives(is_decided=is_skipped))
+                self._enter(holds=_holds(condition, self.known))
+                self.has_alternatives |= word == "case" and not is_skipped
+                return []
+            case ["elif", *condition] if self.nested:
+                self._enter(holds=_holds(condition, self.known))
+                return []
+            case ["else", *body] if self.nested:
+                self._enter(holds=True)
+                return self.body(body)
+            case ["fi" | "esac", *_] if self.nested:
+                self.nested.pop()
+                return []
+        return [] if is_skipped else statement
+
+    def _enter(self, *, holds: bool | None) -> None:
+        branch = self.nested[-1]
+        branch.is_skipped = branch.is_decided or holds is False
+        branch.is_certain = holds is True and not branch.is_read
+        branch.is_decided |= holds is True
+        self.has_alternatives |= branch.is_read and not branch.is_skipped
+        branch.is_read |= not branch.is_skipped
+
+
+def _holds(condition: Iterable[str], variables: Mapping[str, str]) -> bool | None:
+    """Return whether two words are equal, or unequal; None for another condition, or an unknown word."""
+    match [_expanded(word, variables) for word in condition]:
+        case ["[" | "[[", left, "=" | "==" | "-eq" | "!=" | "-ne" as comparison, right, "]" | "]]"]:
+            is_known = not re.search(r"[$*?]", left + right)
+            return (left == right) == (comparison not in {"!=", "-ne"}) if is_known else None
+    return None
+
+
+def _words(text: str) -> tuple[list[str], bool]:
+    """Return the words of a script, with values for variables, and whether alternative branches are read."""
     variables: dict[str, str] = {}
     words: list[str] = []
+    branches = _Branches()
     for line in re.sub(r"\\\r?\n", " ", _COMMENT.sub("", text)).splitlines():
-        for part in _parts(_ARITHMETIC.sub(lambda match: _computed(match["expression"], variables), line)):
-            assignment = _ASSIGNMENT.fullmatch(part)
-            value = _expanded(assignment["value"] if assignment else part, variables).strip()
-            if assignment:
-                before = variables.get(assignment["name"], "") if assignment["appends"] else ""
-                variables[assignment["name"]] = f"{before} {value}".strip()
-            elif "--" in value:
-                words += value.split()
-            elif value.strip("()[]{};"):
-                words.append(value)
+        with_names = _COMMAND.sub(_output_name, line)
+        parts = _parts(_ARITHMETIC.sub(lambda match: _computed(match["expression"], variables), with_names))
+        for is_end, statement in itertools.groupby(parts, key={";", "then"}.__contains__):
+            for part in [] if is_end else branches.body(list(statement)):
+                assignment = _ASSIGNMENT.fullmatch(part)
+                value = _expanded(assignment["value"] if assignment else part, variables).strip()
+                if assignment:
+                    before = variables.get(assignment["name"], "") if assignment["appends"] else ""
+                    variables[assignment["name"]] = f"{before} {value}".strip()
+                    branches.assign(assignment["name"], variables[assignment["name"]])
+                elif "--" in value:
+                    words += value.split()
+                elif value.strip("()[]{};"):
+                    words.append(value)
         words.append(_END)
-    return words
+    return words, branches.has_alternatives
+
+
+def _output_name(command: re.Match[str]) -> str:
+    """Return a variable without a value for the output of a command."""
+    return f"${{output_of_{'_'.join(re.findall(r'[A-Za-z0-9]+', command[0]))}}}"
 
 
 def _computed(expression: str, variables: Mapping[str, str]) -> str:
