@@ -91,7 +91,7 @@ _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
-    """Return short unique names: cut at the end, else in the middle, else at the beginning, else uncut.
+    """Return short unique names: cut at the end, else in the middle, else at the beginning, else cut and numbered.
 
     >>> unique_names(["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4"], 12)
     {'interleaved-1f1b:vp=2': 'interl…:vp=2', 'interleaved-1f1b:vp=4': 'interl…:vp=4'}
@@ -106,6 +106,9 @@ def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
             if sum(_cut(other, longest, end) == _cut(name, longest, end) for other in distinct) == 1:
                 short_names[name] = _cut(name, longest, end)
                 break
+        else:
+            number = f"#{distinct.index(name) + 1}"
+            short_names[name] = f"{_cut(name, longest - len(number), 0)}{number}"
     return short_names
 
 

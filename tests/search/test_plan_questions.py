@@ -416,9 +416,7 @@ def test_names_are_cut_only_where_they_stay_apart() -> None:
 
     assert len(set(shown.values())) == len(names)
     assert shown["1f1b"] == "1f1b"
-    assert unique_names(["aaaaabaaaaa", "aaaaacaaaaa"], 6) == {
-        name: name for name in ["aaaaabaaaaa", "aaaaacaaaaa"]
-    }
+    assert unique_names(["aaaaabaaaaa", "aaaaacaaaaa"], 6) == {"aaaaabaaaaa": "aaa…#1", "aaaaacaaaaa": "aaa…#2"}
 
 
 def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:

@@ -399,8 +399,8 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     ]
     if not summaries:
         message = (
-            "holds no action of a pipeline, no operation of a GPU and no message: record the GPU too, or mark "
-            "actions (`pptrace annotate` prints a module for that)"
+            "holds no action of a pipeline, no operation of a GPU and no message: record the GPU too (other "
+            "accelerators, such as MTIA, are not read), or mark actions (`pptrace annotate` prints a module)"
         )
         raise TraceError(message, file=recordings[0].path)
     notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
