@@ -44,7 +44,7 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
     """
     offer, provider = provided.offer, provided.provider
     if offer.check is not None:
-        call_plugin(provider, offer.check, request)
+        offer.check(request)
     with plugin_code(provider, offer.build):
         built = offer.build(request)
         rows = [] if isinstance(built, Schedule) else _rows(provider, offer, built, request)
@@ -55,7 +55,7 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
         raise plugin_error(provider, f"{title} cannot be read: {error}") from error
     if table.ranks != request.ranks:
         raise plugin_error(provider, f"{title} has {table.ranks} ranks, but {request.ranks} were requested")
-    parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
+    parts = offer.parts(request) if offer.parts else 1
     if table.microbatches != request.microbatches * parts * table.updates:
         cut = f" of {parts} parts" if parts > 1 else ""
         cut += f" for each of {table.updates} updates" if table.updates > 1 else ""
@@ -119,7 +119,7 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
         PluginError: it raised, or returned something without links and paths.
     """
     offer, provider = provided.offer, provided.provider
-    network = call_plugin(provider, offer.build, request)
+    network = offer.build(request)
     has_links = hasattr(network, "links") or hasattr(type(network), "links")  # a property may raise
     if not callable(getattr(network, "paths", None)) or not has_links:
         message = f"returned {_describe(network)}, expected an object with links and paths(src, dst)"
@@ -144,7 +144,7 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
     """
     offer, provider = provided.offer, provided.provider
     try:
-        policy: object = call_plugin(provider, offer.build, schedule, options)
+        policy: object = offer.build(schedule, options)
     except ConstraintError:
         validate(schedule)
         raise
@@ -178,7 +178,7 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
         PluginError: it raised, or did not return a workload of these stages.
     """
     offer, provider = provided.offer, provided.provider
-    workload: object = call_plugin(provider, offer.build, request)
+    workload: object = offer.build(request)
     title = f"cost model {offer.name!r} returned"
     if not isinstance(workload, Workload):
         raise plugin_error(provider, f"{title} {_describe(workload)}, expected a Workload")

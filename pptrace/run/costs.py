@@ -19,7 +19,6 @@ from pptrace.errors import ConfigError, nearest
 from pptrace.memo import memoized
 from pptrace.network.cluster import RankNetwork, SharedLayout, flows_of_gpu, message_share, sibling_replicas
 from pptrace.plugins.construction import build_workload
-from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import installation
 from pptrace.plugins.requests import CostRequest, EncoderGrid
 from pptrace.run.hardware import check_unread_device, fill_first_device, preset_values, rank_devices
@@ -449,7 +448,7 @@ def part_times(
     total_ns = sum(kernel.duration_ns for kernel in kernels)
     causal_ns = sum(kernel.duration_ns for kernel in kernels if kernel.causal)
     request = dataclasses.replace(request, causal_share=Fraction(causal_ns, max(total_ns, 1)))
-    return call_plugin(provided.provider, shares, request)
+    return shares(request)
 
 
 def in_parts(workload: Workload, microbatches: int, parts: int, times: Sequence[Fraction]) -> Workload:

@@ -14,7 +14,6 @@ from msgspec.structs import asdict
 
 from pptrace.memo import memoized
 from pptrace.plugins.construction import build_schedule
-from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.inputs import layout_of
 from pptrace.sim.simulation import simulate
@@ -259,7 +258,7 @@ def at_levels(run: SimulatedStep) -> Levels:
     bubble = provided.offer.bubble
 
     def bubbles() -> tuple[Fraction | None, Fraction]:
-        formula = call_plugin(provided.provider, bubble, request) if bubble else None
+        formula = bubble(request) if bubble else None
         return formula, _bubble(build_schedule(provided, request))
 
     formula, table = memoized(bubbles, ("bubbles", repr(request)), provided.offer)

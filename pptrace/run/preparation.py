@@ -21,7 +21,6 @@ from pptrace.errors import ConfigError, ConstraintError, ScheduleError
 from pptrace.memo import memoized
 from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
-from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
 from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
 from pptrace.run.hardware import fill_cluster_device
@@ -219,9 +218,7 @@ def _table(inputs: Preparation, costs: Costs) -> tuple[Schedule, ScheduleRequest
     request = dataclasses.replace(sizes, options=inputs.fill_options("schedule", provided.offer.options))
     with at_location(inputs.resolved, "schedule"):
         if provided.offer.chunks is not None and CHUNKS not in inputs.resolved.positions:
-            request = dataclasses.replace(
-                request, chunks=call_plugin(provided.provider, provided.offer.chunks, request)
-            )
+            request = dataclasses.replace(request, chunks=provided.offer.chunks(request))
         stages = request.stages
         lazy = LazyRequest.of(request, lambda: compute_times(stages), tables)
         table = memoized(

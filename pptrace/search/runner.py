@@ -21,7 +21,7 @@ from pptrace.config.resolution import document_of, leaves_by_key, load, plain_se
 from pptrace.errors import ConfigError, DeadlockError, OutputError, PptraceError
 from pptrace.memo import Memo, memoized, memoizing
 from pptrace.plugins.construction import checked_options
-from pptrace.plugins.guards import call_plugin, one_line, plugin_error
+from pptrace.plugins.guards import one_line, plugin_error
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ExecutorRequest
 from pptrace.run.figures import at_levels, metrics_row
@@ -163,7 +163,7 @@ class ExecutorChoice(Struct, frozen=True, kw_only=True):
             PluginError: the plugin raised, or returned no executor.
         """
         provider, offer = self.provided.provider, self.provided.offer
-        built: object = call_plugin(provider, offer.build, self.request)
+        built: object = offer.build(self.request)
         if not isinstance(built, Executor):
             message = f"returned {built!r:.60}, expected a concurrent.futures.Executor"
             raise plugin_error(provider, f"executor {offer.name!r} {message}")

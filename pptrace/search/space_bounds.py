@@ -20,7 +20,6 @@ from pptrace.config.validation import merged
 from pptrace.errors import ConfigError, ConstraintError, PptraceError, ScheduleError
 from pptrace.network.collectives import LinkCollectives
 from pptrace.plugins.construction import build_schedule
-from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.inputs import Preparation
 from pptrace.run.preparation import build_costs, message_policy, too_large
@@ -795,7 +794,7 @@ class TableCache:
             try:
                 request = self._request(entry, layout, chunks)
                 if provided.offer.check is not None:
-                    call_plugin(provided.provider, provided.offer.check, request)
+                    provided.offer.check(request)
             except PptraceError as error:
                 self._refusals[key] = error
         return self._refusals[key]
@@ -851,9 +850,7 @@ class TableCache:
             options=self._options[entry.label],
         )
         if chunks is None and provided.offer.chunks is not None:
-            request = dataclasses.replace(
-                request, chunks=call_plugin(provided.provider, provided.offer.chunks, request)
-            )
+            request = dataclasses.replace(request, chunks=provided.offer.chunks(request))
         reason = too_large(request.ranks, request.chunks, request.microbatches)
         actions = 2 * request.ranks * request.chunks * request.microbatches
         if not reason and actions > _MOST_ACTIONS:

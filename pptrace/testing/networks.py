@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from pptrace.errors import ConfigError, PluginError
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths, check_links, check_paths
 from pptrace.plugins.construction import GuardedNetwork, checked_options
-from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
+from pptrace.plugins.guards import guarded, plugin_code, plugin_error
 from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.requests import NetworkRequest
 
@@ -70,7 +70,9 @@ def assert_valid_network(
         PluginError: the plugin's code raised an exception.
         ConfigError: the offer does not take the options.
     """
-    provided = offer if isinstance(offer, Provided) else Provided(offer=offer, provider=_HERE)
+    if not isinstance(offer, Provided):
+        offer = Provided(offer=guarded(_HERE, offer, "network"), provider=_HERE)
+    provided = offer
     checked = checked_options(provided, options or {}, "options")
     smaller: Subject | None = None
     for size in sorted(endpoints):
@@ -259,7 +261,7 @@ class Subject(Struct, frozen=True, kw_only=True):
         offer, provider = provided.offer, provided.provider
         title = f"{offer.name} with {request.endpoints} endpoints"
         try:
-            built = call_plugin(provider, offer.build, request)
+            built = offer.build(request)
         except ConfigError as error:
             raise AssertionError(f"{title}: refused: {error}") from error
         network = GuardedNetwork(provider=provider, name=offer.name, network=built)

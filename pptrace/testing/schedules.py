@@ -14,7 +14,7 @@ from msgspec import Struct
 from pptrace.config.validation import shown
 from pptrace.errors import ConfigError, ConstraintError, ScheduleError
 from pptrace.plugins.construction import build_schedule, checked_options
-from pptrace.plugins.guards import call_plugin
+from pptrace.plugins.guards import guarded
 from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.steps.validation import validate
@@ -74,7 +74,9 @@ def assert_schedule_family(
         ConfigError: the schedule does not take the options of a size.
         PluginError: the plugin's code raised another exception.
     """
-    provided = offer if isinstance(offer, Provided) else Provided(offer=offer, provider=_HERE)
+    if not isinstance(offer, Provided):
+        offer = Provided(offer=guarded(_HERE, offer, "schedule"), provider=_HERE)
+    provided = offer
     requests = [
         replace(request, options=checked_options(provided, request.options, "options"))
         for request in sizes or grid()
@@ -95,7 +97,7 @@ def _is_rejected(provided: Provided[ScheduleOffer], request: ScheduleRequest) ->
     if offer.check is None:
         return False
     try:
-        call_plugin(provided.provider, offer.check, request)
+        offer.check(request)
     except ConstraintError as error:
         if not offer.constraints:
             raise _size_error(offer, request, f"refused ({error}), but the offer states no constraints") from error
@@ -123,9 +125,9 @@ def _assert_repeatable(provided: Provided[ScheduleOffer], request: ScheduleReque
 
 
 def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleRequest, schedule: Schedule) -> None:
-    offer, provider = provided.offer, provided.provider
-    bubble = call_plugin(provider, offer.bubble, request) if offer.bubble else None
-    peaks = call_plugin(provider, offer.peak_activations, request) if offer.peak_activations else None
+    offer = provided.offer
+    bubble = offer.bubble(request) if offer.bubble else None
+    peaks = offer.peak_activations(request) if offer.peak_activations else None
     if bubble is None and peaks is None:
         return
     counted = count(schedule)
@@ -133,7 +135,7 @@ def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleReq
         raise _size_error(offer, request, f"bubble is stated as {bubble}: a share of the step, from 0 and below 1")
     if bubble is not None and offer.bubble_is_exact and bubble != counted.bubble:
         raise _size_error(offer, request, f"bubble is stated as {bubble} and the table's is {counted.bubble}")
-    parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
+    parts = offer.parts(request) if offer.parts else 1
     peak_activations = [count / parts for count in counted.peak_activations]
     if peaks is not None and list(peaks) != peak_activations:
         stated_text, counted_text = _format_list(peaks), _format_list(peak_activations)

@@ -13,7 +13,7 @@ from pptrace.errors import ConfigError, PluginError
 from pptrace.network.contract import Links, Paths
 from pptrace.plugin import CostModelOffer, ExporterOffer, ImporterOffer, NetworkOffer, ScheduleOffer, hookimpl
 from pptrace.plugins.construction import build_network, build_schedule, build_workload
-from pptrace.plugins.guards import call_plugin, one_line
+from pptrace.plugins.guards import call_plugin, guarded, one_line
 from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import CostRequest, NetworkRequest, ScheduleRequest
@@ -118,7 +118,10 @@ def test_a_cost_model_that_returns_nonsense_is_the_plugins_error(built: Any, mes
     offer = CostModelOffer(name="odd", summary="Odd.", build=lambda _: built)
 
     with pytest.raises(PluginError) as caught:
-        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, microbatches=4))
+        build_workload(
+            Provided(offer=guarded(WHO, offer, "cost model"), provider=WHO),
+            CostRequest(ranks=2, stages=2, microbatches=4),
+        )
 
     assert message in str(caught.value)
 
@@ -276,7 +279,10 @@ def test_costs_of_another_shape_or_sort_are_the_plugins_error(change: dict[str, 
     )
 
     with pytest.raises(PluginError) as caught:
-        build_workload(Provided(offer=offer, provider=WHO), CostRequest(ranks=2, stages=2, microbatches=4))
+        build_workload(
+            Provided(offer=guarded(WHO, offer, "cost model"), provider=WHO),
+            CostRequest(ranks=2, stages=2, microbatches=4),
+        )
 
     assert str(caught.value).startswith("plugin 'odd' (pptrace-odd 3): ")
     assert message in str(caught.value)
