@@ -266,11 +266,22 @@ def run_graph(graph: TaskGraph) -> Ran:
     tasks = new_tasks(graph.tasks)
     inputs = graph_record(graph), int(count_set(graph.next_peer) > 0)
     ranks = halves(graph.placement.ranks, work=graph.tasks)
-    if len(ranks) == 1:
+    if len(ranks) == 1 and graph.order.size:
+        run(sweep_kernels.sweep_in_order, (*inputs, graph.order), (tasks.start, tasks.cause), work=graph.tasks)
+        done = graph.order.size
+    elif len(ranks) == 1:
         done = run(sweep_kernels.sweep, (*inputs, uniform(0, graph.tasks)), (tasks,), work=graph.tasks)
     else:
         done = _sweep_parts(graph, inputs, tasks, ranks[1][0])
     return Ran(tasks.start, tasks.start + graph.duration_ns, tasks.cause, tasks.waiting, done)
+
+
+def topological_order(graph: TaskGraph) -> Int32s:
+    """Return all tasks, each after its predecessors; empty if tasks deadlock."""
+    count, rendezvous = graph.tasks, int(count_set(graph.next_peer) > 0)
+    waiting, (order,) = np.zeros(count, dtype=np.int32), empty_columns(count, np.int32)
+    listed = run(sweep_kernels.order_tasks, (graph_record(graph), rendezvous), (waiting, order), work=count)
+    return order[: listed if listed == count - graph.receiver_rows().size else 0]
 
 
 def _sweep_parts(

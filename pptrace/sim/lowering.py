@@ -13,6 +13,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.memo import is_memoizing, memoized
 from pptrace.network.contract import check_links, check_paths, check_reachable
 from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_tasks, find_cross_rank_edges
+from pptrace.sim.engines import topological_order
 from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.edges import FOLLOWS, LAUNCHED, link_calls
@@ -251,6 +252,7 @@ def _lower(
         parts=parts, **lane_columns, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
     if reusable:
+        tasks = replace(tasks, order=topological_order(tasks))
         tasks.lock()
     return tasks, costs
 

@@ -64,6 +64,8 @@ class TaskGraph(Cells, frozen=True, kw_only=True):
     """Shape (tasks + 1,): edges of each task."""
     edge: Int32s
     """Task that waits for this one's end plus lag; ``~task`` waits for its start only."""
+    order: Int32s = np.zeros(0, dtype=np.int32)
+    """All tasks, each after its predecessors; empty if the order is unknown, or if tasks deadlock."""
     parts: Parts | None = None
     """Which rows are segments of actions; None where every row is a whole action or a message."""
 

@@ -37,15 +37,20 @@ class Tasks(NamedTuple):
 
 def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
     """Record that a predecessor releases a task at a time; return whether it is the last predecessor."""
-    waiting, start, cause = tasks.waiting, tasks.start, tasks.cause
+    waiting = tasks.waiting
+    settle_start(tasks.start, tasks.cause, task, time, by)
+    left = waiting[task] - 1
+    waiting[task] = left
+    return left == 0
+
+
+def settle_start(start: Any, cause: Any, task: int, time: int, by: int) -> None:
+    """Let a task start at the latest time of its predecessors; its cause is the lowest of the latest ones."""
     if time > start[task] or cause[task] < 0:
         start[task] = time
         cause[task] = by
     elif time == start[task] and by < cause[task]:
         cause[task] = by
-    left = waiting[task] - 1
-    waiting[task] = left
-    return left == 0
 
 
 def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
@@ -65,6 +70,52 @@ def sweep(graph: Graph, rendezvous: int, crosses: Any, tasks: Tasks) -> int:
     top = _push_ready(graph, tasks, 0, count, 0)
     _, done = _run_ready(graph, rendezvous, crosses, tasks, 0, top)
     return done
+
+
+def order_tasks(graph: Graph, rendezvous: int, waiting: Any, order: Any) -> int:
+    """List tasks after all their predecessors; return the number of listed tasks. ``waiting`` is zero."""
+    count_waits(graph, waiting, rendezvous)
+    listed = 0
+    for task in range(len(waiting)):
+        if waiting[task] == 0 and (task >= graph.rows or graph.sender_row[task] < 0):
+            order[listed] = task
+            listed += 1
+    done = 0
+    while done < listed:
+        task = order[done]
+        done += 1
+        for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1] + 2):
+            other = _successor(graph, rendezvous, task, i)
+            if other >= 0:
+                waiting[other] -= 1
+                if waiting[other] == 0:
+                    order[listed] = other
+                    listed += 1
+    return listed
+
+
+def sweep_in_order(graph: Graph, rendezvous: int, order: Any, start: Any, cause: Any) -> None:
+    """Run tasks in a topological order with the result of :func:`sweep`."""
+    duration, lag, following, following_peer = graph.duration, graph.lag, graph.following, graph.following_peer
+    edge_ptr, edge = graph.edge_ptr, graph.edge
+    for task in range(len(start)):
+        start[task] = 0
+        cause[task] = -1
+    for i in range(len(order)):
+        task = order[i]
+        begun = start[task]
+        ended = begun + duration[task]
+        arrived = ended + lag[task]
+        for j in range(edge_ptr[task], edge_ptr[task + 1]):
+            other = edge[j]
+            if other >= 0:
+                settle_start(start, cause, other, arrived, task)
+            else:
+                settle_start(start, cause, -1 - other, begun, task)
+        if rendezvous and following_peer[task] >= 0:
+            settle_start(start, cause, following_peer[task], ended, task)
+        if following[task] >= 0:
+            settle_start(start, cause, following[task], ended, task)
 
 
 class ThreadTasks(NamedTuple):
