@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from copy import copy
 from typing import Any
 
 from msgspec import Struct
@@ -88,13 +88,13 @@ def overlaid(
     A new name for a model, schedule, device, network or cost model drops the file's options of the old one.
     Keys that every schedule takes, such as ``offload``, stay. A new policy drops the old policy's options. An
     assignment of ``global`` or ``microbatches`` drops the other one, and one of a cluster drops the network.
+    Unchanged values are those of the file, and not copies.
 
     Raises:
         ConfigError: an assignment below a value that has no keys.
     """
-    tree, noted = deepcopy(dict(value or {})), dict(places)
-    for section in [section for section in tree if tree[section] is None]:
-        del tree[section]
+    tree = {section: below for section, below in (value or {}).items() if below is not None}
+    noted = dict(places)
     for section, headline in HEADLINES.items():
         if isinstance(tree.get(section), str):
             tree[section] = {headline: tree[section]}
@@ -165,7 +165,7 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
     batch = tree.get("batch")
     for given, follows in _DERIVED_FROM_EACH_OTHER:
         if isinstance(batch, dict) and ("batch", given) in last and ("batch", follows) not in last:
-            batch.pop(follows, None)
+            tree["batch"] = batch = {key: batch[key] for key in batch if key != follows}
             places.pop(f"batch.{follows}", None)
 
 
@@ -181,10 +181,10 @@ def _assign(tree: dict[str, Any], override: Assignment) -> None:
         if following is None and override.value is None and isinstance(part, str):
             below.pop(part, None)
         elif following is None:
-            below[part] = deepcopy(override.value)
+            below[part] = override.value
         else:
-            if isinstance(part, str) and below.get(part) is None:
-                below[part] = {}
+            is_absent = isinstance(part, str) and below.get(part) is None
+            below[part] = {} if is_absent else copy(below[part])
             below = below[part]
 
 

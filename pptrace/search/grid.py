@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from copy import deepcopy
 from itertools import combinations, product
 from math import prod
 from pathlib import Path
@@ -426,6 +427,7 @@ def _varied(values: Sequence[Value]) -> list[Assignment]:
 
 def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
     """Return a base without the swept keys, and these keys."""
+    tree = deepcopy(tree)
     swept: list[KeyPath] = []
     for axis in axes:
         swept += axis.paths if axis.is_coupled else [assignment(axis.key, "name", "").path]

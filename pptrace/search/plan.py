@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -323,7 +324,7 @@ class Plan(Printed):
     @property
     def configuration(self) -> dict[str, Any]:
         """The first place as the content of a configuration file."""
-        value: dict[str, Any] = self.problem.resolved(self.best.varied).written.value
+        value: dict[str, Any] = deepcopy(self.problem.resolved(self.best.varied).written.value)
         return value
 
     def table(self) -> list[Row]:
