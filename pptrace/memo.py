@@ -28,14 +28,13 @@ class Memo(Struct, eq=False):
     """Rows of all results."""
     _lock: Lock = field(default_factory=Lock)
 
-    def find(self, key: Hashable) -> tuple[Any] | None:
-        """Return a result, which is then the most recently used one, in a tuple; None without one."""
+    def find(self, key: Hashable) -> tuple[tuple[object, ...], Any, int] | None:
+        """Return the entry of a result, which is then the most recently used one; None without one."""
         with self._lock:
             known = self.results.get(key)
-            if known is None:
-                return None
-            self.results.move_to_end(key)
-        return (known[1],)
+            if known is not None:
+                self.results.move_to_end(key)
+        return known
 
     def keep(self, key: Hashable, inputs: tuple[object, ...], result: Any, rows: int) -> None:
         """Keep a result in place of the least recently used ones; drop a result that is too large."""
@@ -91,9 +90,10 @@ def memoized(
     if memo is None:
         return compute()
     place = (key, *map(id, inputs))
-    known: tuple[Result] | None = memo.find(place)
+    known = memo.find(place)
     if known is not None:
-        return known[0]
+        found: Result = known[1]
+        return found
     result = compute()
     if may_keep():
         memo.keep(place, inputs, result, rows)

@@ -61,15 +61,7 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
         """
         if not isinstance(text, str):
             raise ConfigError(self._bare(text))
-        match = re.fullmatch(_NUMBER + r"\s*(\S*)", text.strip())
-        if match is None:
-            raise ConfigError(f"{_shown(text)} is not a {self.name}; {self._forms()}")
-        number, unit = match.groups()
-        if not unit:
-            raise ConfigError(self._bare(number))
-        if unit not in self.units:
-            raise ConfigError(self._unknown(unit))
-        return self._whole(Fraction(number) * self.units[unit], text)
+        return _base_units(self, text)
 
     def exact(self, value: int) -> str:
         """Write a number of base units without loss: the shortest text, with the largest unit if several tie.
@@ -112,6 +104,18 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
             kind = QUANTITY_ERRORS[not bare]
             raise PydanticCustomError(kind, "{reason}", {"reason": error.message}) from None
 
+    def parse_text(self, text: str) -> int:
+        """Read text as :meth:`parse`, which keeps recent results."""
+        match = re.fullmatch(_NUMBER + r"\s*(\S*)", text.strip())
+        if match is None:
+            raise ConfigError(f"{_shown(text)} is not a {self.name}; {self._forms()}")
+        number, unit = match.groups()
+        if not unit:
+            raise ConfigError(self._bare(number))
+        if unit not in self.units:
+            raise ConfigError(self._unknown(unit))
+        return self._whole(Fraction(number) * self.units[unit], text)
+
     def _whole(self, exact: Fraction, text: str) -> int:
         value = round(exact)
         if self.positive and not exact:
@@ -136,6 +140,9 @@ class Dimension(Struct, frozen=True, kw_only=True, eq=False):
 
     def _forms(self) -> str:
         return f"write a {self.name} as " + ", ".join(f"'{example}'" for example in self.examples)
+
+
+_base_units = lru_cache(Dimension.parse_text)
 
 
 @lru_cache

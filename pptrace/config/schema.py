@@ -510,14 +510,16 @@ class PointToPoint(Parameters):
     @property
     def unused(self) -> dict[str, tuple[str, ...]]:
         """Settings other than their defaults that this policy does not take, and the policies that do."""
-        standard, policies = PointToPoint(), _TAKEN_BY.items()
-        unused = {name: takers for name, takers in policies if self.policy not in takers}
-        return {name: takers for name, takers in unused.items() if getattr(self, name) != getattr(standard, name)}
+        fields = PointToPoint.model_fields
+        return {
+            name: takers for name, takers in _TAKEN_BY.items()
+            if self.policy not in takers and getattr(self, name) != fields[name].default
+        }  # fmt: skip
 
     @property
     def taken(self) -> Self:
         """These settings, those that this policy does not take at their defaults."""
-        return self.model_copy(update={name: getattr(PointToPoint(), name) for name in self.unused})
+        return self.model_copy(update={name: PointToPoint.model_fields[name].default for name in self.unused})
 
 
 _TAKEN_BY = {"stream": ("ordered",), "eager": ("ordered",), "receive": ("blocking", "ordered", "batched")}

@@ -418,6 +418,8 @@ def copy_notes(table: Schedule, workload: Workload) -> tuple[str, ...]:
         copied[Kind.REDUCE_GRAD] = workload.unreduced_bytes, workload.reduce_ns
     untimed = []
     for kind, (sizes, times) in copied.items():
+        if not sizes.any():
+            continue
         stages = table.stage[table.kind == int(kind)]  # an enum member would widen the column
         if sizes[stages].any() and not times[stages].any():
             untimed.append(kind)

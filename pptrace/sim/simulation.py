@@ -243,6 +243,9 @@ def run_together(
     return lowered.run().timeline, gradients_ns
 
 
+_NO_CHANGES = new_log(0)
+
+
 def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Log]:
     """Run the event kernel where anything is shared or slowed, else the sweep."""
     if contention.slows or len(links):
@@ -250,7 +253,7 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, L
         jobs = find_jobs(graph, shared, contention)
         if jobs.task.size:
             return run_jobs(graph_record(graph), graph.placement.ranks, jobs, shared, contention)
-    return run_graph(graph), new_log(0)
+    return run_graph(graph), _NO_CHANGES
 
 
 def _timeline(graph: TaskGraph, ran: Ran, *, has_receiver_rows: bool) -> tuple[Timeline, bool]:
