@@ -169,8 +169,8 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
     import difflib
 
     names = sorted(known)
-    close = [one for one in names if one.casefold() == name.casefold()]
-    close = close or [one for one in names if name and one.startswith(f"{name}-")]
+    close = [candidate for candidate in names if candidate.casefold() == name.casefold()]
+    close = close or [candidate for candidate in names if name and candidate.startswith(f"{name}-")]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not names:
         return " (none is known)"
@@ -178,7 +178,7 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:
     if len(names) <= _MOST_NAMES:
         return f" ({guess}known: {', '.join(names)})"
     closest = difflib.get_close_matches(name, names, n=_CLOSEST_NAMES, cutoff=0)
-    closest = [*close, *(one for one in closest if one not in close)][:_CLOSEST_NAMES]
+    closest = [*close, *(candidate for candidate in closest if candidate not in close)][:_CLOSEST_NAMES]
     return f" ({guess}closest of {len(names)}: {', '.join(closest)})"
 
 

@@ -54,7 +54,7 @@ def _with_old_keys(values: Any) -> Any:
     """Return a document or a list of documents with old keys, and which ones they are."""
     if isinstance(values, list):
         return [_with_old_keys(document) for document in values]
-    found: dict[str, str] = {}
+    old_keys: dict[str, str] = {}
 
     def renamed(value: Any, parent: str) -> Any:
         if isinstance(value, list):
@@ -66,11 +66,11 @@ def _with_old_keys(values: Any) -> Any:
             path = f"{parent}{key}"
             new[key] = renamed(part, f"{path}.")
             if old := _OLD_KEYS.get(path):
-                new[old], found[f"{parent}{old}"] = new[key], path
+                new[old], old_keys[f"{parent}{old}"] = new[key], path
         return new
 
     document = renamed(values, "")
-    return {**document, "deprecated": found} if found else document
+    return {**document, "deprecated": old_keys} if old_keys else document
 
 
 def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -> None:

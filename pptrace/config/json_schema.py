@@ -83,12 +83,12 @@ def _named(offers: Offers) -> Any:
     return Literal[tuple(offers)] if offers else str
 
 
-def _union(section: str, own: type[BaseModel], offers: Offers) -> Any:
+def _union(section: str, section_model: type[BaseModel], offers: Offers) -> Any:
     """Return the long forms with options beside the name, which ``name`` tells apart."""
     if not offers:
-        return own
+        return section_model
     forms = [
-        _closed(f"{section}-{name}", model, name=(Literal[name], own.model_fields["name"]))
+        _closed(f"{section}-{name}", model, name=(Literal[name], section_model.model_fields["name"]))
         for name, model in offers.items()
     ]
     return _by_name(forms)
@@ -143,9 +143,9 @@ def _policies(offers: Offers) -> Any:
     """Return the forms of a message policy: its name, the core's own settings, or a plugin's name and options."""
     if not offers:
         return _any(str, PointToPoint)
-    own = PointToPoint.model_fields
+    fields = PointToPoint.model_fields
     words = tuple(name for name in PolicyName.words() if name in offers)
-    forms = [_closed("p2p", PointToPoint, policy=(Literal[words], own["policy"]), options=_options("", None))]
+    forms = [_closed("p2p", PointToPoint, policy=(Literal[words], fields["policy"]), options=_options("", None))]
     for name, model in offers.items():
         if name not in words:
             options = _options(f"p2p-{name}-options", model)
@@ -156,22 +156,22 @@ def _policies(offers: Offers) -> Any:
 def _presets(section: str, offers: Offers, readers: Mapping[str, type[BaseModel]]) -> Any:
     """Return the forms of a model or device: a preset, or what one of the readers needs."""
     base = Device if section == "device" else Preset
-    own: dict[str, Any] = {"preset": (_any(_named(offers), None), Preset.model_fields["preset"])}
+    fields: dict[str, Any] = {"preset": (_any(_named(offers), None), Preset.model_fields["preset"])}
     if base is Device:
-        own["ranks"] = (Device.model_fields["ranks"].annotation, Device.model_fields["ranks"])
+        fields["ranks"] = (Device.model_fields["ranks"].annotation, Device.model_fields["ranks"])
 
     def either(schema: Schema) -> None:
-        enough = [{"required": [key]} for key in own]
+        enough = [{"required": [key]} for key in fields]
         schema["anyOf"] = [*enough, {"required": schema.pop("required", [])}]
 
     forms = [
         create_model(
             f"{section}-{name}", __base__=model, __doc__=model.__doc__,
-            __cls_kwargs__={"json_schema_extra": either}, **own,
+            __cls_kwargs__={"json_schema_extra": either}, **fields,
         )
         for name, model in readers.items()
     ]  # fmt: skip
-    return _any(_named(offers), *(forms or [create_model(section, __base__=base, **own)]), None)
+    return _any(_named(offers), *(forms or [create_model(section, __base__=base, **fields)]), None)
 
 
 def _clusters(offers: Offers, networks: Any) -> Any:

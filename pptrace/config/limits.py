@@ -39,7 +39,7 @@ class UnpackedFile:
     """A file, plain or gzip, read in parts; checks its unpacked size."""
 
     def __init__(self, path: Path, raw: BufferedReader) -> None:
-        """Take an open file, at its beginning."""
+        """Wrap a file that is open at its beginning."""
         self._path, self._raw = path, raw
         self._packed = raw.read(2) == _GZIP
         raw.seek(0)
@@ -138,12 +138,12 @@ class UnpackedFile:
             raise _too_many(most, self._path)
         if self._raw.closed:  # all of it was read
             return
-        at = self._raw.tell()
-        window = at - self._looked
+        position = self._raw.tell()
+        window = position - self._looked
         if self._looked == self._whole or window < max(_WINDOW, self._whole // _FRACTION):
             return
-        rest = (events - self._before) * max(self._whole - at, 0) // window
-        self._looked, self._before = at, events
+        rest = (events - self._before) * max(self._whole - position, 0) // window
+        self._looked, self._before = position, events
         if events + rest > most:
             self._looked = self._whole  # once is enough: what is counted is the whole file
             self._count(marks, most)

@@ -323,8 +323,8 @@ def _with_batch(resolved: Resolved) -> Resolved:
     if batch.microbatches is None:
         return resolved.with_values("batch", {"microbatches": microbatches}, "derived: global / (dp x micro)")
     if batch.microbatches != microbatches:
-        made = f"{batch.microbatches} x dp {dp} x micro {micro} make {batch.microbatches * step} sequences"
-        message = f"{made}, but batch.global is {batch.global_batch}; remove one of the two"
+        product = f"{batch.microbatches} x dp {dp} x micro {micro} make {batch.microbatches * step} sequences"
+        message = f"{product}, but batch.global is {batch.global_batch}; remove one of the two"
         raise resolved.error("batch.microbatches", message)
     return resolved
 

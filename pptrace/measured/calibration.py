@@ -361,8 +361,8 @@ def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibra
     for host in fit.hosts:
         kind = Kind[host.kind]
         known = [run.host(kind) for run in alike if run.host(kind).count] or [host]
-        weights = [max(one.count, 1) for one in known]
-        gap_ns = round(float(np.average([one.gap_ns for one in known], weights=weights)))
+        weights = [max(times.count, 1) for times in known]
+        gap_ns = round(float(np.average([times.gap_ns for times in known], weights=weights)))
         hosts.append(replace(host, count=sum(weights), gap_ns=gap_ns, fixed_ns=fixed_ns[kind]))
     return replace(fit, hosts=tuple(hosts), stage_counts=tuple(counts))
 

@@ -138,13 +138,13 @@ def attribute_slowdown(
     ratio = b.duration_ns[j] / before
     rank, stage, kind = (column.astype(np.int64) for column in (b.rank[j], b.stage[j], b.kind[j]))
     common, of_kinds = _common_factors(ratio, rank, kind, tolerance)
-    own = ratio / common / np.array([of_kinds[each] for each in kind.tolist()])
+    residual = ratio / common / np.array([of_kinds[each] for each in kind.tolist()])
     counts = _grouped(np.bincount, rank, stage, kind)
-    cells = _shares(own, rank, stage, kind)
+    cells = _shares(residual, rank, stage, kind)
     return Blame(
         common=Figure(common - 1), kinds={each: Figure(factor - 1) for each, factor in of_kinds.items()},
-        ranks={number: share for (number,), share in _shares(own, rank).items()},
-        stages={(number, place): share for (number, place), share in _shares(own, rank, stage).items()},
+        ranks={number: share for (number,), share in _shares(residual, rank).items()},
+        stages={(number, place): share for (number, place), share in _shares(residual, rank, stage).items()},
         cells={(r, s, k): share for (r, s, k), share in cells.items() if counts[r, s, k] >= _FEWEST},
         links=link_changes, network=network,
         before_ns={
@@ -319,10 +319,10 @@ def candidates(
         tolerance: the relative change that counts as none.
         steps: the slowdowns of each step of the second side; the slowest rank of most steps is no noise.
     """
-    found = [*_duration_candidates(blame, tolerance), *_link_candidates(blame, uncertainty_ns, links, tolerance)]
+    changes = [*_duration_candidates(blame, tolerance), *_link_candidates(blame, uncertainty_ns, links, tolerance)]
     slowest, count = _slowest_of_most(steps)
     kept = []
-    for candidate in found:
+    for candidate in changes:
         if candidate.rank is not None and candidate.rank == slowest:
             what = f"{candidate.cause.what}, the slowest in {count} of {len(steps)} steps"
             kept.append(replace(candidate, cause=replace(candidate.cause, what=what)))
@@ -367,7 +367,7 @@ def _duration_candidates(blame: Blame, tolerance: float) -> Iterator[Candidate]:
             before_ns = sum(
                 time
                 for cell, time in blame.before_ns.items()
-                if all(wanted in {None, own} for wanted, own in zip(part.of, cell, strict=True))
+                if all(wanted in {None, value} for wanted, value in zip(part.of, cell, strict=True))
             )
             yield Candidate(
                 cause=_cause(part.kind, part.what, part.share, part.share.value * before_ns),
@@ -499,18 +499,18 @@ def spikes(
     median_deviation_ns = group_quantiles(np.abs(deviation_ns), cells)[0][cells]
     allowed_ns = np.maximum(tolerance * a.duration_ns[i], SIGMAS * deviations_ns)
     is_spike = deviation_ns > np.maximum(_OUTLIER_FACTOR * np.maximum(median_deviation_ns, 1000), allowed_ns)
-    found = []
+    spiking_ranks = []
     for rank in np.unique(b.rank[j][is_spike]).tolist():
         chosen = is_spike & (b.rank[j] == rank)
         excess_ns = np.zeros(len(b), dtype=np.int64)
         excess_ns[j[chosen]] = deviation_ns[chosen]
         count, total_ns = int(np.count_nonzero(chosen)), int(deviation_ns[chosen].sum())
         what = f"{count} action{'s' if count > 1 else ''} of rank {rank}"
-        found.append(Candidate(
+        spiking_ranks.append(Candidate(
             cause=Cause(kind="spikes", what=what, share=Figure(0.0), total_ns=total_ns),
             without=partial(_without_excess, column="duration_ns", excess_ns=excess_ns),
         ))  # fmt: skip
-    return found
+    return spiking_ranks
 
 
 def _without_excess(step: Computations, column: str, excess_ns: Int64s) -> Computations:
@@ -522,7 +522,7 @@ def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolera
     """Return ranks whose host gaps changed by more than the tolerance of their computations."""
     i, j = matched.first, matched.second
     change_ns = b.host_gap_ns[j] - a.host_gap_ns[i]
-    found = []
+    late_ranks = []
     for rank in np.unique(b.rank[j]).tolist():
         rows = b.rank[j] == rank
         total_ns = int(change_ns[rows].sum())
@@ -530,16 +530,16 @@ def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolera
             continue
         excess_ns = np.zeros(len(b), dtype=np.int64)
         excess_ns[j[rows]] = change_ns[rows]
-        found.append(Candidate(
+        late_ranks.append(Candidate(
             cause=Cause(kind="host gaps", what=f"rank {rank}", share=Figure(0.0), total_ns=total_ns),
             without=partial(_without_excess, column="gap_ns", excess_ns=excess_ns),
             only_replayed=True,
         ))  # fmt: skip
-    return found
+    return late_ranks
 
 
 def rank_causes(
-    found: Sequence[Candidate],
+    changes: Sequence[Candidate],
     step_ns: Sides,
     effects_ns: Callable[[Sequence[Candidate], Sequence[Candidate]], list[float]] | None,
 ) -> tuple[tuple[Cause, ...], tuple[Cause, ...]]:
@@ -548,13 +548,13 @@ def rank_causes(
     The first cause is the one that contributes most in the direction of the change.
 
     Args:
-        found: the candidates.
+        changes: the candidates.
         step_ns: the lengths of the steps.
         effects_ns: returns the effect of each candidate on the length of the second step without other candidates;
             None where steps cannot be replayed, then total changes are ranked.
     """
     change_ns = step_ns.change.value
-    left = sorted(found, key=lambda item: (-abs(item.cause.total_ns), item.cause.kind, item.cause.what))
+    left = sorted(changes, key=lambda item: (-abs(item.cause.total_ns), item.cause.kind, item.cause.what))
     if effects_ns is None:
         least_ns = _LEAST_OF_LARGEST * max((abs(item.cause.total_ns) for item in left), default=0)
         causes = [item.cause for item in left if abs(item.cause.total_ns) >= least_ns]

@@ -507,7 +507,7 @@ def diff(
         for column in ("duration_ns", "end_ns")
     )
     changed, within_noise = rank_changes(first, second, pair.matched, deviations_ns)
-    found = [
+    changes = [
         *candidates(
             pair.blame,
             clock_uncertainty_ns(sides, steps),
@@ -518,7 +518,7 @@ def diff(
         *spikes(first, second, pair.matched, tolerance, deviations_ns),
         *(late_hosts(first, second, pair.matched, tolerance) if a.measured or b.measured else ()),
     ]
-    causes, remarks = rank_causes(found, pair.step_ns, _effects_of(compared_b[0]) if found else None)
+    causes, remarks = rank_causes(changes, pair.step_ns, _effects_of(compared_b[0]) if changes else None)
     metrics = compared_a[0].metrics, compared_b[0].metrics
     return StepDiff(
         **asdict(pair),
@@ -556,18 +556,18 @@ def _effects_of(
             return simulation.span_ns(changed.times())
         return replay.span_ns(changed.times(with_late=True))
 
-    def effects_ns(found: Sequence[Candidate], taken: Sequence[Candidate]) -> list[float]:
+    def effects_ns(changes: Sequence[Candidate], taken: Sequence[Candidate]) -> list[float]:
         before = step
         for cause in taken:
             before = cause.without(before)
         before_ns = {
             replayed: span_ns(before, replayed=replayed)
-            for replayed in {candidate.only_replayed for candidate in found}
+            for replayed in {candidate.only_replayed for candidate in changes}
         }
         return [
             before_ns[candidate.only_replayed]
             - span_ns(candidate.without(before), replayed=candidate.only_replayed)
-            for candidate in found
+            for candidate in changes
         ]
 
     try:

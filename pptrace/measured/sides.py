@@ -241,11 +241,11 @@ def partial_data(sides: Sequence[Side]) -> str:
     ]
     compared = [f"figures are those of {ranks_text(sides[0].pipeline_ranks)}"] if lacks else []
     counts = [side.actions_of_ranks for side in sides]
-    for side, own in zip(sides, counts, strict=True):
+    for side, side_counts in zip(sides, counts, strict=True):
         most = map(max, zip(*counts, strict=False))
         fewer = [
             f"{count} of {whole} actions of rank {rank}"
-            for rank, count, whole in zip(side.pipeline_ranks, own, most, strict=False)
+            for rank, count, whole in zip(side.pipeline_ranks, side_counts, most, strict=False)
             if count < whole
         ]
         if side.computations.partial and (fewer or not side.numbers):

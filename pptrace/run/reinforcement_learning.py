@@ -154,8 +154,8 @@ def _traffic(phases: Sequence[Simulated], numbers: Sequence[Int32s]) -> Traffic 
         traffic = phase.traffic
         if traffic is None:
             continue
-        own = zip(traffic.source.tolist(), traffic.target.tolist(), strict=True)
-        pair = np.array([place[each] for each in own], dtype=np.int64)
+        phase_pairs = zip(traffic.source.tolist(), traffic.target.tolist(), strict=True)
+        pair = np.array([place[each] for each in phase_pairs], dtype=np.int64)
         sent = np.flatnonzero(traffic.path >= 0)
         path[rows[sent]] = pair[traffic.path[sent] // per_pair] * per_pair + traffic.path[sent] % per_pair
         changes.append((rows[traffic.row], traffic.at_ns + start_ns, traffic.rate_kbps, traffic.limit))

@@ -33,7 +33,7 @@ _FEWEST_TOGETHER = 8
 
 
 class ReplicaDifferences(Struct, frozen=True):
-    """The replicas of a step that differ, each simulated alone, or all together if they gather units."""
+    """Times and memory of replicas that differ; replicas that gather units are simulated together."""
 
     kind_of: Int64s
     """The kind of each replica, shape (replicas,)."""
@@ -250,9 +250,9 @@ def _costs_of_all(costs: Sequence[Workload], microbatches: int) -> Workload:
     classes: list[Workload] = []
     class_of = []
     for each in costs:
-        own = each.microbatch_class if each.microbatch_class.size else np.zeros(microbatches, dtype=np.int32)
-        class_of.append(own + len(classes) + 1)
-        classes += [replace(each, classes=(), microbatch_class=own[:0]), *each.classes]
+        numbers = each.microbatch_class if each.microbatch_class.size else np.zeros(microbatches, dtype=np.int32)
+        class_of.append(numbers + len(classes) + 1)
+        classes += [replace(each, classes=(), microbatch_class=numbers[:0]), *each.classes]
     return replace(
         costs[0], classes=tuple(classes), microbatch_class=np.concatenate(class_of).astype(np.int32),
         rank_capacity_bytes=np.zeros(0, dtype=np.int64),

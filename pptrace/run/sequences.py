@@ -283,7 +283,7 @@ class Packing(Struct, frozen=True, kw_only=True):
         if not balanced:
             return arrived
         rows = _greedy([self.load((each,)) for each in bins], self.replicas, len(bins) // self.replicas)
-        return min(arrived, [self._grouped([bins[at] for at in row]) for row in rows], key=self.maximum)
+        return min(arrived, [self._grouped([bins[index] for index in row]) for row in rows], key=self.maximum)
 
     def _grouped(self, bins: Sequence[Bin]) -> list[Microbatch]:
         """Return microbatches of consecutive sequences."""
@@ -406,7 +406,7 @@ class Packing(Struct, frozen=True, kw_only=True):
         if not balanced:
             return arrived
         rows = _greedy([self.load(each) for each in microbatches], self.replicas, len(arrived[0]))
-        return [[microbatches[at] for at in row] for row in rows] if all(rows) else arrived
+        return [[microbatches[index] for index in row] for row in rows] if all(rows) else arrived
 
 
 def _split(parts: Sequence[Any], wanted: int) -> list[Any]:
@@ -571,8 +571,8 @@ def _packs_of_bins(packing: Packing, replicas: Replicas, unit: int, most: int) -
     rounded up to a multiple of ``unit`` and of the group.
     """
     numbers = Counter(each for row in replicas for microbatch in row for each in microbatch)
-    weigh = packing if packing.linear else replace(packing, linear=packing.limit)
-    work_of = {each: weigh.load((each,)) for each in numbers}
+    linear_packing = packing if packing.linear else replace(packing, linear=packing.limit)
+    work_of = {each: linear_packing.load((each,)) for each in numbers}
     largest = max(work_of.values())
     group_of: dict[Bin, Any] = {each: each for each in numbers}
     for levels in range(most, 0, -1):

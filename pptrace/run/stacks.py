@@ -173,13 +173,13 @@ def _look_up(inputs: Preparation, name: str) -> StackOffer:
     stacks = inputs.registry.stacks
     if name in stacks:
         return inputs.use(stacks[name]).offer
-    asked = _RELEASE.fullmatch(name)
-    releases = _releases(inputs, asked["family"] if asked else name)
-    if asked:
-        releases = [release for release in releases if release[0] < _version(asked["version"])]
+    release_name = _RELEASE.fullmatch(name)
+    releases = _releases(inputs, release_name["family"] if release_name else name)
+    if release_name:
+        releases = [release for release in releases if release[0] < _version(release_name["version"])]
     if releases:
         newest = releases[-1][1]
-        if asked:
+        if release_name:
             note = f"No plugin offers the stack {name}: the step has {newest}, the newest release before it."
             inputs.notes = (*inputs.notes, *({note} - {*inputs.notes}))
         name = newest

@@ -184,8 +184,8 @@ def compare(
         raise ConfigError("no schedule to compare: write them as gpipe,1f1b", key="schedules")
     for entry in entries:
         basis.check(entry, basis.resolve(entry))
-        if policies:
-            check_policies(entry)
+        if policies and any(override.path[0] == "p2p" for override in entry.varied):
+            raise ConfigError("every policy is run: leave p2p out", file=entry.source)
     rows: list[ComparedSchedule] = []
     errors: list[PptraceError] = []
     for index, entry in enumerate(entries):
@@ -542,16 +542,6 @@ def compare_policies(
             for row in rows
         )
     )
-
-
-def check_policies(entry: Entry) -> None:
-    """Reject an entry that sets a policy.
-
-    Raises:
-        ConfigError: it sets ``p2p``.
-    """
-    if any(override.path[0] == "p2p" for override in entry.varied):
-        raise ConfigError("every policy is run: leave p2p out", file=entry.source)
 
 
 def _policy_row(basis: Basis, entry: Entry, policy: str, settings: Mapping[str, str]) -> PolicyRow:

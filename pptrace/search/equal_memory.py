@@ -566,7 +566,7 @@ def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Co
 
 
 def _common_variants(rows: Sequence[EqualSchedule]) -> str:
-    """Return the line of the best variants that differ under the policy for all tables."""
+    """Return a line with the best variants under the policy that runs every table, if they differ."""
     policy = ANY_TABLE[POLICY]
     text = f"all {policy}: each schedule's best variant under {policy}"
     changed = [f"{row.entry.label} {row.common_policy_variant}" for row in rows if row.common_policy_variant]

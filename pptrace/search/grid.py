@@ -64,7 +64,7 @@ class Axis(Struct, frozen=True, kw_only=True):
 
     @property
     def own_paths(self) -> frozenset[KeyPath]:
-        """The key as a name or a whole section; all keys of coupled values."""
+        """The paths of the key, without settings of schedules; of coupled values, the paths of all keys."""
         return self.paths if self.is_coupled else frozenset(value.varied[0].path for value in self.values)
 
     @property

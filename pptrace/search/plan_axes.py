@@ -661,7 +661,10 @@ class Space:
         """Return the parameters of the encoders of a grid."""
         facts, name = self.problem.facts, key.removeprefix(f"{grid_key('')}s.")
         named = facts.get("encoders") or {"": facts.get("encoder")}
-        return [encoder for own, encoder in named.items() if encoder and (key == grid_key("") or own == name)]
+        return [
+            encoder for encoder_name, encoder in named.items()
+            if encoder and (key == grid_key("") or encoder_name == name)
+        ]  # fmt: skip
 
     def _size_settings(self, layout: PlanLayout) -> tuple[Assignment, ...]:
         """Return the settings of a layout's sizes."""

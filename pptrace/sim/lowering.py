@@ -411,11 +411,11 @@ class _Lowering(Struct, frozen=True):
     def _link_calls(
         self, placed: _Rows, calls: CallGroups, called: CallTasks, edges: int, pairs: Pairs, tasks: int
     ) -> tuple[int, tuple[Int32s, Int32s], Int32s, tuple[Pairs, Pairs]]:
-        """Append the edges of calls to ``edges`` edges, except those to further rows and calls that wait.
+        """Append the edges of calls after the first ``edges`` edges.
 
         Returns:
-            The number of edges, the chains of calls, each call's first task, and the edges to further rows and
-            calls.
+            The number of edges, the chains of calls, each call's first task, and the edges that are not appended:
+            those to further rows, and those to calls that wait.
         """
         follows = bool((called.states.flags & FOLLOWS).any())
         following, following_peer = unset(tasks), unset(tasks) if follows else uniform(-1, tasks)

@@ -240,7 +240,7 @@ class Traversal(NamedTuple):
     """Released ranks, by the round in which to visit them."""
 
 
-def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, traversal, out, out_edge):
+def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, has_messages, traversal, out, out_edge):
     """Visit ranks in rounds, one ready action (or overlapped pair) per rank and round; return the visited rows.
 
     With ``emit``, each action is copied with its SENDs after it, and each RECV is appended to the receiver's row.
@@ -270,7 +270,7 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, traversal, 
             if first == row_ptr[rank + 1]:
                 continue
             end = end_of_pair(cells.pair, first, row_ptr[rank + 1])
-            lacking = _lacking(rank, end, cells, graph, kinds, own, traversal)
+            lacking = _lacking(rank, end, cells, graph, kinds, has_messages, traversal)
             if lacking >= 0:
                 traversal.next_waiting[rank] = traversal.waiting[lacking]
                 traversal.waiting[lacking] = rank
@@ -292,7 +292,7 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, traversal, 
     return placed
 
 
-def _lacking(rank, end, cells, graph, kinds, own, traversal):
+def _lacking(rank, end, cells, graph, kinds, has_messages, traversal):
     """Return the first missing cell that a rank's next actions need, -1 if all are available.
 
     The search continues at the dependency at which it last stopped.
@@ -313,7 +313,7 @@ def _lacking(rank, end, cells, graph, kinds, own, traversal):
             from_stage = (direction * stages + others[e]) * microbatches
             for u in range(first + offset, last):
                 peer = ranks[microbatch_route[u] * stages + others[e]]
-                need = SENT if own and peer != rank else COMPUTED
+                need = SENT if has_messages and peer != rank else COMPUTED
                 if peer >= 0 and done[from_stage + u] < need:
                     traversal.dependency_row[rank], traversal.edge[rank], traversal.offset[rank] = (
                         row,

@@ -88,7 +88,7 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def _texts(formatter: LineFormatter, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
-    """Yield the file in pieces; the last event is a name, because the last event has no comma."""
+    """Yield the file in pieces. The name of a lane is the last event, which has no comma after it."""
     timeline, hops = formatter.scene.timeline, formatter.scene.hops
     lanes = _lanes_of(timeline)
     names = [json.dumps(event).encode() for event in _lane_names(formatter.scene, lanes)]

@@ -299,7 +299,7 @@ class Records(NamedTuple):
         return Cell(name, number, cell_size(1, self.columns[name].bounds[1]))
 
     def _optional(self, name: str, number: int, tag_bytes: int, rows: Int32s) -> Iterator[Cell]:
-        """Yield the cell of a field that any of the rows has."""
+        """Yield the cell of an optional field, if any row has a value."""
         if name not in self.columns:
             return
         smallest, largest = self.columns[name].bounds

@@ -171,7 +171,7 @@ def _result_needs(timeline: Timeline, row: Int64s) -> _Needs:
         onward[gradient, target].append((gradient, source))
     for (produced, stage, microbatch), node in last.items():
         keys = [(after, stage) for after in following[produced]] + onward[produced, stage]
-        consumers = (first.get((after, at, microbatch), node) for after, at in keys)
+        consumers = (first.get((after, next_stage, microbatch), node) for after, next_stage in keys)
         needs += [(node, consumer) for consumer in consumers if consumer != node]
     return needs
 
@@ -393,7 +393,7 @@ class _Encoder:
         parts = self._timeline.parts
         segment = "" if parts is None else parts.name_of(row)
         letters = "".join(filter(str.isalpha, segment.lower()))
-        return next((found for name, found in _SEGMENTS.items() if name in letters), _GROUPS[stream])
+        return next((collective for name, collective in _SEGMENTS.items() if name in letters), _GROUPS[stream])
 
     def _set_message(self, node: Any, index: int) -> None:
         graph = self._graph

@@ -218,7 +218,7 @@ def _product(*values: Any) -> int | None:
 
 def _matrix(document: Mapping[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of ``perf_matrix`` by device, number of GPUs and precision; empty without it."""
-    found: dict[str, dict[str, Any]] = {}
+    recipes: dict[str, dict[str, Any]] = {}
     for device, jobs in _mapping(document.get("perf_matrix"), "perf_matrix", file).items():
         for job, precisions in _mapping(jobs, f"perf_matrix.{device}", file).items():
             key = f"perf_matrix.{device}.{job}"
@@ -231,8 +231,8 @@ def _matrix(document: Mapping[str, Any], file: Path) -> dict[str, dict[str, Any]
             gpus = {"num_gpus": int(count[0])} if count else {}
             for precision, values in settings.items():
                 name = f"{device}_{gpus.get('num_gpus', job)}gpu_{precision}"
-                found[name] = {**common, **values, **gpus}
-    return found
+                recipes[name] = {**common, **values, **gpus}
+    return recipes
 
 
 def _mapping(value: Any, key: str, file: Path) -> dict[str, Any]:
@@ -250,24 +250,24 @@ def _mapping(value: Any, key: str, file: Path) -> dict[str, Any]:
 
 def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of all sections by name."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in document.items():
         if str(key) in _UNRELATED:
             continue
         if isinstance(value, dict):
-            found |= _flat(value)
+            settings |= _flat(value)
         else:
-            found[str(key)] = value
-    return found
+            settings[str(key)] = value
+    return settings
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by Megatron-Core's names; None is no setting."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in values.items():
         if value is not None:
-            found.setdefault(_SHORT_NAMES.get(key, key), value)
-    return found
+            settings.setdefault(_SHORT_NAMES.get(key, key), value)
+    return settings
 
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)(?P<appends>\+?)=(?P<value>.*)", re.DOTALL)
@@ -412,7 +412,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 def _arguments(words: Iterable[str]) -> dict[str, Any]:
     """Return the values of arguments by name with underscores."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     name = ""
     for word in words:
         if word.startswith("--") and len(word) > len("--x"):
@@ -420,14 +420,14 @@ def _arguments(words: Iterable[str]) -> dict[str, Any]:
             name = name.replace("-", "_")
             is_on = not name.startswith("no_")
             name = name.removeprefix("no_")
-            found[name] = _typed(value) if equals else is_on
+            arguments[name] = _typed(value) if equals else is_on
         elif word == _END or word.endswith(".py"):
             name = ""
         elif name:
-            current, value = found[name], _typed(word)
+            current, value = arguments[name], _typed(word)
             values = current if isinstance(current, list) else [current]
-            found[name] = value if current is True else [*values, value]
-    return found
+            arguments[name] = value if current is True else [*values, value]
+    return arguments
 
 
 def _typed(word: str) -> Any:

@@ -45,13 +45,13 @@ class Fields(Struct, eq=False):
 
     def leaves(self, section: str = "") -> dict[tuple[str, str], Any]:
         """Return the known values by section and name; the section of a nested field is its object's name."""
-        found: dict[tuple[str, str], Any] = {}
+        values: dict[tuple[str, str], Any] = {}
         for name, value in self.values.items():
             if isinstance(value, Fields):
-                found |= value.leaves(name)
+                values |= value.leaves(name)
             else:
-                found[section, name] = value
-        return found
+                values[section, name] = value
+        return values
 
 
 class Function(Struct, frozen=True, eq=False):
@@ -180,11 +180,11 @@ def _imported(file: Path, path: str, level: int, evaluation: Evaluation) -> Modu
     folders = [file.parents[level - 1]] if level else [*file.parents]
     for folder in (each for parent in folders for each in (parent, parent / "src")):
         place = folder.joinpath(*parts)
-        for found in (place.with_suffix(".py"), place / "__init__.py"):
-            if found.is_file():
-                if found not in evaluation.modules:
-                    evaluation.modules[found] = read_module(found)
-                return evaluation.modules[found]
+        for module_file in (place.with_suffix(".py"), place / "__init__.py"):
+            if module_file.is_file():
+                if module_file not in evaluation.modules:
+                    evaluation.modules[module_file] = read_module(module_file)
+                return evaluation.modules[module_file]
     return None
 
 
@@ -349,15 +349,15 @@ class _Scope(ast.NodeVisitor):
         return tuple(self._items(node.elts))
 
     def visit_Dict(self, node: ast.Dict) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        items: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             item = self.visit(value)
             if key is not None:
                 name = self.visit(key)
-                found[name if isinstance(name, str | int | tuple) else str(name)] = item
+                items[name if isinstance(name, str | int | tuple) else str(name)] = item
             elif isinstance(item, dict):
-                found |= item
-        return found
+                items |= item
+        return items
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         value: Any = None
@@ -528,11 +528,6 @@ def _set_field(holder: Any, name: str, value: Any) -> None:
         holder.values[name] = value
 
 
-def _set_graph_modules(holder: Any, modules: Any) -> None:
-    """Set the parts of layers that CUDA graphs issue, as Megatron-Bridge's ``set_cuda_graph_modules``."""
-    _set_field(holder, "cuda_graph_modules", modules)
-
-
 def _is_instance(value: Any, kinds: Any) -> bool:
     """Return the result of ``isinstance``, which is false for objects of unknown classes."""
     several = kinds if isinstance(kinds, tuple) else (kinds,)
@@ -543,7 +538,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bool": bool, "int": int, "float": float, "str": str, "len": len, "list": list, "tuple": tuple, "dict": dict,
     "min": min, "max": max, "replace": _updated, "copy": _updated, "deepcopy": _deep_copied, "field": _declared,
     "hasattr": _has_field, "getattr": _field, "setattr": _set_field, "isinstance": _is_instance,
-    "set_cuda_graph_modules": _set_graph_modules,
+    "set_cuda_graph_modules": lambda holder, modules: _set_field(holder, "cuda_graph_modules", modules),
 }  # fmt: skip
 """Functions that recipes call, by name."""
 

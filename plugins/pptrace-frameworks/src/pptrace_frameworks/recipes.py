@@ -533,8 +533,8 @@ def _precision(recipe: Recipe, settings: _Settings) -> str | None:
         return "nvfp4"
     if words["fp8"] or (words["fp8"] is None and words["fp8_hybrid"]):
         return "mxfp8" if words["fp8_recipe"] == "mxfp8" else "fp8"
-    own = f"{words['precision']} {words['fp8_recipe']}" if words["precision"] else ""
-    for text in (own, recipe.name):
+    setting = f"{words['precision']} {words['fp8_recipe']}" if words["precision"] else ""
+    for text in (setting, recipe.name):
         for pattern, precision in _PRECISIONS:
             if re.search(pattern, text.lower()):
                 return precision

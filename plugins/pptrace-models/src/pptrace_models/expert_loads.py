@@ -361,12 +361,12 @@ def _of_table(name: str, model: Transformer, shard: Shard, step: int) -> _Tokens
         _refuse(f"has no tokens in layer {layers[lacking[1]]} of microbatch {microbatches[lacking[0]]}")
     sources = np.ones((*counts.shape[:2], 1))
     if "source" in selected:
-        found = int(selected["source"].max()) + 1
-        if found != shard.ep:
-            _refuse(f"has {found} sources, and parallel.ep is {shard.ep}: give one per device of a group")
-        sources = np.zeros((*counts.shape[:2], found))
+        source_count = int(selected["source"].max()) + 1
+        if source_count != shard.ep:
+            _refuse(f"has {source_count} sources, and parallel.ep is {shard.ep}: give one per device of a group")
+        sources = np.zeros((*counts.shape[:2], source_count))
         np.add.at(sources, (microbatch, layer, selected["source"]), selected["tokens"])
-        sources *= found / totals
+        sources *= source_count / totals
     places = _layer_places(layers, model) if "layer" in selected else [0] * (model.layers + bool(model.mtp))
     loads = counts * model.num_experts / totals
     return _Tokens(experts=loads[:, places], sources=sources[:, places])

@@ -725,9 +725,10 @@ def beside_products(
 
 
 def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[Product]]:
-    """Return the products that follow the gather, and the product before the sum: the first operation's last.
+    """Return the products after the gather, and the product before the reduction.
 
-    Their factors are cast before a gather, and not per piece.
+    The product before the reduction is the last one of the first operation. Factors are cast before the gather,
+    and not per piece.
     """
     first, *following = [[replace(product, cast=None) for product in operation] for operation in products]
     return [*first[:-1], *chain.from_iterable(following)], list(first[-1:])

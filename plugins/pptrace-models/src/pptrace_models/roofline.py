@@ -518,11 +518,11 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         second_half = [place for place in range(len(matrices)) if place not in first_half]
         times = [dict.fromkeys("fiw", 0) for _ in matrices]
         for operation in costing.layer(kind):
-            own = {
+            weights = {
                 place: matrix.weights for place, matrix in enumerate(matrices) if matrix.group == operation.name
             }
             half = first_half[-2:] if is_attention(operation.name) else second_half
-            shares = own or {(half or [0])[0]: 1}
+            shares = weights or {(half or [0])[0]: 1}
             works = (operation.forward, operation.input_gradient, operation.weight_gradient)
             for name, work in zip("fiw", works, strict=True):
                 parts = _in_shares(costing.work_ns(work, operation.unit), [*shares.values()])
@@ -815,9 +815,9 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
         Replicas balance the matrices of all units, so a unit has a share of the time of all.
         """
-        own = self._muon_matrices(costing, [stage])
-        whole = self._muon_matrices(costing, self.stages) if self.request.units else own
-        return muon.update_ns(costing, whole) * own.parameters() // max(whole.parameters(), 1)
+        matrices = self._muon_matrices(costing, [stage])
+        whole = self._muon_matrices(costing, self.stages) if self.request.units else matrices
+        return muon.update_ns(costing, whole) * matrices.parameters() // max(whole.parameters(), 1)
 
     def module_state(self, module: _Module) -> dict[str, int]:
         """Return the training state of a module in bytes, and the time of its update in ns."""

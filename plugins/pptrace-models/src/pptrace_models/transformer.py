@@ -348,7 +348,7 @@ class Layer(NamedTuple):
 
     @property
     def halves(self) -> int:
-        """Number of halves that the layer has; a half counts where its norm is."""
+        """Number of halves (mixer, feed-forward) whose norms this part of the layer has."""
         return (self.mixer != "none" and self.has("projections")) + (self.feed_forward != "none")
 
     def has(self, part: AttentionPart) -> bool:

@@ -219,7 +219,7 @@ class _Rank:
         return self.start[op], self._end(op), op.kind, op.microbatch, op.stage if down else -op.stage
 
     def row(self) -> list[Op]:
-        """Return the row."""
+        """Return the operations of the rank in order, with its copies and waits for copies."""
         if self.offloads and self.limit != NO_LIMIT:
             self._assign_memory()
         row, launched = list[Op](), 0

@@ -346,8 +346,10 @@ def _rival(name: str, prepared: StepInputs, figures: Simulated, setting: Setting
     """Return a schedule with its figures; a search in its placement has the options of the setting."""
 
     def search_input() -> SearchInput:
-        own = setting_in(prepared, setting.prepare_table, recompute=setting.recompute, shared=setting.shared)
-        return own.search_input(memory)
+        in_placement = setting_in(
+            prepared, setting.prepare_table, recompute=setting.recompute, shared=setting.shared
+        )  # fmt: skip
+        return in_placement.search_input(memory)
 
     fits = setting.fits(figures, memory)
     return Rival(name=name, table=prepared.schedule, simulated=figures, fits=fits, search_input=search_input)

@@ -109,11 +109,12 @@ def read_communicator(path: Path) -> list[RankOperations]:
     pairs = {(operation.communicator, operation.rank) for operation in operations if operation.rank >= 0}
     by_rank: dict[int, list[NcclOperation]] = {-1: operations}
     if len(dict(pairs)) < len(pairs):
-        by_rank = {rank: [one for one in operations if one.rank == rank] for rank in {rank for _, rank in pairs}}
+        ranks = {rank for _, rank in pairs}
+        by_rank = {rank: [operation for operation in operations if operation.rank == rank] for rank in ranks}
     return [
         RankOperations(
             path=path, process=process, operations=of_rank, cut=(path.name,) if blocks.cut else (),
-            ranks={one.communicator: one.rank for one in of_rank if one.rank >= 0},
+            ranks={operation.communicator: operation.rank for operation in of_rank if operation.rank >= 0},
         )
         for _, of_rank in sorted(by_rank.items())
     ]  # fmt: skip
@@ -260,7 +261,9 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
         TraceError: no file can be read, or two files have the same rank of the same communicator.
     """
     files, notes = read_files(paths, read_communicator)
-    untimed = sum(one.start_ns < 0 for parts in files.values() for part in parts for one in part.operations)
+    untimed = sum(
+        operation.start_ns < 0 for parts in files.values() for part in parts for operation in part.operations
+    )
     if untimed:
         notes.append(f"{untimed:,} operations have no time of the GPU: their durations are unknown")
     processes = _processes([part for parts in files.values() for part in parts])
@@ -298,7 +301,7 @@ def _processes(files: Sequence[RankOperations]) -> list[RankOperations]:
 def _merge(files: Sequence[RankOperations]) -> RankOperations:
     return replace(
         files[0], ranks={name: rank for file in files for name, rank in file.ranks.items()},
-        operations=sorted((one for file in files for one in file.operations), key=_BY_TIME),
+        operations=sorted((operation for file in files for operation in file.operations), key=_BY_TIME),
         cut=tuple(name for file in files for name in file.cut),
     )  # fmt: skip
 

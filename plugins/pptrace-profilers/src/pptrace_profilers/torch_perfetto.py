@@ -220,14 +220,14 @@ class _Slices:
 
     def _add_gpu_stage(self, time_ns: int, sequence: int, stage: Any) -> None:
         fields = {_text(entry.name): _text(entry.value) for entry in stage.extra_data}
-        sort = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
-        if sort in _NO_WORK:
+        kind = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
+        if kind in _NO_WORK:
             return
         interned = self.names.get((sequence, "event_names", stage.name_iid), "")
-        name = _text(stage.name) or interned or sort or "kernel"
+        name = _text(stage.name) or interned or kind or "kernel"
         stream = parse_integer(fields.get("stream id", fields.get("stream")), stage.hw_queue_iid)
         self.builder.add(
-            name, _STAGES.get(sort, "kernel"), (-2 - stage.gpu_id, stream), time_ns, time_ns + stage.duration,
+            name, _STAGES.get(kind, "kernel"), (-2 - stage.gpu_id, stream), time_ns, time_ns + stage.duration,
             correlation=parse_integer(fields.get("correlation"), -1), stream=stream,
             arguments=_arguments(_parsed(fields), self.details),
         )  # fmt: skip

@@ -98,10 +98,9 @@ def _placement(ranks: int, pipelines: int, microbatches: int, span: int) -> Plac
 
 
 def _times(request: ScheduleRequest) -> tuple[Int64s, Int64s]:
-    """Return the times of a forward and a backward per stage, 1 and 2 where none are known.
+    """Return the times of a forward and a backward per stage; 1 and 2 if they are unknown.
 
-    They count in thousandths of the shortest, for an order must not hang on a nanosecond of rounding: what is to
-    take twice as long does so here to the digit.
+    The unit is a thousandth of the shortest time, so that rounding to nanoseconds does not change the order.
     """
     forward, backward = (np.array(times, dtype=np.int64) for times in (request.f_ns or [1], request.b_ns or [2]))
     tick = max(int(min(forward.min(), backward.min())) // 1000, 1)

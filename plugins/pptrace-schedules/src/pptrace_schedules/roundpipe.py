@@ -195,8 +195,8 @@ def _partition(request: ScheduleRequest, times: Times) -> Partition:
     whole = [before + after for before, after in zip(ahead, times.backward, strict=True)]
     longest = max(ahead + whole)
     limits = sorted({*_sums(ahead, longest), *_sums(whole, longest)})
-    found = [(_greedy(ahead, whole, limit), limit) for limit in limits]
-    return min(found, key=lambda pair: max(len(pair[0].passes), request.ranks) * pair[1])[0]
+    partitions = [(_greedy(ahead, whole, limit), limit) for limit in limits]
+    return min(partitions, key=lambda pair: max(len(pair[0].passes), request.ranks) * pair[1])[0]
 
 
 def _sums(times: Sequence[int], longest: int) -> Iterator[int]:

@@ -406,5 +406,5 @@ class _Reports:
 def _root(failures: dict[int, str]) -> int:
     """Return the rank whose failure has no failed peer as its cause."""
     killed = [rank for rank, text in failures.items() if text.startswith("was ended")]
-    own = [rank for rank, text in failures.items() if not any(words in text.lower() for words in _LOST_PEER)]
-    return (killed or own or list(failures))[0]
+    roots = [rank for rank, text in failures.items() if not any(words in text.lower() for words in _LOST_PEER)]
+    return (killed or roots or list(failures))[0]

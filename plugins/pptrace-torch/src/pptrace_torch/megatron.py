@@ -75,12 +75,12 @@ def megatron_schedule(table: Schedule | Path | str) -> Iterator[None]:
 
     @functools.wraps(original)
     def get_forward_backward_func(*sizes: Any, **options: Any) -> Callable[..., list[Any]]:
-        own: Callable[..., list[Any]] = original(*sizes, **options)
+        run_megatron: Callable[..., list[Any]] = original(*sizes, **options)
 
-        @functools.wraps(own)
+        @functools.wraps(run_megatron)
         def run(**arguments: Any) -> list[Any]:
             if arguments.get("forward_only"):
-                return own(**arguments)
+                return run_megatron(**arguments)
             return _Step(schedules, rows, arguments).run()
 
         return run

@@ -46,12 +46,12 @@ def room_for(request: ScheduleRequest, placement: Placement, most: int) -> Room:
         ConstraintError: a rank has no memory for one microbatch.
     """
     known = any(request.activation_bytes)
-    one = np.ones(request.stages, dtype=np.int64)
-    kept = np.array(request.weight_activation_bytes, dtype=np.int64) if known else one
+    ones = np.ones(request.stages, dtype=np.int64)
+    kept = np.array(request.weight_activation_bytes, dtype=np.int64) if known else ones
     if not kept.size:
         kept = np.array(request.activation_bytes, dtype=np.int64)
     # With recomputation, a weight gradient may need more than the forward kept; it counts from the forward on.
-    taken = np.maximum(np.array(request.activation_bytes, dtype=np.int64), kept) if known else one
+    taken = np.maximum(np.array(request.activation_bytes, dtype=np.int64), kept) if known else ones
     needed = np.maximum(_on_ranks(taken, placement), 1)
     room = most * needed // request.chunks
     limit = _limit(request, placement) if known else None
@@ -80,7 +80,7 @@ def _check(request: ScheduleRequest, placement: Placement, needed: Int64s, limit
     rank = int(np.argmax(short))
     if short[rank] <= 0:
         return
-    own = request.options.get("memory")
+    memory = request.options.get("memory")
     has = f"has {format_size(int(limit[rank]))}" if limit[rank] > 0 else "has none"
     state = int(_on_ranks(np.array(request.stage_bytes or [0] * request.stages), placement)[rank])
     beside = f" beside {format_size(state)} of state" if state and request.device_bytes else ""
@@ -88,7 +88,7 @@ def _check(request: ScheduleRequest, placement: Placement, needed: Int64s, limit
         f"rank {rank} {has}{beside} for activations and one microbatch takes {format_size(int(needed[rank]))}, "
         f"{format_size(int(short[rank]))} more"
     )
-    if own and int(own) <= limit[rank]:
+    if memory and int(memory) <= limit[rank]:
         raise ConstraintError(message, nearest=_at_least(int(needed.max())), key=_MEMORY, needs_memory=True)
     more = f"{_at_least(int(short[rank]))} more per device"
     ways = "smaller microbatches or less state (parallel.tp, costs.zero)" if beside else "smaller microbatches"
@@ -124,9 +124,9 @@ class Times(NamedTuple):
         Raises:
             ConstraintError: a rank has no memory for one microbatch.
         """
-        one = (1,) * request.stages
+        ones = (1,) * request.stages
         forward, gradient, weight = (
-            np.array(times or one, dtype=np.int64) for times in (request.f_ns, request.i_ns, request.w_ns)
+            np.array(times or ones, dtype=np.int64) for times in (request.f_ns, request.i_ns, request.w_ns)
         )
         whole = np.array(request.b_ns, dtype=np.int64) if request.b_ns else gradient + weight
         return cls(
