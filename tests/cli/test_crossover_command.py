@@ -110,7 +110,7 @@ def test_ctrl_c_ends_it_in_one_line(pptrace: Pptrace, monkeypatch: pytest.Monkey
     assert answer.err == "\npptrace: interrupted\n"
 
 
-def test_a_terminal_is_told_what_runs(pptrace: Pptrace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_message_with_what_runs(pptrace: Pptrace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
 

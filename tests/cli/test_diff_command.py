@@ -131,7 +131,7 @@ def test_json_holds_what_the_text_says(pptrace: Callable[..., Any]) -> None:
     assert document["culprits"][0]["sort"] == document["causes"][0]["kind"]
 
 
-def test_every_output_is_written_and_told(folder: Path, pptrace: Callable[..., Any]) -> None:
+def test_every_output_is_written_and_reported(folder: Path, pptrace: Callable[..., Any]) -> None:
     names = ["report.html", "both.pftrace", "both.pftrace.gz", "both.tar"]
 
     answer = pptrace("diff", "table.csv", "slower.yaml", *(each for name in names for each in ("-o", name)))

@@ -108,7 +108,7 @@ network:
 """
 
 
-def test_links_within_a_node_and_between_nodes_are_told_apart(pptrace: Any, folder: Path) -> None:
+def test_links_within_a_node_and_between_nodes_are_distinguished(pptrace: Any, folder: Path) -> None:
     lines = [
         ",".join(f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)) for rank in range(4)
     ]

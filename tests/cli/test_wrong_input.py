@@ -71,7 +71,7 @@ def test_an_unknown_option_or_a_missing_argument_names_the_help(
     assert pptrace(*arguments).complaint == line
 
 
-def test_a_flag_that_a_command_lacks_is_told_as_its_key(pptrace: Pptrace) -> None:
+def test_a_flag_that_a_command_lacks_is_reported_as_its_key(pptrace: Pptrace) -> None:
     message = "No such option '--tp': write parallel.tp in the configuration, or --set parallel.tp=VALUE (see "
 
     assert pptrace("show", "--tp", "4").complaint.startswith(message)

@@ -126,7 +126,7 @@ def test_provenance_holds_no_absolute_path(tmp_path: Path) -> None:
         ("mine.py:", "plugin"),
     ],
 )
-def test_a_schedule_is_told_by_the_form_of_its_name(name: str, kind: str) -> None:
+def test_a_schedule_is_recognized_by_the_form_of_its_name(name: str, kind: str) -> None:
     assert load(None, flags=FLAGS | {"schedule": name}).experiment.schedule.kind == kind
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,8 +51,8 @@ def test_imports_point_down(core: dict[str, ast.Module]) -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others(modules: dict[str, ast.Module]) -> None:
-    """Imports inside functions count as well; those for types alone do not."""
-    result = {module: imported(at_run_time(tree), modules) - {module} for module, tree in modules.items()}
+    """Imports inside functions and for type checking count as well."""
+    result = {module: imported(tree, modules) - {module} for module, tree in modules.items()}
 
     assert any(result.values())
     assert circles(result) == {}
@@ -126,24 +125,6 @@ def test_tests_of_the_core_import_no_plugin_where_it_may_be_missing(root: Path) 
     assert [str(path) for path, text in naming.items() if set(packages(ast.parse(text))) & plugins] == []
 
 
-def test_imports_for_types_alone_are_none_at_run_time() -> None:
-    source = """
-        from typing import TYPE_CHECKING
-        if TYPE_CHECKING:
-            from pptrace.one import a
-        else:
-            from pptrace.two import b
-        def late():
-            from pptrace.three import c
-    """
-    tree = at_run_time(ast.parse(dedent(source)))
-
-    assert imported(tree, dict.fromkeys(("pptrace.one", "pptrace.two", "pptrace.three"), tree)) == {
-        "pptrace.two",
-        "pptrace.three",
-    }
-
-
 def test_circles_are_found_and_nothing_else() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == {}
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == {"b": {"c"}, "c": {"b"}}
@@ -190,17 +171,6 @@ def circles(targets: dict[str, set[str]]) -> dict[str, set[str]]:
     wanted = set[str]().union(*targets.values())
     inner = {module: rest for module in targets if module in wanted and (rest := targets[module] & targets.keys())}
     return inner if inner == targets else circles(inner)
-
-
-def at_run_time(tree: ast.Module) -> ast.Module:
-    """Return a module without what only type checkers read, as far as it stands at the top."""
-    body = []
-    for node in tree.body:
-        for_types = (
-            isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        )
-        body += node.orelse if for_types else [node]
-    return ast.Module(body=body, type_ignores=[])
 
 
 def packages(tree: ast.Module) -> Iterator[str]:

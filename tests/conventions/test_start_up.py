@@ -46,7 +46,7 @@ def test_importing_pptrace_loads_nothing_heavy_and_no_plugin(tmp_path: Path) -> 
     assert {name for name in loaded if name.split(".")[0] == "pptrace"} == {"pptrace", "pptrace.lazy"}
 
 
-def test_importing_the_door_for_plugins_loads_nothing_beside_it(tmp_path: Path) -> None:
+def test_importing_the_api_for_plugins_loads_nothing_beside_it(tmp_path: Path) -> None:
     loaded = modules_after("import pptrace.plugin", tmp_path)
 
     assert tops(loaded) & {*HEAVY, "pluggy", "click"} == set()
@@ -114,7 +114,7 @@ def test_a_small_simulation_imports_only_what_it_uses(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_plugins
-def test_plugins_that_a_command_does_not_use_import_their_doors_alone(tmp_path: Path) -> None:
+def test_plugins_that_a_command_does_not_use_import_their_plugin_module_alone(tmp_path: Path) -> None:
     loaded = modules_after(command(["simulate", *FLAGS]), tmp_path)
 
     assert "pptrace_profilers.plugin" in loaded

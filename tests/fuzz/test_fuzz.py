@@ -63,7 +63,7 @@ def test_changed_files_are_answered_or_refused(root: Path, tmp_path: Path) -> No
     assert any("refused" in line for line in lines)
 
 
-def test_what_may_not_happen_is_told(root: Path, tmp_path: Path) -> None:
+def test_what_may_not_happen_is_reported(root: Path, tmp_path: Path) -> None:
     codes = json.dumps({name: code for name, (code, _) in FAILURES.items()})
 
     done = subprocess.run(

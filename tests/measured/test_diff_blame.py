@@ -145,7 +145,7 @@ def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_stil
     assert both[1].share.value == pytest.approx(1, rel=1e-3)
 
 
-def test_a_late_message_is_told_from_a_long_action_and_from_what_came_late_already() -> None:
+def test_a_late_message_is_distinguished_from_a_long_action_and_from_what_came_late_already() -> None:
     base = one_step()
     late = diff(side_of_step(base), side_of_step(slower_way(base, 1, 2, 5))).divergence
     divergence = diff(side_of_step(base), side_of_step(stretched(base, "1F0", 4 * MS))).divergence
@@ -249,7 +249,7 @@ def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
     assert verdict(slower) == "different: times of 0F"
 
 
-def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most_first() -> None:
+def test_counts_medians_and_spreads_are_listed_by_kind_and_stage_what_changed_most_first() -> None:
     difference = diff(side_of_step(one_step()), side_of_step(stretched(one_step(slow={1: 1.25}), "1F2", 4 * MS)))
 
     (table,) = kinds(difference)
@@ -265,7 +265,7 @@ def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most
     ("sizes", "text"),
     [((4096, 4096), "1 KiB"), ((4096, 8192), "1 KiB, 2 KiB"), ((0, 8192), "?, 2 KiB"), ((0, 0), "")],
 )
-def test_sizes_of_messages_are_told_once_where_they_are_the_same(sizes: tuple[int, int], text: str) -> None:
+def test_sizes_of_messages_are_reported_once_where_they_are_the_same(sizes: tuple[int, int], text: str) -> None:
     way = replace(diff(side_of_step(one_step()), side_of_step(one_step())).links[0, 1], size_bytes=sizes)
 
     assert link_sizes(way) == text

@@ -43,7 +43,7 @@ def leading(found: StepDiff) -> list[str]:
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_where_the_order_alone_differs_it_is_told_first_and_is_the_whole_difference(*, measured: bool) -> None:
+def test_where_the_order_alone_differs_it_is_reported_first_and_is_the_whole_difference(*, measured: bool) -> None:
     difference = compared(one_step(), one_step(SERIAL), measured=measured)
 
     assert difference.order_share is not None
@@ -55,7 +55,7 @@ def test_where_the_order_alone_differs_it_is_told_first_and_is_the_whole_differe
     assert first.split()[-3:] == [f"+{difference.step_ns.change.value / MS:.3f}", "ms", "100.0%"]
 
 
-def test_a_slow_link_in_the_same_order_is_told_first() -> None:
+def test_a_slow_link_in_the_same_order_is_reported_first() -> None:
     difference = compared(one_step(), slower_way(one_step(), 1, 2, 9))
 
     assert difference.order_share is None
@@ -64,7 +64,7 @@ def test_a_slow_link_in_the_same_order_is_told_first() -> None:
     assert (difference.causes[0].kind, difference.causes[0].what) == ("slow link", "rank 1 to rank 2")
 
 
-def test_where_both_changed_both_are_told_with_the_shares_that_runs_of_each_alone_give() -> None:
+def test_where_both_changed_both_are_reported_with_the_shares_that_runs_of_each_alone_give() -> None:
     slow = {1: 1.5}
     difference = compared(one_step(), one_step(SERIAL, slow=slow))
     halfway = one_step(slow=slow)
@@ -82,7 +82,7 @@ def test_where_both_changed_both_are_told_with_the_shares_that_runs_of_each_alon
     assert "Largest slowdown of times, a slow rank: rank 1" in page_of(diff_document(difference))
 
 
-def test_times_that_change_more_than_the_order_are_told_before_it() -> None:
+def test_times_that_change_more_than_the_order_are_reported_before_it() -> None:
     difference = compared(one_step(LATE), one_step(rate_kbps=10_000, slow={0: 2, 1: 2, 2: 2}))
     message = text_of(diff_document(difference)).split("effects of order and of times")[1]
 

@@ -254,7 +254,7 @@ def test_long_steps_are_drawn_wide_enough_for_their_microbatches_numbers_and_tel
     assert set(chunks) == {("0", False), ("1", False), ("2", True), ("3", True)}
 
 
-def test_the_order_the_divergence_and_the_culprit_are_told() -> None:
+def test_the_order_the_divergence_and_the_culprit_are_reported() -> None:
     other = [ROWS[0], ROWS[1], ["2F0", "2F1", "2B0", "2B1", "2F2", "2B2", "2F3", "2B3"]]
     difference, _ = compared(second=one_step(other, slow={0: 1.5}))
 
@@ -266,7 +266,7 @@ def test_the_order_the_divergence_and_the_culprit_are_told() -> None:
     assert "rank 22B02F11" in words  # a row of the table: rank 2 has 2B0, then 2F1, behind 1
 
 
-def test_many_ways_and_orders_are_told_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_ways_and_orders_are_reported_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_MOST", 1)
     other = [[f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)] for rank in range(3)]
     difference, _ = compared(second=one_step(other, rate_kbps=500_000))

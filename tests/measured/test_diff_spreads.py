@@ -230,7 +230,7 @@ def test_a_side_without_costs_has_no_memory_but_counts_what_it_holds() -> None:
     assert "microbatches whose activations are held, at most, by rank" in page_of(diff_document(difference))
 
 
-def test_bytes_of_both_sides_are_told_by_rank() -> None:
+def test_bytes_of_both_sides_are_listed_by_rank() -> None:
     costs = Workload.uniform(3, f_ns=0, b_ns=0, activation_bytes=1 << 30)
     known = replace(side(step()), workload=costs)
     difference = diff(known, replace(side(step(slow={1: 1.5})), workload=replace(costs, reserved_bytes=1 << 20)))

@@ -84,7 +84,7 @@ def test_a_slow_rank_on_the_same_network_is_no_slow_network(case: str, tmp_path:
         assert {cause.kind for cause in found.causes} == {"slow rank"}
 
 
-def test_another_policy_and_another_network_are_told_apart() -> None:
+def test_another_policy_and_another_network_are_distinguished() -> None:
     even, slower = (run(1, "1f1b", **{**RENDEZVOUS, "network.bandwidth": rate}) for rate in ("10 GB/s", "5 GB/s"))
     free = run(1, "1f1b", **{**RENDEZVOUS, "p2p.policy": "async"})
 

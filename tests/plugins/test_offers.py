@@ -163,7 +163,7 @@ def test_a_name_of_another_section_names_that_section() -> None:
         _ = registry.clusters["hockney"]
 
 
-def test_several_names_in_place_of_one_are_told_as_such() -> None:
+def test_several_names_in_place_of_one_are_reported_as_such() -> None:
     registry = Registry.load(entry_points=False, plugins={"two": Yields([schedule(name="a"), schedule(name="b")])})
 
     with pytest.raises(PluginError, match=r"^'a, b' are several schedules: name one$"):

@@ -97,7 +97,7 @@ def test_a_long_note_of_pairs_is_wrapped() -> None:
     assert all(64 + 6.5 * len(line) <= width for line in lines)
 
 
-def test_chunks_of_a_v_are_told_apart() -> None:
+def test_chunks_of_a_v_are_distinguished() -> None:
     cells = {str(cell.action): cell for cell in draw(V).cells}
 
     assert [cells[name].chunk for name in ("0F0", "1F0", "2F0", "3F0")] == [0, 0, 1, 1]

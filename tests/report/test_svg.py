@@ -45,7 +45,7 @@ def test_slots_are_numbered_below() -> None:
     assert numbers == ["0", "5", "10", "15", "20"]
 
 
-def test_what_is_wrong_is_told_in_lines_that_fit() -> None:
+def test_what_is_wrong_is_reported_in_lines_that_fit() -> None:
     tree = svg([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
 
     lines = [(text, style) for text, style in texts(tree) if style.get("fill") == MARK]

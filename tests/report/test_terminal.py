@@ -52,7 +52,7 @@ def test_colors_stand_for_brackets_on_a_terminal() -> None:
     assert str(line.spans[0].style) == "bold red"
 
 
-def test_the_stage_is_told_where_a_rank_holds_several() -> None:
+def test_the_stage_is_reported_where_a_rank_holds_several() -> None:
     both = draw(Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]]))
 
     assert text(both)[0] == ["rank 0  0F0 1F0 1B0==== 0B0===="]

@@ -157,7 +157,7 @@ def test_a_deep_search_is_at_least_as_good_and_prints_all_that_it_tried() -> Non
 
 
 @pytest.mark.needs_plugins
-def test_a_step_that_does_not_fit_is_told_what_does() -> None:
+def test_a_step_that_does_not_fit_gets_a_message_with_what_does() -> None:
     document = printed_case("over memory")
 
     assert document["over_memory"] is not None

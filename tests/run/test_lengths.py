@@ -165,7 +165,7 @@ def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("differ", [{"speeds": {"1": 0.95, "2": 0.97}}, {"lengths": [9] * 8 + [10] * 8 + [8] * 8}])
-def test_a_change_is_told_as_the_step_of_a_configuration_that_has_it(differ: dict[str, Any]) -> None:
+def test_a_change_is_reported_as_the_step_of_a_configuration_that_has_it(differ: dict[str, Any]) -> None:
     def step(network: Any, microbatches: int = 8, part: int = 1, reduction: int = 704) -> pptrace.Run:
         lengths = differ.get("lengths")
         return pptrace.simulate({

@@ -141,7 +141,7 @@ def test_what_no_step_can_have_is_refused(values: dict[str, Any], message: str) 
         ("F+B: [0, 1]", "F+B: []", "schedule.interleave.F+B: must be at least one value, not an empty list"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_place(
+def test_what_is_wrong_in_a_file_is_reported_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, right: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -49,7 +49,7 @@ def test_a_file_sets_all_that_stands_in_it_and_its_name_is_the_cell() -> None:
     assert result[0]["step_ns"] > result[1]["step_ns"]
 
 
-def test_files_with_equal_names_are_told_apart_by_their_folders(folder: Path) -> None:
+def test_files_with_equal_names_are_distinguished_by_their_folders(folder: Path) -> None:
     (folder / "other").mkdir()
     (folder / "other" / "slow.yaml").write_text("costs: {forward: 9 ms}\n", encoding="utf-8")
 

@@ -53,7 +53,7 @@ def test_a_formula_for_other_sizes_is_none() -> None:
     assert rows[0].levels.run.to_dict()["formula"] is None
 
 
-def test_rank_changes_are_told_from_level_to_level() -> None:
+def test_rank_changes_are_shown_from_level_to_level() -> None:
     """Where a message costs more to launch than it is work, one large message beats many small ones."""
     rows = compared("eager,lumped,even", network=OVERHEAD, costs=COSTS, p2p="sender-blocking").rows
 

@@ -70,7 +70,7 @@ def small(schedules: str, memory: str, **values: Any) -> Any:
     return compare(schedules=schedules, memory=memory, **given)
 
 
-def test_costs_that_know_no_memory_are_told_in_one_line() -> None:
+def test_costs_that_know_no_memory_are_reported_in_one_line() -> None:
     with pytest.raises(ConfigError, match="memory: costs unit have no memory: give a model"):
         small("eager", "4 GiB", costs="unit")
     with pytest.raises(ConfigError, match="memory: the costs have no bytes"):

@@ -178,7 +178,7 @@ def test_a_layout_says_layers_prediction_and_loss_of_each_stage() -> None:
     assert titan_split(16, 4, *map(int, ends)) == [3, 5, 5, 3]
 
 
-def test_rounds_that_are_longer_than_the_pipeline_are_told() -> None:
+def test_rounds_that_are_longer_than_the_pipeline_are_reported() -> None:
     megatron, titan = flag_words(**CASES["looped"])
 
     assert value(megatron, "--microbatch-group-size-per-virtual-pipeline-stage") == "5"  # 10 in two rounds
@@ -325,7 +325,7 @@ def test_cuda_graphs_are_off_where_torchtitan_refuses_them() -> None:
     assert "--training.disable_cuda_graphs" not in flag_words(parallel=one_rank)[1].words
 
 
-def test_sharding_and_recomputation_are_told() -> None:
+def test_sharding_and_recomputation_are_reported() -> None:
     megatron, titan = flag_words(**CASES["sharded"])
 
     assert value(megatron, "--data-parallel-sharding-strategy") == "optim_grads_params"
@@ -530,7 +530,7 @@ def test_a_table_without_a_model_has_the_arguments_of_the_pipeline(tmp_path: Pat
         (3, 8, (0, 0), None),
     ],
 )
-def test_ends_of_torchtitan_pipelines_are_lighter_by_what_is_told(
+def test_ends_of_torchtitan_pipelines_are_lighter_by_what_is_reported(
     layers: int, stages: int, ends: tuple[int, int], split: list[int] | None
 ) -> None:
     assert titan_split(layers, stages, *ends) == split
@@ -571,7 +571,7 @@ def test_embedding_and_head_take_the_place_of_layers(
         (14, [3, 4, 4, 3], MOE | {"moe_every": 2}),
     ],
 )
-def test_a_split_is_told_from_costs(layers: int, split: list[int], beside: dict[str, Any]) -> None:
+def test_a_split_is_derived_from_costs(layers: int, split: list[int], beside: dict[str, Any]) -> None:
     assert default_split(costs_of(layers, beside), len(split), layers) == split
 
 
@@ -630,7 +630,7 @@ def test_settings_without_an_argument_are_named() -> None:
     assert not [note for note in noted["megatron"] if note.startswith(("schedule", "model.", "costs.zero"))]
 
 
-def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
+def test_the_layers_of_an_uneven_split_are_reported_to_frameworks() -> None:
     found = arguments_of(30)
 
     words = shlex.split(found["megatron"]["arguments"])
@@ -702,7 +702,7 @@ def test_a_plan_with_a_schedule_of_torchtitan_needs_no_table() -> None:
     assert arguments_of(16)["torchtitan"]["table"] is None
 
 
-def test_ends_without_layers_are_told_to_frameworks() -> None:
+def test_ends_without_layers_are_reported_to_frameworks() -> None:
     """As Llama 3 405B on 128 stages: embedding and head have a stage each in place of a layer."""
     found = arguments_of(14, schedule=["interleaved-1f1b"], vp=[2], micro=[1])
 

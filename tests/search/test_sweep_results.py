@@ -141,7 +141,7 @@ def test_parquet_has_types(tmp_path: Path) -> None:
         ("r.parquet", b"error,point\n"),
     ],
 )
-def test_another_table_is_told_apart(tmp_path: Path, name: str, content: bytes) -> None:
+def test_another_table_is_distinguished(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     if path.suffix == ".parquet":
         pytest.importorskip("pyarrow")

@@ -191,7 +191,7 @@ def test_a_batch_does_not_meet_an_unbatched_receive() -> None:
         run([batched[0], unbatched[1], unbatched[2]], times, one)
 
 
-def test_messages_that_cross_are_told() -> None:
+def test_messages_that_cross_are_reported() -> None:
     a, b = Message("F", 0, 0), Message("F", 0, 1)
     sender: Program = [Compute("F", 0, 0), Compute("F", 0, 1)]
     sender += [Post(n, (sent(m, 1),), ("pp", 0, 1)) for n, m in enumerate((a, b))]
@@ -201,7 +201,7 @@ def test_messages_that_cross_are_told() -> None:
         run([sender, reader], times, one)
 
 
-def test_a_compute_call_without_its_input_is_told() -> None:
+def test_a_compute_call_without_its_input_is_reported() -> None:
     programs = megatron_1f1b(2, 2)
     programs[1] = [call for call in programs[1] if not isinstance(call, Wait)]
 

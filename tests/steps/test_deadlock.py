@@ -33,7 +33,7 @@ def deadlock(rows: list[list[str]]) -> DeadlockError:
     return caught.value
 
 
-def test_two_ranks_that_wait_for_each_other_are_told_action_by_action() -> None:
+def test_two_ranks_that_wait_for_each_other_are_reported_action_by_action() -> None:
     error = deadlock([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
 
     assert error.cycle == ("rank 0: 0B0", "rank 1: 1B0", "rank 1: 1F1", "rank 0: 0F1")

@@ -53,7 +53,7 @@ def test_results_that_no_kind_leaves_take_no_memory_and_are_absent(row: list[str
     (["1F0", "0F0"], (tables.MISPLACED, 0, 1)),
     (["0F0", "1RESHARD"], (tables.MISPLACED, 1, 1)),
 ])  # fmt: skip
-def test_the_first_action_without_a_place_is_told(row: list[str], problem: tuple[int, int, int]) -> None:
+def test_the_first_action_without_a_place_is_reported(row: list[str], problem: tuple[int, int, int]) -> None:
     schedule = Schedule.from_rows([row, ["1F0", "1F3"]], Placement.looped(ranks=2, microbatches=2))
 
     assert index_schedule(schedule).problem == problem

@@ -276,7 +276,7 @@ def test_no_microbatches_make_an_empty_table() -> None:
     assert list_schedule(Placement.looped(2, 0), SLOTS).rows() == [[], []]
 
 
-def test_stages_and_ranks_beyond_32_bits_together_are_told_apart() -> None:
+def test_stages_and_ranks_beyond_32_bits_together_are_distinguished() -> None:
     ranks = 50_000
     schedule = list_schedule(Placement.looped(ranks, 1), SLOTS, in_flight=InFlight(stage=1))
 

@@ -46,7 +46,7 @@ def test_the_message_says_what_is_allowed() -> None:
         parse_table("0X0,0B0")
 
 
-def test_cells_between_semicolons_are_told_to_take_commas() -> None:
+def test_cells_between_semicolons_are_reported_to_take_commas() -> None:
     with pytest.raises(TableError, match="separate cells by commas"):
         parse_table("0F0;0B0\n1F0;1B0\n", "t.csv", Form.CSV)
 

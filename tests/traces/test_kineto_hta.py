@@ -118,6 +118,6 @@ def test_the_overlap_of_communication_and_compute_is_exact(analysis: Any, timeli
         assert frame.loc[rank, "comp_comm_overlap_pctg"] == pytest.approx(wanted, abs=0.005)
 
 
-def test_idle_time_is_told_apart_by_launch(analysis: Any) -> None:
+def test_idle_time_is_distinguished_by_launch(analysis: Any) -> None:
     frame, _ = _frame(analysis, "get_idle_time_breakdown", ranks=list(range(RANKS)))
     assert set(frame["rank"]) == set(range(RANKS))

@@ -280,7 +280,7 @@ def test_a_third_party_s_mistake_is_one_line_that_names_it(fault: str) -> None:
     assert caught.value.plugin == "third-party"
 
 
-def test_communicators_are_told_apart_whatever_their_numbers() -> None:
+def test_communicators_are_distinguished_whatever_their_numbers() -> None:
     far, near = (
         step(lambda request, k=k: waited_for(request, communicator=request.gradient * k)) for k in (2**31 - 2, 1)
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PICTURE = "cluster.svg"
 
 
-def test_a_link_has_one_capacity_wherever_it_is_told(tmp_path: Path) -> None:
+def test_a_link_has_one_capacity_wherever_it_is_reported(tmp_path: Path) -> None:
     arguments = ["dgx-h100x2", "--between", "0,9", "-o", str(tmp_path / PICTURE)]
 
     text = CliRunner().invoke(command, arguments, catch_exceptions=False).stdout

@@ -102,7 +102,7 @@ def test_the_papers_systems_run_its_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["0", "-1", "1.5", "02", "", "99999999999"])
-def test_what_is_no_number_of_nodes_is_told_as_such(nodes: str) -> None:
+def test_what_is_no_number_of_nodes_is_reported_as_such(nodes: str) -> None:
     line = rf"cluster\.preset: '{nodes}' is not a number of nodes: write 1 to 2,147,483,647, such as dgx-h100x4"
     with pytest.raises(ConfigError, match=line):
         simulate_experiment(schedule="1f1b", pp=2, microbatches=4, cluster=f"dgx-h100x{nodes}")

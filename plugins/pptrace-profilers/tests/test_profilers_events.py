@@ -140,7 +140,7 @@ def memory(total: Any, device: Any) -> dict[str, Any]:
     return {"ph": "i", **where, "name": "[memory]", "ts": 1, "args": said}
 
 
-def test_the_most_memory_that_was_allocated_on_gpus_is_told_by_rank(pipeline: Any, tmp_path: Path) -> None:
+def test_the_most_memory_that_was_allocated_on_gpus_is_listed_by_rank(pipeline: Any, tmp_path: Path) -> None:
     paths = pipeline.kineto(tmp_path)
     for rank, path in enumerate(paths):
         trace = json.loads(gzip.decompress(path.read_bytes()))

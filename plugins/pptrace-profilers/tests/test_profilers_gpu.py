@@ -256,7 +256,7 @@ def test_the_inner_of_two_annotations_of_one_action_counts(tmp_path: Path) -> No
     assert [operation.what for operation in result.unattributed] == ["copy"]
 
 
-def test_steps_are_told_by_the_host_though_kernels_run_later(tmp_path: Path) -> None:
+def test_steps_are_recognized_by_the_host_though_kernels_run_later(tmp_path: Path) -> None:
     trace = SmallGpuTrace()
     for step in range(3):
         at = 100 * step

@@ -117,7 +117,7 @@ def test_a_missing_rank_costs_that_rank_alone(tmp_path: Path) -> None:
     assert difference["no_ladder"]
 
 
-def test_other_names_are_told_and_the_rules_are_offered(tmp_path: Path) -> None:
+def test_other_names_are_reported_and_the_rules_are_offered(tmp_path: Path) -> None:
     folder = changed(tmp_path / "renamed", renamed)
 
     _, difference = diffed(RUN, folder)
@@ -215,7 +215,7 @@ def test_files_of_two_runs_are_no_step(command: str, tmp_path: Path) -> None:
     assert message.endswith("are all files of one run?")
 
 
-def test_a_folder_of_several_runs_is_told_from_two_files_of_one_rank() -> None:
+def test_a_folder_of_several_runs_is_distinguished_from_two_files_of_one_rank() -> None:
     message = failed("explain", str(RUN), str(RUN.parent / "sleep-zbv"))
 
     assert message.endswith(f"is of rank 0, as {RUN.name}/rank0.json.gz is: give the folder of one run")
@@ -263,7 +263,7 @@ def test_a_rank_whose_times_count_from_elsewhere_is_set_by_its_messages(tmp_path
     assert difference["actions"] == []
 
 
-def test_clocks_that_contradict_their_messages_are_told(tmp_path: Path) -> None:
+def test_clocks_that_contradict_their_messages_are_reported(tmp_path: Path) -> None:
     def drift(rank: int, trace: dict[str, Any]) -> None:
         middle = sorted(event["ts"] for event in trace["traceEvents"] if "ts" in event)[-200]
         for event in trace["traceEvents"] if rank == 1 else []:

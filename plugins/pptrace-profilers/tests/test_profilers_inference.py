@@ -180,7 +180,7 @@ def test_spoilt_runs_of_several_stages_are_refused_with_the_reason(
     assert "pptrace annotate" in why
 
 
-def test_one_rank_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_one_rank_alone_gets_a_message_with_what_it_lacks(tmp_path: Path) -> None:
     name = "sleep-zbv"
     (tmp_path / name).mkdir()
     shutil.copy(FIXTURES / name / "rank1.json.gz", tmp_path / name)
@@ -251,7 +251,7 @@ def gpu_rank(rank: int, ranks: int, microbatches: int) -> SmallGpuTrace:
     return trace
 
 
-def test_kernels_alone_are_told_by_the_threads_that_launched_them(tmp_path: Path) -> None:
+def test_kernels_alone_are_recognized_by_the_threads_that_launched_them(tmp_path: Path) -> None:
     paths = [gpu_rank(rank, 3, 6).write(tmp_path) for rank in range(3)]
 
     measured = measure_kineto(paths, ImportRequest())

@@ -118,7 +118,7 @@ def check_commands(profile: Path, folder: Path) -> dict[str, Any]:
     return explained
 
 
-def test_every_command_takes_the_twin_and_waits_that_nothing_hid_are_told(tmp_path: Path) -> None:
+def test_every_command_takes_the_twin_and_waits_that_nothing_hid_are_reported(tmp_path: Path) -> None:
     profile = twin(tmp_path, stall_us=7_000)
     explained = check_commands(profile, tmp_path)
 

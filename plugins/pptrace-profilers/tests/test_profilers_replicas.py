@@ -130,7 +130,7 @@ def test_a_rank_twice_is_refused_by_name(tmp_path: Path) -> None:
         measure_kineto([first, second, again], ImportRequest())
 
 
-def test_a_missing_rank_is_told(tmp_path: Path) -> None:
+def test_a_missing_rank_is_reported(tmp_path: Path) -> None:
     rows = [[f"{stage}F0", f"{stage}B0"] for stage in range(3)]
     costs = Workload.uniform(3, f_ns=1_000_000, b_ns=2_000_000)
     step = simulate(Schedule.from_rows(rows), costs, Flat(), Policy(name=PolicyName.ORDERED))

@@ -21,7 +21,7 @@ from pptrace_profilers.plugin import measure_kineto
 REDUCE = "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def test_computing_exposed_communication_and_idle_time_are_told(tmp_path: Path) -> None:
+def test_computing_exposed_communication_and_idle_time_are_reported(tmp_path: Path) -> None:
     trace = SmallGpuTrace()
     trace.kernel("gemm", 0, 10, 30)
     trace.kernel("gemm", 1, 20, 40, stream=8)  # two streams compute: once

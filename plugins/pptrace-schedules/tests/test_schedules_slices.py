@@ -44,7 +44,7 @@ def test_the_step_of_8_ranks_and_16_microbatches(slices: int, parts_of_a_unit: i
     assert int(item.metrics.memory.peak_activation_bytes[0]) * slices == 48 * (7 + slices)
 
 
-def test_slices_are_not_told_as_microbatches() -> None:
+def test_slices_are_not_reported_as_microbatches() -> None:
     assert run("seq-1f1b", pp=2, microbatches=3, slices=4).prepared.batch_text == "3 microbatches in 4 slices each"
     assert run("seq-1f1b", pp=2, microbatches=3, slices=1).prepared.batch_text == "3 microbatches"
     assert run("eager-1f1b", pp=2, microbatches=3).prepared.batch_text == "3 microbatches"

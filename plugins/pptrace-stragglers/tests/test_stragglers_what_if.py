@@ -148,7 +148,7 @@ def test_a_long_last_stage_is_found_and_is_the_cause() -> None:
     assert report.by_rank[2].slowdown > report.by_rank[0].slowdown
 
 
-def test_lengths_of_sequences_are_found_and_told_from_other_jitter() -> None:
+def test_lengths_of_sequences_are_found_and_distinguished_from_other_jitter() -> None:
     draw = np.random.default_rng(5)
     by_length = find_stragglers(job(*[[of_lengths(draw.uniform(0.5, 2, 4))] for _ in range(6)]))
     jitter = find_stragglers(job(*[[jittering(draw)] for _ in range(6)]))

@@ -118,7 +118,7 @@ def test_models_with_other_parts_are_refused(model: Any, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_configuration_without_a_model_is_told_what_to_write() -> None:
+def test_a_configuration_without_a_model_gets_a_message_with_what_to_write() -> None:
     step = prepare(load(None, flags={"schedule": "1f1b", "pp": 2, "microbatches": 4}), Registry.load())
 
     with pytest.raises(
