@@ -263,13 +263,14 @@ class Ran(Struct, frozen=True):
 
 def run_graph(graph: TaskGraph) -> Ran:
     """Run the sweep."""
-    tasks = new_tasks(graph.tasks)
-    inputs = graph_record(graph), int(count_set(graph.next_peer) > 0)
     ranks = halves(graph.placement.ranks, work=graph.tasks)
     if len(ranks) == 1 and graph.order.size:
-        run(sweep_kernels.sweep_in_order, (*inputs, graph.order), (tasks.start, tasks.cause), work=graph.tasks)
-        done = graph.order.size
-    elif len(ranks) == 1:
+        start, cause = empty_columns(graph.tasks, np.int64, np.int32)
+        run(sweep_kernels.sweep_in_order, (graph_record(graph), graph.order), (start, cause), work=graph.tasks)
+        return Ran(start, start + graph.duration_ns, cause, cause[:0], graph.order.size)
+    tasks = new_tasks(graph.tasks)
+    inputs = graph_record(graph), int(count_set(graph.next_peer) > 0)
+    if len(ranks) == 1:
         done = run(sweep_kernels.sweep, (*inputs, uniform(0, graph.tasks)), (tasks,), work=graph.tasks)
     else:
         done = _sweep_parts(graph, inputs, tasks, ranks[1][0])

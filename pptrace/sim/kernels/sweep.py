@@ -94,7 +94,7 @@ def order_tasks(graph: Graph, rendezvous: int, waiting: Any, order: Any) -> int:
     return listed
 
 
-def sweep_in_order(graph: Graph, rendezvous: int, order: Any, start: Any, cause: Any) -> None:
+def sweep_in_order(graph: Graph, order: Any, start: Any, cause: Any) -> None:
     """Run tasks in a topological order with the result of :func:`sweep`."""
     duration, lag, following, following_peer = graph.duration, graph.lag, graph.following, graph.following_peer
     edge_ptr, edge = graph.edge_ptr, graph.edge
@@ -112,7 +112,7 @@ def sweep_in_order(graph: Graph, rendezvous: int, order: Any, start: Any, cause:
                 settle_start(start, cause, other, arrived, task)
             else:
                 settle_start(start, cause, -1 - other, begun, task)
-        if rendezvous and following_peer[task] >= 0:
+        if following_peer[task] >= 0:
             settle_start(start, cause, following_peer[task], ended, task)
         if following[task] >= 0:
             settle_start(start, cause, following[task], ended, task)
