@@ -518,9 +518,32 @@ def test_precisions_of_layers_and_of_the_head_are_those_of_the_recipe() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("arguments", "model", "costs"), [
+    ("--attention-backend unfused", {"flash_attention": False}, {}),
+    ("--transformer-impl local", {"flash_attention": False}, {}),
+    ("--attention-backend flash", {}, {"attention": "flash-2"}),
+    ("--attention-backend fused --transformer-impl transformer_engine", {}, {}),
+])  # fmt: skip
+def test_attention_without_a_fused_kernel_keeps_its_scores(
+    arguments: str, model: dict[str, Any], costs: dict[str, Any]
+) -> None:
+    found, _ = of_line(f"{JOB} {arguments}", gpus=8, model="llama3-8b", device="h100-sxm")
+
+    assert found["model"] == {"preset": "llama3-8b", "precision": "bf16"} | model
+    assert found["costs"].get("attention") == costs.get("attention")
+
+
+def test_experts_of_arguments_are_split_as_megatron_does() -> None:
+    arguments = "--tensor-model-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2"
+
+    found, _ = of_line(f"{JOB} {arguments}", gpus=16, model="mixtral-8x7b", device="h100-sxm")
+
+    assert found["parallel"]["etp"] == 2
+
+
 @pytest.mark.parametrize(("arguments", "noted"), [
     ("--num-layers 32 --hidden-size 4096 --manual-gc --attention-backend auto", ""),
-    ("--num-layers 30 --attention-backend flash", "attention_backend, num_layers"),
+    ("--num-layers 30 --moe-grouped-gemm false", "moe_grouped_gemm, num_layers"),
     ("--no-bias-dropout-fusion --overlap-grad-reduce --optimizer-cpu-offload",
      "bias_dropout_fusion, optimizer_cpu_offload"),
 ])  # fmt: skip
@@ -879,7 +902,7 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
 
     expected = {axis: size for axis, size in sizes.items() if size > 1 or axis in {"pp", "dp"}}
     if sizes["tp"] > 1:
-        expected["sequence_parallel"] = job["sequence_parallel"]
+        expected |= {"sequence_parallel": job["sequence_parallel"], "etp": sizes["tp"]}
     assert found["parallel"] == expected
     assert found["batch"] == config["batch"]
     assert found["schedule"] == config["schedule"]

@@ -35,8 +35,8 @@ _ARGUMENT_DEFAULTS: Mapping[str, Any] = {
 """Defaults of Megatron-LM's arguments, where a software stack has another value."""
 _MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 """Modules of --recompute-modules with an effect here."""
-_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokens of tokenizers whose size follows from their name."""
+_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "nemotron_2_256k": 256000}
+"""Tokens of tokenizers whose size follows from the name of their kind or file."""
 _PRECISIONS = (
     (r"nvfp4|fp4", "nvfp4"), (r"mxfp8|fp8[-_]?mx", "mxfp8"), (r"fp8", "fp8"), (r"bf16", "bf16"), (r"fp16", "fp16"),
 )  # fmt: skip
@@ -77,12 +77,12 @@ _APART = (
 )  # fmt: skip
 """Settings of convergence, files, logs and processes, by the first letters of their names."""
 _ASSUMED: Mapping[str, tuple[Any, ...]] = {
-    "apply_rope_fusion": (True,), "attention_backend": ("auto", "fused"), "bias_activation_fusion": (True,),
+    "apply_rope_fusion": (True,), "bias_activation_fusion": (True,),
     "bias_dropout_fusion": (True,), "checkpoint_num_layers": (1,), "fp4_recipe": ("nvfp4",),
     "fp8_wgrad": (True,), "mamba_chunk_size": (128,),
     "masked_softmax_fusion": (True,), "moe_grouped_gemm": (True,), "overlap_param_gather": (True,),
     "params_dtype": ("bfloat16",), "persist_layer_norm": (True,), "pipeline_dtype": ("bfloat16",),
-    "transformer_impl": ("transformer_engine",), "use_fused_weighted_squared_relu": (True,),
+    "use_fused_weighted_squared_relu": (True,),
 }  # fmt: skip
 """Settings that the costs assume to have one of these values. Another value has no effect, and a note."""
 _SIZES: Mapping[str, str] = {
@@ -204,6 +204,9 @@ def _configuration(
 ) -> tuple[dict[str, Any], list[str]]:
     parallel = _parallel(settings, given)
     model, layers = _model(recipe, settings, given, registry)
+    preset = registry.models[model["preset"]].offer.values if model.get("preset") in registry.models else {}
+    if recipe.is_command and parallel["tp"] > 1 and (model.get("num_experts") or preset.get("num_experts")):
+        parallel.setdefault("etp", parallel["tp"])
     stages = parallel["pp"] * parallel["vp"]
     model |= _split(settings, layers, stages)
     model |= _recomputation(settings)
@@ -216,6 +219,9 @@ def _configuration(
         model["product_precisions"] = {"head": precision}
     if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
         model["fp8_attention"] = True
+    backend = settings.read("attention_backend")
+    if backend in {"unfused", "local"} or settings.read("transformer_impl") == "local":
+        model["flash_attention"] = False
     if settings.read("peft", "none") != "none":
         raise ConfigError("fine-tuning of adapters is not modelled", key="peft")
     sections = {
@@ -399,6 +405,8 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
     loss, is_fused = settings.read("cross_entropy_fusion_impl"), settings.read("cross_entropy_loss_fusion")
     if loss is not None:
         costs["fused_loss"] = loss == "te" and is_fused is not False
+    if settings.read("attention_backend") == "flash":
+        costs["attention"] = "flash-2"
     costs |= _scaling(recipe, settings)
     exchanges = _dispatcher(recipe, settings) | _fused_routing(settings)
     if parallel["ep"] > 1:
@@ -647,11 +655,13 @@ def _architecture(recipe: Recipe, settings: _Settings, registry: Registry) -> di
 
 def _vocabulary(recipe: Recipe, settings: _Settings, registry: Registry) -> int:
     """Return the number of tokens: as given, or of the preset in the name of the tokenizer or the recipe."""
-    tokenizer = settings.read("tokenizer_type", "GPT2BPETokenizer" if settings.read("merge_file") else "")
-    size = settings.count("padded_vocab_size") or settings.count("vocab_size") or _VOCABULARIES.get(str(tokenizer))
+    kind = settings.read("tokenizer_type", "GPT2BPETokenizer" if settings.read("merge_file") else "")
+    file = str(settings.read("tokenizer_model", ""))
+    named = next((size for name, size in _VOCABULARIES.items() if name in f"{kind} {file}"), 0)
+    size = settings.count("padded_vocab_size") or settings.count("vocab_size") or named
     if size:
         return size
-    places = str(settings.read("tokenizer_model", "")), _title(recipe)
+    places = file, _title(recipe)
     preset = next(filter(None, (_preset_in(place, registry.models) for place in places)), "")
     size = registry.models[preset].offer.values.get("vocabulary") if preset else None
     if not size:
