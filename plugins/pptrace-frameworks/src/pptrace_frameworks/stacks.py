@@ -422,7 +422,7 @@ _TORCHTITAN = (
     ),
     _rule(
         "TT torchtitan/components/loss.py: F.cross_entropy(pred.float()), compile.enable off",
-        {"costs.eager_loss": True}, unless={"costs.fused_loss": True},
+        {"costs.eager_loss": True}, unless={"costs.fused_loss": [True, "compiled"]},
     ),
     _rule(
         "TT SequenceParallel() of norms", {"parallel.sequence_parallel": True}, when={"parallel.tp": {"min": 2}}
@@ -469,7 +469,7 @@ _NANOTRON = (
         {"model.copied_kv": True},
     ),
     _rule("NT v0.5 src/nanotron/parallel/tensor_parallel/functional.py _ShardedCrossEntropy",
-          {"costs.eager_loss": "in-place"}, unless={"costs.fused_loss": True}),
+          {"costs.eager_loss": "in-place"}, unless={"costs.fused_loss": [True, "compiled"]}),
     _rule("NT tensor_parallel_mode REDUCE_SCATTER", {"parallel.sequence_parallel": True},
           when={"parallel.tp": {"min": 2}}),
     _rule(

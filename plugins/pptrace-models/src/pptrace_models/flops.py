@@ -139,7 +139,7 @@ def head(
     shard: Shard,
     gradient_bytes: int,
     *,
-    fused_loss: bool,
+    fused_loss: bool | Literal["compiled"],
     eager_loss: bool | Literal["in-place"] = False,
 ) -> tuple[Operation, ...]:
     """Return the final norm, the LM head and the fp32 cross-entropy."""
@@ -153,7 +153,7 @@ def head(
     # Forward: read the logits, write them in fp32, read the fp32 logits for the maximum and for the sum.
     loss = (element + 3 * _LOGITS_BYTES, _LOGITS_BYTES + element)
     if fused_loss:
-        # Read the logits for maximum and sum, read them again and write the gradient in their place; scale it.
+        # Read the logits for maximum and sum, read them again and write the gradient; scale it.
         loss = (3 * element, 2 * element)
     elif eager_loss == "in-place":
         loss = _IN_PLACE_LOSS

@@ -114,15 +114,18 @@ def embedding_activations(model: Transformer, shard: Shard) -> ActivationBytes:
 def head_activations(model: Transformer, shard: Shard, options: RooflineOptions) -> ActivationBytes:
     """Return the bytes kept after the last layer: inputs of final norm and LM head, and logits.
 
-    A fused loss keeps its gradient in the place of the logits; otherwise these are kept in fp32. The backward of
-    PyTorch's loss holds the result of ``log_softmax``, its gradient, and the logits' gradient. With logits that
-    are split over devices, it also holds the sum of exponentials and zeros
-    (``torch/distributed/tensor/parallel/loss.py``). Only Megatron-LM gathers the LM head's input again.
+    A fused loss keeps its gradient in the place of the logits, and a compiled one beside them. Otherwise the
+    logits are in fp32, beside the logits or their gradient in the model's precision (Megatron-Core's
+    ``tensor_parallel/cross_entropy.py``, and the cast after its backward). The backward of PyTorch's loss holds the
+    result of ``log_softmax``, its gradient, and the logits' gradient. With logits that are split over devices, it
+    also holds the sum of exponentials and zeros (``torch/distributed/tensor/parallel/loss.py``). Only Megatron-LM
+    gathers the LM head's input again.
     """
     row = shard.split_tokens * model.hidden * model.element_bytes
     factor = (shard.split_tokens if options.sequence_first else shard.tokens) * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
-    of_loss = (model.element_bytes if options.fused_loss else _FP32) * logits
+    beside = {True: 0, "compiled": model.element_bytes, False: _FP32}[options.fused_loss]
+    of_loss = (model.element_bytes + beside) * logits
     if options.eager_loss is True:
         of_loss = (4 if shard.tp > 1 else 3) * _FP32 * logits
     if model.frozen:

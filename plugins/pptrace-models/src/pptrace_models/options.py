@@ -113,9 +113,9 @@ class RooflineOptions(Parameters):
     """Whether ``dispatcher: deduplicated`` gathers the routing maps of all devices and aligns the rows of each
     expert for products in FP8 and FP4. HybridEP does, DeepEP does not. Without it, kernels copy the rows of
     experts to align them, before and after their products (Transformer Engine's ``Fp8Padding``)."""
-    fused_loss: bool = False
-    """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``); otherwise memory
-    holds the logits in fp32."""
+    fused_loss: bool | Literal["compiled"] = False
+    """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``). ``compiled``:
+    beside them (``torch.compile``). Otherwise memory also holds the logits in fp32."""
     early_stop: bool = False
     """Whether the recomputation of a layer without experts ends before the MLP's last product and its collective,
     because no backward needs them (``torch.utils.checkpoint``). Only with ``model.recompute: full``."""
