@@ -73,7 +73,7 @@ _KEYS = {
 _BYTES = {
     "activation": "activation_bytes", "weight_activation": "weight_activation_bytes",
     "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
-    "optimizer": "optimizer_bytes",
+    "optimizer": "optimizer_bytes", "transient": "transient_bytes",
 }  # fmt: skip
 _TIMES = {"reduction": "reduce_ns", "update": "optimizer_ns"}
 """Columns of a workload by key of ``costs``."""

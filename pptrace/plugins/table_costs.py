@@ -265,6 +265,8 @@ class TableOptions(Parameters):
     """Gathered weights until they are freed, in addition to weights; none by default."""
     unreduced: _Sizes | None = None
     """Unreduced gradients until they are reduced, in addition to gradients; none by default."""
+    transient: _Sizes | None = None
+    """Bytes that an action needs in addition, once for all microbatches; none by default."""
     sync: _Time = 0
     """Synchronisation of all ranks after gradients are complete; counts as idle, like a reduction."""
     offload: _Times = 0
@@ -346,7 +348,7 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
         "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
         "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
         "unshard_ns": "gather", "unshard_subgroup_ns": "subgroup_gather",
-        "gathered_bytes": "gathered", "unreduced_bytes": "unreduced",
+        "gathered_bytes": "gathered", "unreduced_bytes": "unreduced", "transient_bytes": "transient",
     }  # fmt: skip
     columns = {column: spread(key) for column, key in keys.items()}
     if request.subgroup:

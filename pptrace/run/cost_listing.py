@@ -39,7 +39,7 @@ _SIZES = {
     "activation": "activation_bytes", "weight_activation": "weight_activation_bytes",
     "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
     "optimizer": "optimizer_bytes", "gathered": "gathered_bytes", "unreduced": "unreduced_bytes",
-    "boundary": "boundary_bytes",
+    "transient": "transient_bytes", "boundary": "boundary_bytes",
 }  # fmt: skip
 """Keys of sizes in ``costs: table``, and their columns."""
 _COMPARED = {

@@ -190,7 +190,7 @@ def _peaks(
 ) -> Int64s:
     """Return the peak memory of each rank; ``chunk_peaks`` are its peak activations of chunks."""
     ranks = chunk_peaks.size
-    state = workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
+    state = workload.static_bytes
     dropped_bytes = np.where(is_recomputed, workload.activation_bytes - workload.checkpoint_bytes, 0)
     stored, offloaded, dropped = (
         _by_rank(size, ranks) / chunks for size in (workload.activation_bytes, copied_bytes, dropped_bytes)

@@ -418,7 +418,9 @@ def _check_column(name: str, values: Int64s, widest: int) -> None:
 def _most_bytes(schedule: Schedule, workload: Workload) -> int:
     """Return the memory of a rank that holds all stages of all microbatches: an upper bound."""
     placement = schedule.placement
-    columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
+    columns = (
+        workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes, workload.transient_bytes,
+    )  # fmt: skip
     # Sums of Python's integers do not overflow.
     static = sum(sum(column.tolist()) for column in columns) + workload.reserved_bytes
     buffers = 2 * placement.routes * sum(workload.buffer_bytes.ravel().tolist())

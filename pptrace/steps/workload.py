@@ -70,6 +70,7 @@ PER_EDGE = {"boundary_bytes": 1, "boundary_gradient_bytes": 1, "boundary_buffer_
 OPTIONAL = (
     "offload_ns", "reload_ns", "recompute_ns", "unshard_ns", "checkpoint_bytes", "gathered_bytes",
     "unreduced_bytes", "released_ns", "reduce_groups_ns", "reduced_bytes", "unshard_subgroup_ns", "subgroup_bytes",
+    "transient_bytes",
 )  # fmt: skip
 UNSCALED = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
@@ -177,6 +178,9 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
     meeting_ns: Int64s = field(default_factory=none)
     """Times from the step's start at which all replicas have issued each collective of units, in the order of
     issue: the earliest starts of collectives. Empty for equal replicas, and for stages that are no units."""
+    transient_bytes: Int64s = field(default_factory=none)
+    """What an action of the stage needs in addition, such as the gradient of an activation; counted during the
+    whole step, once for all microbatches. Zero by default."""
     sync_ns: int = 0
     """Communication of all ranks after the reductions, such as the reduction of the gradient norm."""
     reserved_bytes: int = 0
@@ -465,8 +469,8 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def static_bytes(self) -> Int64s:
-        """Weights, gradient buffers and optimizer state of each stage."""
-        total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        """Weights, gradient buffers, optimizer state and transient bytes of each stage."""
+        total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.transient_bytes
         return total
 
 

@@ -40,7 +40,8 @@ class Memory(Struct, frozen=True, dict=True):
     buffer_bytes: Int64s
     """Point-to-point buffers: one to send and one to receive per boundary shared with another rank."""
     reserved_bytes: Int64s
-    """Memory of no action: the reserve of the workload, and the allocator's share of the peak. The allocator
+    """Memory of no action: the reserve and the transient bytes of the workload, and the allocator's share of the
+    peak. The allocator
     returns this share to the device when an allocation fails (PyTorch's ``CUDACachingAllocator``)."""
     peak_activation_bytes: Int64s
     """Peak of activations."""
@@ -196,7 +197,7 @@ def _memory(
         gradients_bytes=copies @ workload.gradients_bytes + unreduced,
         optimizer_bytes=copies @ workload.optimizer_bytes,
         buffer_bytes=buffers,
-        reserved_bytes=workload.reserved_bytes + cached,
+        reserved_bytes=workload.reserved_bytes + copies @ workload.transient_bytes + cached,
         peak_activation_bytes=peaks.size_bytes,
         peak_at_ns=peak_at_ns,
         peak_activations=peaks.microbatches,

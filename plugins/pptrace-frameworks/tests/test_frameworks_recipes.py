@@ -491,7 +491,9 @@ def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path
     }  # fmt: skip
     assert found["parallel"] == {"pp": 1, "dp": 4, "ep": 2}
     assert found["batch"] == {"global": 8, "micro": 2, "sequence": 1024}
-    assert found["costs"] == {"zero": 2, "dispatcher": "deduplicated", "fused_routing": False}
+    assert found["costs"] == {
+        "zero": 2, "gradients": "fp32", "dispatcher": "deduplicated", "fused_routing": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "costs"), [

@@ -98,6 +98,13 @@ def test_releases_have_their_fp8_recipes(stack: str, recipe: str, *, gathers_in_
     assert values["costs.gradients"] == gradients
 
 
+@pytest.mark.parametrize(("costs", "is_kept"), [({}, True), ({"zero": 3}, False)])
+def test_cast_weights_are_kept_unless_weights_are_sharded(costs: dict[str, Any], *, is_kept: bool) -> None:
+    values = values_of("megatron-core-0.19", costs={"name": "roofline", **costs})
+
+    assert values["costs.kept_casts"] is is_kept
+
+
 def test_recipes_of_fp8_are_not_set_in_other_precisions() -> None:
     values = values_of("megatron-bridge-26.08", model={"preset": "llama3-70b", "precision": "bf16"})
 

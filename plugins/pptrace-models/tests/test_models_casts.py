@@ -134,6 +134,29 @@ def test_weights_are_cast_once_per_step(
     assert added == pytest.approx(size_bytes * weights / rate, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("device", "precision", "gather", "size_bytes"),
+    [
+        ("h100-sxm", "bf16", False, 0), ("h100-sxm", "fp8", False, 2), ("h100-sxm", "fp8", True, 0),
+        ("b200", "fp8", False, 1), ("b200", "fp8", True, -1), ("b200", "mxfp8", False, 33 / 16),
+        ("b200", "mxfp8", True, 1 / 16), ("b200", "nvfp4", False, 9 / 8),
+    ],
+)  # fmt: skip
+def test_microbatches_share_cast_weights_in_memory(
+    costs: Callable[..., Workload], classic: dict[str, Any], *, device: str, precision: str, gather: bool,
+    size_bytes: float,
+) -> None:  # fmt: skip
+    options = {**SHAPES, "zero": 1, "fp8_param_gather": gather}
+    casts, kept = (
+        costs({"precision": precision}, device, options={**options, "kept_casts": is_kept})
+        for is_kept in (False, True)
+    )
+    matrices = classic["layers"] // casts.stages * 12 * classic["hidden"] ** 2
+
+    added = (kept.weights_bytes - casts.weights_bytes).tolist()
+    assert added == [round(matrices * size_bytes)] * casts.stages
+
+
 def test_weights_gathered_in_fp8_take_half_of_the_time_of_bf16(costs: Callable[..., Workload]) -> None:
     network = {"rate_kbps": 10**7, "latency_ns": 0}
 

@@ -398,7 +398,7 @@ def _shard_groups(settings: _Settings, parallel: Mapping[str, Any]) -> int:
 
 
 def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
-    costs = _state(settings, parallel)
+    costs = _state(recipe, settings, parallel)
     overlap = settings.read("tp_comm_overlap")
     if parallel["tp"] > 1 and (not overlap or recipe.is_command) and overlap is not None:
         costs["overlap_tp"] = bool(overlap)  # where it is true, a stack of Megatron-Bridge has it by device
@@ -419,7 +419,7 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
     return costs
 
 
-def _state(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _state(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sharding and the precisions of gradients and of optimizer state."""
     costs: dict[str, Any] = {}
     zero = _zero(settings)
@@ -433,7 +433,7 @@ def _state(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
             costs["outer_sharding"] = True
     elif is_outer and zero == _SHARDS["optim_grads_params"] and _shard_groups(settings, parallel) > 1:
         costs["outer_sharding"] = True
-    gradients = _gradients(settings)
+    gradients = _gradients(recipe, settings)
     if gradients:
         costs["gradients"] = gradients
     if settings.read("gradient_accumulation_fusion") is False and not settings.read(_PAIRS):
@@ -472,14 +472,20 @@ def _zero(settings: _Settings) -> int | None:
     return None if shards is None else int(bool(shards))
 
 
-def _gradients(settings: _Settings) -> str:
+def _gradients(recipe: Recipe, settings: _Settings) -> str:
     """Return the type in which gradients are reduced; empty if the recipe does not have it."""
     wide, kind = settings.read("grad_reduce_in_fp32"), settings.read("main_grads_dtype")
+    in_fp32 = settings.read("accumulate_allreduce_grads_in_fp32")
     if wide is not None:
         return "fp32" if wide else "bf16"
     if settings.read("grad_reduce_in_bf16"):
         return "bf16"
-    return _STATE_TYPES.get(str(kind), str(kind)) if kind else ""
+    if kind:
+        return _STATE_TYPES.get(str(kind), str(kind))
+    precision = _precision(recipe, settings) if recipe.is_command else None
+    if precision in {None, "bf16"}:
+        return ""
+    return "fp16" if precision == "fp16" and not in_fp32 else "fp32"
 
 
 def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
@@ -520,11 +526,13 @@ def _graphs(settings: _Settings) -> bool | list[str] | None:
 
 
 def _scaling(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
-    """Return the recipe of FP8, and whether replicas gather weights in FP8; nothing in other precisions."""
-    if _precision(recipe, settings) != "fp8":
+    """Return the recipe of FP8, and whether weights are in FP8 or MXFP8 alone; nothing in other precisions."""
+    precision, gather = _precision(recipe, settings), settings.read("fp8_param_gather")
+    if precision not in {"fp8", "mxfp8"}:
         return {}
-    gather = settings.read("fp8_param_gather")
     costs: dict[str, Any] = {} if gather is None else {"fp8_param_gather": bool(gather)}
+    if precision == "mxfp8":
+        return costs
     words = " ".join(str(settings.read(name) or "") for name in ("fp8_recipe", "precision"))
     for text in (words, recipe.name):
         for pattern, name in _SCALINGS:
@@ -663,12 +671,12 @@ def _vocabulary(recipe: Recipe, settings: _Settings, registry: Registry) -> int:
         return size
     places = file, _title(recipe)
     preset = next(filter(None, (_preset_in(place, registry.models) for place in places)), "")
-    size = registry.models[preset].offer.values.get("vocabulary") if preset else None
+    size = int(registry.models[preset].offer.values.get("vocabulary", 0)) if preset else 0
     if not size:
         message = "the number of tokens is unknown: add --vocab-size 128256, or give --model"
         raise ConfigError(message, key="vocab_size")
     settings.notes.append(f"vocab_size is that of {preset}, {size}")
-    return int(size)
+    return size
 
 
 def _latent_attention(settings: _Settings) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _RECENT = ["h100*", "h200*", "h800*", "b200", "b300", "gb200", "gb300"]
 """Devices with performance recipes of NeMo and Megatron-Bridge."""
 _PAIRED = ["combined-1f1b", "dualpipe*", "stp*"]
 """Schedules with overlapped pairs, whose tensor-parallel collectives overlap with the other direction."""
+_NARROW = {"model.precision": ["fp8", "mxfp8", "nvfp4"]}
+"""Precisions whose products cast their factors."""
 _SEGMENTED = {"costs.segments": True}
 """Costs in segments, which exclude ``overlap_tp`` and separate accumulation."""
 
@@ -67,6 +69,10 @@ _MEGATRON = (
     _rule("MC --use-distributed-optimizer", {"costs.zero": 1}),
     _rule("MC --overlap-grad-reduce, --overlap-param-gather", {"data_parallel.overlap": True}),
     _rule(
+        "TE transformer_engine/pytorch/module/linear.py is_first_microbatch: microbatches share the cast weights",
+        {"costs.kept_casts": True}, when=_NARROW, unless={"costs.zero": 3},
+    ),
+    _rule(
         "MC megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py: groups reduce after the last "
         "microbatch",
         {"data_parallel.reduce_groups": "last"}, when={"data_parallel.shard": {"min": 1}},
@@ -89,7 +95,7 @@ _MEGATRON = (
 
 _REDUCED_IN_BF16 = _rule(
     "MC --grad-reduce-in-bf16, which recipes in FP8, MXFP8 and NVFP4 switch on",
-    {"costs.gradients": "bf16"}, when={"model.precision": ["fp8", "mxfp8", "nvfp4"]},
+    {"costs.gradients": "bf16"}, when=_NARROW,
 )  # fmt: skip
 _HOSTS = (
     _rule(
@@ -152,7 +158,11 @@ _BRIDGE = (
     ),
     _rule(
         "MB docs/performance-summary-archive.md, src/megatron/bridge/training/mixed_precision.py: current scaling",
-        {"costs.fp8_recipe": "tensorwise", "costs.fp8_param_gather": True}, when={"model.precision": "fp8"},
+        {"costs.fp8_recipe": "tensorwise"}, when={"model.precision": "fp8"},
+    ),
+    _rule(
+        "MB src/megatron/bridge/training/mixed_precision.py: fp8_param_gather in FP8 and MXFP8",
+        {"costs.fp8_param_gather": True}, when={"model.precision": ["fp8", "mxfp8"]},
     ),
     _WHOLE_EXPERTS,
     _rule(

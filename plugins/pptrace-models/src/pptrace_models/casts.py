@@ -97,5 +97,12 @@ class Casting(NamedTuple):
         return OPERAND_BYTES[self.precision] * (2 if gradient and self._recipe.both else 1)
 
     @property
+    def kept_bytes(self) -> float:
+        """Bytes per element of a cast weight with its transpose, where products need it; 0 in other precisions."""
+        if self.precision not in NARROW:
+            return 0.0
+        return OPERAND_BYTES[self.precision] * (2 if self._recipe.both or self.transposes else 1)
+
+    @property
     def _recipe(self) -> _Recipe:
         return _RECIPES[self.recipe if self.precision == "fp8" else self.precision]

@@ -9,6 +9,7 @@ frozen weights keep no inputs.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -114,23 +115,30 @@ def embedding_activations(model: Transformer, shard: Shard) -> ActivationBytes:
 def head_activations(model: Transformer, shard: Shard, options: RooflineOptions) -> ActivationBytes:
     """Return the bytes kept after the last layer: inputs of final norm and LM head, and logits.
 
-    A fused loss keeps its gradient in the place of the logits, and a compiled one beside them. Otherwise the
-    logits are in fp32, beside the logits or their gradient in the model's precision (Megatron-Core's
-    ``tensor_parallel/cross_entropy.py``, and the cast after its backward). The backward of PyTorch's loss holds the
-    result of ``log_softmax``, its gradient, and the logits' gradient. With logits that are split over devices, it
-    also holds the sum of exponentials and zeros (``torch/distributed/tensor/parallel/loss.py``). Only Megatron-LM
-    gathers the LM head's input again.
+    A fused or compiled loss keeps the logits; otherwise these are kept in fp32. The backward of PyTorch's loss
+    holds the result of ``log_softmax``, its gradient, and the logits' gradient. With logits that are split over
+    devices, it also holds the sum of exponentials and zeros (``torch/distributed/tensor/parallel/loss.py``). Only
+    Megatron-LM gathers the LM head's input again.
     """
     row = shard.split_tokens * model.hidden * model.element_bytes
     factor = (shard.split_tokens if options.sequence_first else shard.tokens) * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
-    beside = {True: 0, "compiled": model.element_bytes, False: _FP32}[options.fused_loss]
-    of_loss = (model.element_bytes + beside) * logits
+    of_loss = (model.element_bytes if options.fused_loss else _FP32) * logits
     if options.eager_loss is True:
         of_loss = (4 if shard.tp > 1 else 3) * _FP32 * logits
     if model.frozen:
         return ActivationBytes(activation=row + of_loss)
     return ActivationBytes(activation=row + factor + of_loss, weight_part=factor + model.element_bytes * logits)
+
+
+def logits_gradient_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
+    """Return the bytes of the logits' gradient where it is not among the activations: once, for one microbatch.
+
+    Before, the logits have this place: Megatron-Core's ``tensor_parallel/cross_entropy.py`` copies them to fp32,
+    and its gradient is cast back. A fused loss writes its gradient over the logits.
+    """
+    is_among = options.fused_loss is True or options.eager_loss is True
+    return 0 if is_among else logits_bytes(model, shard)
 
 
 def logits_bytes(model: Transformer, shard: Shard) -> int:
@@ -539,6 +547,25 @@ def _cast_bytes(costing: Costing, count: int) -> int:
     if _gathers_in_fp8(costing):
         return 2 * count * casting.transposes
     return round(casting.work(Cast(elements=count))[0])
+
+
+def cast_weights_bytes(costing: Costing, layers: Iterable[Layer]) -> int:
+    """Return the bytes of cast weights that a device keeps for all microbatches, beyond the weights themselves.
+
+    Transformer Engine keeps them (``is_first_microbatch`` in ``pytorch/module/linear.py``). Weights in FP8
+    (``fp8_param_gather``) have no copy in two bytes. Only ``kernels: shapes`` has casts.
+    """
+    if not (costing.options.kept_casts and isinstance(costing.device, Shaped)):
+        return 0
+    total = 0.0
+    for kind, count in Counter(layers).items():
+        model = costing.model.with_precision_of(kind)
+        for matrix in linears(model, costing.shard, kind):
+            precision = matrix.precision or model.precision
+            is_only_copy = costing.options.fp8_param_gather and precision in {"fp8", "mxfp8"}
+            beside = costing.device.casting(precision).kept_bytes - model.element_bytes * is_only_copy
+            total += count * matrix.weights * beside
+    return round(total)
 
 
 def _gathers_in_fp8(costing: Costing) -> bool:

@@ -84,8 +84,8 @@ class RooflineOptions(Parameters):
     """Kernel of flash attention (``kernels: shapes``): ``fused`` attains the device's ``attention_attainable``,
     ``flash-2`` its ``attention_flash_2``."""
     fp8_param_gather: bool = False
-    """Whether replicas gather weights in FP8 after the optimizer's step, with ``model.precision: fp8`` and ZeRO 1
-    (``--fp8-param-gather``). Megatron-Core gathers weights of MXFP8 in BF16."""
+    """Whether weights are in FP8 or MXFP8 alone, without a copy in two bytes (``--fp8-param-gather``). With ZeRO
+    1, replicas then gather those of FP8 in FP8. Megatron-Core gathers those of MXFP8 in BF16."""
     accumulation: Literal["fused", "separate"] = "fused"
     """How weight gradients of microbatches are accumulated. ``fused``: by the matrix product (Megatron-LM).
     ``separate``: by additional kernels, from gradients in the model's precision (DeepSpeed's BF16 optimizer,
@@ -116,6 +116,8 @@ class RooflineOptions(Parameters):
     fused_loss: bool | Literal["compiled"] = False
     """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``). ``compiled``:
     beside them (``torch.compile``). Otherwise memory also holds the logits in fp32."""
+    kept_casts: bool = False
+    """Whether memory holds the cast weights of FP8, MXFP8 and NVFP4 beside the weights (Transformer Engine)."""
     early_stop: bool = False
     """Whether the recomputation of a layer without experts ends before the MLP's last product and its collective,
     because no backward needs them (``torch.utils.checkpoint``). Only with ``model.recompute: full``."""

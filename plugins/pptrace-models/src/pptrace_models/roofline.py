@@ -785,7 +785,11 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     def state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and the time of its update in ns."""
         state = _total(map(self.module_state, self._modules(costing, stage)))
-        return state | {"optimizer_ns": state["optimizer_ns"] + self._muon_ns(costing, stage)}
+        state["weights_bytes"] += memory.cast_weights_bytes(costing, (*stage.layers, *stage.predictions))
+        return state | {
+            "optimizer_ns": state["optimizer_ns"] + self._muon_ns(costing, stage),
+            "transient_bytes": memory.logits_gradient_bytes(self.model, self.part, self.options) * stage.head,
+        }
 
     def replica_times(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage's reductions and gathers between replicas, in ns."""
