@@ -113,11 +113,11 @@ def exceeds_device_memory(workload: Workload, ranks: int, microbatches: int) -> 
 
 def state_bound(workload: Workload, ranks: int, encoder_ranks: int = 0, reserved_bytes: int = 0) -> Bound:
     """Return lower bounds of all steps with this training state: its memory as in :func:`work_bound`, no time."""
-    static_bytes, rooms = workload.static_bytes, workload.capacities(ranks) - reserved_bytes
-    first_fit = bool((static_bytes[:encoder_ranks] <= rooms[:encoder_ranks]).all())
-    others_fit = int(static_bytes[encoder_ranks:].sum()) <= int(rooms[encoder_ranks:].sum())
+    state_bytes, rooms = workload.state_bytes, workload.capacities(ranks) - reserved_bytes
+    first_fit = bool((state_bytes[:encoder_ranks] <= rooms[:encoder_ranks]).all())
+    others_fit = int(state_bytes[encoder_ranks:].sum()) <= int(rooms[encoder_ranks:].sum())
     return Bound(
-        step_ns=0, peak_bytes=_busiest(static_bytes, ranks, encoder_ranks) + reserved_bytes,
+        step_ns=0, peak_bytes=_busiest(state_bytes, ranks, encoder_ranks) + reserved_bytes,
         fits=not workload.capacity_bytes or (first_fit and others_fit),
     )  # fmt: skip
 

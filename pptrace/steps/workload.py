@@ -468,9 +468,15 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
         return buffers.reshape(2, -1) if buffers.size else np.stack([self.boundary_bytes] * 2)
 
     @property
+    def state_bytes(self) -> Int64s:
+        """Weights, gradient buffers and optimizer state of each stage."""
+        total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return total
+
+    @property
     def static_bytes(self) -> Int64s:
-        """Weights, gradient buffers, optimizer state and transient bytes of each stage."""
-        total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.transient_bytes
+        """State and transient bytes of each stage."""
+        total: Int64s = self.state_bytes + self.transient_bytes
         return total
 
 

@@ -31,11 +31,11 @@ def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_wo
 
     assert gpipe.remedy is not None
     assert gpipe.remedy.fits
-    assert "gpipe     does not fit: rank 7 needs 33.2 GiB, 9.24 GiB more than 24 GiB, with " in text
+    assert "gpipe     does not fit: rank 7 needs 33.5 GiB, 9.48 GiB more than 24 GiB, with " in text
     assert ": fits with zero 1 at " in text
     assert one.fits
     assert "1f1b as configured: rank 0 needs 43.1 GiB, 19.1 GiB more than 24 GiB: fits with " in text
-    assert "rank 0 has none beside 22.4 GiB of state for activations" in zero_bubble.reason
+    assert "rank 0 has none beside 22.6 GiB of state for activations" in zero_bubble.reason
     assert "zb-v      does not fit: " in text or "zb-v as configured: does not fit: " in text
     assert "cannot run" not in text
     assert comparison.table()[0]["refused"].startswith("does not fit: rank 7 needs")
