@@ -28,11 +28,13 @@ def operation(name: str, products: int) -> Operation:
 OPERATIONS = (operation("attention projections", 2), operation("mlp", 2))
 
 
-def left(gather: int, reduce: int, devices: int, taken: Callable[[Product], int]) -> tuple[int, int]:
+def left(
+    gather: int, reduce: int, devices: int, taken: Callable[[Product], int], *, sums: bool = True
+) -> tuple[int, int]:
     """Return what is left of both halves' collectives, forward and backward."""
     whole, half = 2 * (gather + reduce), HalfTimes(gather, reduce, gather)
     group = GroupTimes(forward_ns=whole, backward_ns=whole, halves=(half, half))
-    found = beside_products(group, OPERATIONS, devices, taken)
+    found = beside_products(group, OPERATIONS, devices, taken, sums=sums)
     return found.forward_ns, found.backward_ns
 
 
@@ -52,6 +54,12 @@ def test_a_collective_that_products_cover_takes_its_share_of_them_alone() -> Non
     forward, backward = left(1000, 1000, 4, even)
     # Each of four collectives forward slows what is beside it; backward there is a third gathering in each half.
     assert forward == 4 * 190
+    assert backward == 6 * 190
+
+
+def test_sums_of_a_forward_that_follow_their_products_are_exposed_whole() -> None:
+    forward, backward = left(1000, 1000, 4, even, sums=False)
+    assert forward == 2 * 190 + 2 * 1000
     assert backward == 6 * 190
 
 

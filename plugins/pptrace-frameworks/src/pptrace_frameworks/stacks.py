@@ -304,7 +304,9 @@ _OF_2022 = (
 )  # fmt: skip
 _KWAI = (
     _rule(
-        "MK examples/atc24/pretrain_llama.sh --overlap-sp-ag --overlap-sp-rs", {"costs.overlap_tp": True},
+        "MK examples/atc24/pretrain_llama.sh --overlap-sp-ag --overlap-sp-rs; "
+        "megatron/core/tensor_parallel/layers.py: a forward's reduce-scatter follows its product",
+        {"costs.overlap_tp": "gathers"},
         when={"parallel.tp": {"min": 2}}, unless=_SEGMENTED,
     ),
     _rule("MK examples/atc24/pretrain_llama.sh: no --overlap-grad-reduce", {"data_parallel.overlap": False}),
@@ -313,6 +315,10 @@ _KWAI = (
         {"costs.attention": "flash-2"},
     ),
     _rule("MK megatron/model/transformer.py: F.silu(x[0]) * x[1]", {"model.fused_activation": False}),
+    _rule(
+        "MK megatron/core/tensor_parallel/cross_entropy.py: separate kernels over one fp32 tensor",
+        {"costs.eager_loss": "in-place"}, unless={"costs.fused_loss": True},
+    ),
 )  # fmt: skip
 _ADDED_GRADIENTS = _rule(
     "DS deepspeed/runtime/bf16_optimizer.py update_hp_grads: gradients are added by separate kernels",

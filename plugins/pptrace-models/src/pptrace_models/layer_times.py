@@ -557,6 +557,7 @@ def _exposed(costing: Costing, kind: Layer, group: GroupTimes) -> GroupTimes:
     return beside_products(
         group, costing.layer(kind), costing.shard.tp, partial(_product_ns, costing),
         bulk=costing.model.fused_projections, regathers=_regathers(costing.model, kind),
+        sums=costing.options.overlap_tp != "gathers",
     )  # fmt: skip
 
 
@@ -690,6 +691,7 @@ def beside_products(
     *,
     bulk: bool = True,
     regathers: bool = False,
+    sums: bool = True,
 ) -> GroupTimes:
     """Return the exposed durations of a layer's collectives that overlap matrix products.
 
@@ -700,6 +702,7 @@ def beside_products(
         taken: the time of one product in ns.
         bulk: whether whole collectives of the backward also overlap independent products.
         regathers: whether the backward gathers inputs again, before the recomputed product of keys or of the gate.
+        sums: whether sums of the forward overlap the product before them.
     """
     if devices == 1:
         return group
@@ -713,7 +716,9 @@ def beside_products(
         forward_products, forward_summed = _split([operation.forward.products for operation in present])
         input_products, input_summed = _split([operation.input_gradient.products for operation in present])
         weight_products, _ = _split([operation.weight_gradient.products for operation in present])
-        forward += overlap.ring(forward_products, gather) + overlap.ring(forward_summed, reduce) - gather - reduce
+        forward += overlap.ring(forward_products, gather) - gather
+        if sums:
+            forward += overlap.ring(forward_summed, reduce) - reduce
         backward += overlap.ring(input_summed, gradient_gather) - gradient_gather
         if regathers:
             again += overlap.ring(forward_products[1:2], gather) - gather

@@ -152,10 +152,11 @@ class RooflineOptions(Parameters):
     sequences in a microbatch, kernels copy whole tensors after each gather and before each reduce-scatter of
     sequence parallelism (PyTorch's ``_functional_collectives.py``; ``kernels: shapes``). Such programs also keep
     the LM head's gathered input."""
-    overlap_tp: bool = False
+    overlap_tp: bool | Literal["gathers"] = False
     """Whether tensor-parallel collectives of attention and MLP overlap with matrix products
     (``--tp-comm-overlap``). They overlap with dependent products in one piece per device. In the backward, whole
-    collectives also overlap with independent products."""
+    collectives also overlap with independent products. ``gathers``: likewise, except for the sums of a forward,
+    which follow their products."""
     host_launch: Annotated[Duration, Field(ge=0)] = 0
     """Time in which the host issues one operation: a kernel, a cast or a collective. A layer takes at least as
     long as the host needs for its operations; a backward has twice as many."""
