@@ -243,6 +243,11 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     words += ["--overlap-param-gather"] if experiment.data_parallel.overlap and zero > 1 else []
     words += ["--grad-reduce-in-bf16"] if costs.get("gradients") == "bf16" else []
     words += ["--tp-comm-overlap"] if costs.get("overlap_tp") and parallel.tp > 1 else []
+    if costs.get("fp8_param_gather") and model.get("precision") in {"fp8", "mxfp8"}:
+        words += ["--fp8-param-gather"]
+        words += ["--reuse-grad-buf-for-mxfp8-param-ag"] if model["precision"] == "mxfp8" else []
+    if costs.get("fused_loss") is True:
+        words += ["--cross-entropy-loss-fusion", *flag_words({"cross-entropy-fusion-impl": "te"})]
     words += _recompute(model)
     modules = model.get("recompute_modules") or []
     without += [f"recompute_modules: {module}" for module in modules if module in _OTHER_MODULES]

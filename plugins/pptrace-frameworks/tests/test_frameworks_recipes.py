@@ -864,6 +864,7 @@ JOBS = st.fixed_dictionaries({
     "p2p": st.sampled_from([{}, {"overlap_p2p_comm": False}, {"overlap_p2p_comm_warmup_flush": True}]),
     "layout": st.booleans(), "overlap_tp": st.booleans(),
     "fused_routing": st.sampled_from([True, False, ["router"], ["permutation"]]),
+    "fused_loss": st.booleans(),
 })  # fmt: skip
 
 
@@ -893,7 +894,7 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
         "data_parallel": {"overlap": job["overlap"], **sharding},
         "costs": {
             "zero": job["zero"], "dispatcher": job["dispatcher"], "overlap_tp": job["overlap_tp"],
-            "fused_routing": job["fused_routing"], **states,
+            "fused_routing": job["fused_routing"], "fused_loss": job["fused_loss"], **states,
         },
     }  # fmt: skip
     prepared = prepare(load(config), Registry.load())
@@ -918,4 +919,6 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
         del costs["dispatcher"], costs["fused_routing"]
     if sizes["tp"] == 1:
         costs.pop("overlap_tp")
+    if not costs["fused_loss"]:
+        del costs["fused_loss"]
     assert found["costs"] == costs

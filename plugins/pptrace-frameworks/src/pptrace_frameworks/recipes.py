@@ -532,6 +532,7 @@ def _scaling(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
         return {}
     costs: dict[str, Any] = {} if gather is None else {"fp8_param_gather": bool(gather)}
     if precision == "mxfp8":
+        settings.read("reuse_grad_buf_for_mxfp8_param_ag")
         return costs
     words = " ".join(str(settings.read(name) or "") for name in ("fp8_recipe", "precision"))
     for text in (words, recipe.name):
