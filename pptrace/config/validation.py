@@ -156,6 +156,7 @@ _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "float_parsing": lambda _: "a number",
     "bool_type": lambda _: "true or false",
     "bool_parsing": lambda _: "true or false",
+    "literal_error": lambda context: str(context["expected"]),
     "string_type": lambda _: "text",
     "list_type": lambda _: "a list",
     "tuple_type": lambda _: "a list",

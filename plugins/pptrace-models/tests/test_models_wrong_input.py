@@ -63,6 +63,7 @@ STEP: dict[str, Any] = {
     ("settings", "line"),
     [
         (["costs.forward=1 ms"], "roofline costs do not take it: remove it, or write costs.name: "),
+        (["costs.fused_loss=maybe"], "must be true or false or 'compiled', not 'maybe'"),
         (["costs.zero=7"], "must be one of 0, 1, 2, 3, not 7"),
         (["costs.zero=true"], "must be one of 0, 1, 2, 3, not true"),
         (["costs.zero='1'"], "must be one of 0, 1, 2, 3, not '1'; remove the quotes"),
