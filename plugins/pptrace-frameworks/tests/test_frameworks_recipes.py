@@ -449,7 +449,7 @@ COMMAND = "pretrain_gpt.py --num-layers $LAYERS --hidden-size 256 --num-attentio
         ("8; if [ -f small ]; then SIZE=4; fi", True, 16),
     ],
 )  # fmt: skip
-def test_branches_that_do_not_run_are_skipped(size: str, is_noted: bool, layers: int) -> None:  # noqa: FBT001 - drawn
+def test_branches_that_do_not_run_are_skipped(*, size: str, is_noted: bool, layers: int) -> None:
     branches = (
         f'SIZE={size}\nif [[ "$SIZE" == "4" ]]; then LAYERS=4\nelif [ $SIZE -eq 8 ]\nthen\nLAYERS=8\n'
         "if [ $SIZE != 8 ]; then LAYERS=5; else LAYERS=9; fi\nelse\nLAYERS=16\nfi\n"

@@ -189,9 +189,8 @@ def _of_yaml(file: Path, name: str) -> Recipe:
     if "distributed" in str(model.get("optim")):  # distributed_fused_adam
         values["use_distributed_optimizer"] = True
     stack = "nemo-24.12" if {"trainer", "model"} <= document.keys() else ""  # the last release with such files
-    products = {name: _multiplied(str(value), values) for name, value in values.items()}
-    known = {name: product for name, product in products.items() if product}
-    return Recipe(file=str(file), name=file.stem, settings=_renamed(values | known), stack=stack)
+    values |= {name: size for name, text in values.items() if (size := _multiplied(str(text), values))}
+    return Recipe(file=str(file), name=file.stem, settings=_renamed(values), stack=stack)
 
 
 def _multiplied(text: str, values: Mapping[str, Any]) -> int | None:
