@@ -15,7 +15,7 @@ import click
 
 from pptrace.cli.output import plain_streams
 from pptrace.errors import PptraceError
-from pptrace.plugins.guards import UserInterrupt, interrupt
+from pptrace.plugins.guards import SIGNALS, UserInterrupt, interrupt
 from pptrace.plugins.providers import COMMANDS
 from pptrace.sanitize import printable_line
 from pptrace.version import __version__
@@ -119,7 +119,7 @@ def _handle_signals() -> Iterator[None]:
 
     Both signals remove temporary files and end workers.
     """
-    original = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    original = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in original.items():
         if handler in {signal.default_int_handler, signal.SIG_DFL}:
             signal.signal(number, interrupt)

@@ -9,17 +9,16 @@ import sys
 import threading
 import warnings
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from pptrace.plugins.guards import SIGNALS, block_signals
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Processes(ProcessPoolExecutor):
@@ -33,10 +32,11 @@ class Processes(ProcessPoolExecutor):
         super().__init__(workers, mp_context=multiprocessing.get_context(method), initializer=_initialize_worker)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Submit a call; the first call starts all workers."""
-        if self._processes:
-            return super().submit(fn, *args, **kwargs)
-        with warnings.catch_warnings(), _block_signals():
+        """Submit a call; the first call starts all workers.
+
+        Signals are blocked: workers have this process's handlers until their initializer runs.
+        """
+        with warnings.catch_warnings(), block_signals():
             # Python 3.12 warns of forks with threads; numpy's threads, which it counts, are safe to fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             return super().submit(fn, *args, **kwargs)
@@ -72,24 +72,11 @@ def _may_fork() -> bool:
     return sys.platform.startswith("linux") and threading.active_count() == 1
 
 
-@contextmanager
-def _block_signals() -> Iterator[None]:
-    """Block signals during a fork: a child has its parent's handlers until its initializer runs."""
-    if sys.platform == "win32":
-        yield
-        return
-    original = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, original)
-
-
 def _initialize_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # otherwise a handler's exception counts as the call's error
     if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), daemon=True).start()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Offer = TypeVar("Offer", bound=AnyOffer)
 
+SIGNALS = signal.SIGINT, signal.SIGTERM
+"""Signals that end a command."""
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 """A name as users type it: lower-case words and digits, joined by hyphens (or a version's dots)."""
 
@@ -231,9 +233,25 @@ def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise UserInterrupt(signal_number)
 
 
+@contextlib.contextmanager
+def block_signals() -> Iterator[None]:
+    """Defer Ctrl-C and SIGTERM to the end of a block, which takes locks.
+
+    A handler's exception between taking a lock in Python and using it would leave the lock taken.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    original = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, original)
+
+
 def interruption() -> type[KeyboardInterrupt]:
     """Return the type of the user's Ctrl-C: any KeyboardInterrupt unless :func:`interrupt` handles signals."""
-    is_handled = interrupt in map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
+    is_handled = interrupt in map(signal.getsignal, SIGNALS)
     return UserInterrupt if is_handled else KeyboardInterrupt
 
 

@@ -8,10 +8,11 @@ import os
 import sqlite3
 import warnings
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
+from concurrent.futures import BrokenExecutor, Executor
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path, PurePath
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ from pptrace.config.resolution import document_of, leaves_by_key, load, plain_se
 from pptrace.errors import ConfigError, DeadlockError, OutputError, PptraceError
 from pptrace.memo import Memo, memoized, memoizing
 from pptrace.plugins.construction import checked_options
-from pptrace.plugins.guards import one_line, plugin_error
+from pptrace.plugins.guards import block_signals, one_line, plugin_error
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ExecutorRequest
 from pptrace.run.figures import at_levels, metrics_row
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+_SIGNAL_CHECK_S = 1
+"""Longest wait: a signal that arrives just before a wait is handled after it."""
 _DIED = "the process that ran it died; where it needs more memory than there is, take fewer --workers"
 
 
@@ -99,6 +102,7 @@ def _until_broken(
     executor = pool.begin()
     call_batch = partial(_call_batch, call)
     running: dict[Future[list[Row]], list[Item]] = {}
+    done: SimpleQueue[Future[list[Row]]] = SimpleQueue()
     broken: list[Item] = []
     finished = False
     try:
@@ -106,24 +110,30 @@ def _until_broken(
             if waiting and len(running) < ahead:
                 batch = waiting.popleft()
                 try:
-                    running[executor.submit(call_batch, batch)] = batch
+                    future = executor.submit(call_batch, batch)
                 except BrokenExecutor:
                     broken += batch
+                    break
+                running[future] = batch
+                with block_signals():
+                    future.add_done_callback(done.put)
             is_full = not waiting or len(running) >= ahead
-            wait(running, None if is_full and not broken else 0, FIRST_COMPLETED)
-            for future in [future for future in running if future.done()]:
-                batch = running.pop(future)
-                try:
-                    rows = future.result()
-                except BrokenExecutor:
-                    broken += batch
-                except Exception as error:  # noqa: BLE001 - a failed call does not end the other ones
-                    if len(batch) > 1:
-                        waiting.extend([item] for item in batch)
-                    else:
-                        yield [(batch[0], {"error": one_line(error)})]
+            try:
+                future = done.get(timeout=_SIGNAL_CHECK_S if is_full else 0)
+            except Empty:
+                continue
+            batch = running.pop(future)
+            try:
+                rows = future.result()
+            except BrokenExecutor:
+                broken += batch
+            except Exception as error:  # noqa: BLE001 - a failed call does not end the other ones
+                if len(batch) > 1:
+                    waiting.extend([item] for item in batch)
                 else:
-                    yield list(zip(batch, rows, strict=True))
+                    yield [(batch[0], {"error": one_line(error)})]
+            else:
+                yield list(zip(batch, rows, strict=True))
         finished = True
     finally:
         if broken or not finished:
