@@ -312,15 +312,15 @@ def test_a_fused_loss_keeps_its_gradient_in_place_of_the_logits(
     assert (fused.f_ns[:3] == separate.f_ns[:3]).all()
 
 
-@pytest.mark.parametrize(("tp", "tensors"), [(1, 3), (4, 4)])
-def test_pytorchs_loss_keeps_fp32_tensors_of_the_size_of_the_logits(
+@pytest.mark.parametrize(("tp", "tensors"), [(1, 2), (4, 3)])
+def test_pytorchs_loss_needs_fp32_tensors_of_the_size_of_the_logits_once(
     costs: Callable[..., Workload], classic: dict[str, Any], tp: int, tensors: int
 ) -> None:
     megatron, eager = costs(tp=tp), costs(tp=tp, options={"eager_loss": True})
     logits = 2048 * classic["vocabulary"] // tp
 
-    assert (eager.activation_bytes - megatron.activation_bytes).tolist() == [0, 0, 0, 4 * (tensors - 1) * logits]
-    assert (megatron.transient_bytes - eager.transient_bytes).tolist() == [0, 0, 0, 2 * logits]
+    assert (eager.activation_bytes == megatron.activation_bytes).all()
+    assert eager.transient_bytes.tolist() == [0, 0, 0, 4 * tensors * logits]
     assert eager.f_ns[3] > megatron.f_ns[3]
     assert eager.b_ns[3] > megatron.b_ns[3]
     in_place = costs(tp=tp, options={"eager_loss": "in-place"})

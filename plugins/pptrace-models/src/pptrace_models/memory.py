@@ -115,30 +115,32 @@ def embedding_activations(model: Transformer, shard: Shard) -> ActivationBytes:
 def head_activations(model: Transformer, shard: Shard, options: RooflineOptions) -> ActivationBytes:
     """Return the bytes kept after the last layer: inputs of final norm and LM head, and logits.
 
-    A fused or compiled loss keeps the logits; otherwise these are kept in fp32. The backward of PyTorch's loss
-    holds the result of ``log_softmax``, its gradient, and the logits' gradient. With logits that are split over
-    devices, it also holds the sum of exponentials and zeros (``torch/distributed/tensor/parallel/loss.py``). Only
-    Megatron-LM gathers the LM head's input again.
+    A fused or compiled loss keeps the logits; otherwise these are kept in fp32, or the result of ``log_softmax``
+    is. Only Megatron-LM gathers the LM head's input again.
     """
     row = shard.split_tokens * model.hidden * model.element_bytes
     factor = (shard.split_tokens if options.sequence_first else shard.tokens) * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
     of_loss = (model.element_bytes if options.fused_loss else _FP32) * logits
-    if options.eager_loss is True:
-        of_loss = (4 if shard.tp > 1 else 3) * _FP32 * logits
     if model.frozen:
         return ActivationBytes(activation=row + of_loss)
     return ActivationBytes(activation=row + factor + of_loss, weight_part=factor + model.element_bytes * logits)
 
 
-def logits_gradient_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
-    """Return the bytes of the logits' gradient where it is not among the activations: once, for one microbatch.
+def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
+    """Return the bytes that the loss needs beside what is kept of its microbatch: once, for one microbatch.
 
-    Before, the logits have this place: Megatron-Core's ``tensor_parallel/cross_entropy.py`` copies them to fp32,
-    and its gradient is cast back. A fused loss writes its gradient over the logits.
+    This is the logits' gradient. Before, the logits have its place: Megatron-Core's
+    ``tensor_parallel/cross_entropy.py`` copies them to fp32, and its gradient is cast back. A fused loss writes
+    its gradient over the logits. The backward of PyTorch's loss holds two tensors in fp32 beside the result of
+    ``log_softmax``: its gradient, and that of the logits. With logits that are split over devices, it also holds
+    the exponentials of the result (``torch/distributed/tensor/parallel/loss.py``).
     """
-    is_among = options.fused_loss is True or options.eager_loss is True
-    return 0 if is_among else logits_bytes(model, shard)
+    if options.fused_loss is True:
+        return 0
+    if options.eager_loss is True:
+        return (3 if shard.tp > 1 else 2) * _FP32 * shard.tokens * shard.vocabulary
+    return logits_bytes(model, shard)
 
 
 def logits_bytes(model: Transformer, shard: Shard) -> int:

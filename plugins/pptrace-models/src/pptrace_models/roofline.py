@@ -788,7 +788,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         state["weights_bytes"] += memory.cast_weights_bytes(costing, (*stage.layers, *stage.predictions))
         return state | {
             "optimizer_ns": state["optimizer_ns"] + self._muon_ns(costing, stage),
-            "transient_bytes": memory.logits_gradient_bytes(self.model, self.part, self.options) * stage.head,
+            "transient_bytes": memory.loss_bytes(self.model, self.part, self.options) * stage.head,
         }
 
     def replica_times(self, costing: Costing, stage: Stage) -> dict[str, int]:
