@@ -249,6 +249,12 @@ def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], li
     if costs.get("fused_loss") is True:
         words += ["--cross-entropy-loss-fusion", *flag_words({"cross-entropy-fusion-impl": "te"})]
     words += _recompute(model)
+    offloaded = int(model.get("offloaded_layers") or 0)
+    if offloaded and (parallel.pp or 1) > 1:
+        without.append("model.offloaded_layers in a pipeline: it copies model.offload_modules there")
+    words += flag_words({"cpu-offloading-num-layers": offloaded}) if offloaded else []
+    if model.get("offload_modules"):
+        words += ["--fine-grained-activation-offloading", "--offload-modules", *model["offload_modules"]]
     modules = model.get("recompute_modules") or []
     without += [f"recompute_modules: {module}" for module in modules if module in _OTHER_MODULES]
     return words, without, notes
@@ -427,6 +433,7 @@ def _torchtitan_recompute(model: dict[str, Any], *, is_old: bool) -> tuple[list[
         without.append("recompute selective: it keeps the attention core and every other matrix product")
     elif model.get("recompute_method"):
         without.append("recompute_method: it recomputes every layer")
+    without += [f"model.{key}" for key in ("offloaded_layers", "offload_modules") if model.get(key)]
     words = flag_words({"activation_checkpoint.mode": recompute})
     if recompute == "selective":
         words += flag_words({"activation_checkpoint.selective_ac_option": "op"})
@@ -665,6 +672,7 @@ _SAME_SETTINGS = {
     "comm_overlap.overlap_grad_reduce": "ddp.overlap_grad_reduce",
 }
 """Settings that the library keeps twice."""
+_LISTS = {"recompute-modules", "offload-modules"}
 _TYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
 _FP8_RECIPES = {
     "tensorwise": ("fp8cs", "fp8_current_scaling"), "delayed": ("fp8ds", "fp8_delayed_scaling"),
@@ -759,12 +767,12 @@ def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield arguments by name: true without a value, a list for --recompute-modules."""
+    """Yield arguments by name: true without a value, a list for modules."""
     names = [index for index, word in enumerate(words) if word.startswith("--")]
     for index, end in zip(names, [*names[1:], len(words)], strict=True):
         name, values = words[index].removeprefix("--"), words[index + 1 : end]
         numbers = [int(value) if value.isdecimal() else value for value in values]
-        yield name, numbers if name == "recompute-modules" else numbers[0] if numbers else True
+        yield name, numbers if name in _LISTS else numbers[0] if numbers else True
 
 
 def _literal(key: str, value: Any) -> str:

@@ -51,7 +51,8 @@ MEGATRON = {
     "--exp-avg-dtype", "--exp-avg-sq-dtype", "--use-megatron-fsdp", "--data-parallel-sharding-strategy",
     "--ckpt-format", "--overlap-grad-reduce", "--overlap-param-gather", "--no-overlap-p2p-communication",
     "--overlap-p2p-communication-warmup-flush", "--recompute-granularity", "--recompute-method",
-    "--recompute-num-layers", "--recompute-modules", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
+    "--recompute-num-layers", "--recompute-modules", "--fine-grained-activation-offloading",
+    "--offload-modules", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
     "--microbatch-group-size-per-virtual-pipeline-stage", "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split", "--moe-token-dispatcher-type", "--moe-router-fusion",
     "--moe-permute-fusion",
@@ -139,6 +140,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tensor": {"parallel": {"tp": 2, "sequence_parallel": True}},
     "whole": {"parallel": {"tp": 2, "cp": 2}, "model": {"recompute": "full", "recompute_method": "block"}},
     "modules": {"model": {"recompute": "selective", "recompute_modules": ["mlp", "mlp_act", "full_attn"]}},
+    "copied": {"model": {"offload_modules": ["core_attn", "attn_proj"]}},
     "uneven": {"model": {"layers_per_stage": [3, 5, 5, 3]}},
     "looped": {
         "schedule": {"name": "interleaved-1f1b"}, "parallel": {"vp": 2}, "batch": {"global": 20},
@@ -166,6 +168,18 @@ def test_arguments_have_names_that_the_parsers_know(case: str) -> None:
     assert {word for word in megatron.words if word.startswith("--")} <= MEGATRON
     assert parsed(titan.words)["seq_len"] == "1024"
     assert titan.words[-1] in TITAN_COMMANDS
+
+
+def test_layers_that_are_copied_to_the_host_have_no_argument_in_a_pipeline() -> None:
+    copied = {"model": {"offloaded_layers": 2}, "device": {"host_bandwidth": "50 GB/s"}}
+
+    megatron, titan = flag_words(**copied)
+    alone, _ = flag_words(parallel={"pp": 1}, **copied)
+
+    assert megatron.without == ("model.offloaded_layers in a pipeline: it copies model.offload_modules there",)
+    assert "model.offloaded_layers" in titan.without
+    assert value(alone, "--cpu-offloading-num-layers") == "2"
+    assert not alone.without
 
 
 def test_a_layout_says_layers_prediction_and_loss_of_each_stage() -> None:

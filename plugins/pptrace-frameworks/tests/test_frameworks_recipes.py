@@ -543,6 +543,16 @@ def test_experts_of_arguments_are_split_as_megatron_does() -> None:
     assert found["parallel"]["etp"] == 2
 
 
+@pytest.mark.parametrize("modules", ["core_attn attn_proj", "'[core_attn attn_proj]'"])
+def test_modules_are_copied_to_the_host(modules: str) -> None:
+    arguments = f"--fine-grained-activation-offloading --offload-modules {modules}"
+
+    found, notes = of_line(f"{JOB} {arguments}", gpus=8, model="llama3-8b", device="h100-sxm")
+
+    assert found["model"]["offload_modules"] == ["core_attn", "attn_proj"]
+    assert not [note for note in notes if "offload" in note]
+
+
 @pytest.mark.parametrize(("arguments", "noted"), [
     ("--num-layers 32 --hidden-size 4096 --manual-gc --attention-backend auto", ""),
     ("--num-layers 30 --moe-grouped-gemm false", "moe_grouped_gemm, num_layers"),

@@ -348,3 +348,51 @@ def test_offloaded_layers_keep_nothing_and_passes_last_as_long_as_their_copies(
     assert fast.reserved_bytes - whole.reserved_bytes == 2 * layer
     assert (fast.f_ns, fast.b_ns) == (whole.f_ns, whole.b_ns)
     assert slow.f_ns[0] == slow.b_ns[0] == 2 * layer
+
+
+@pytest.mark.parametrize(
+    ("modules", "rows"),
+    [(["core_attn"], 3), (["core_attn", "attn_proj"], 4), (["qkv_linear"], 2), (["attn_norm", "mlp_norm"], 0)],
+)
+def test_copied_modules_keep_nothing_and_two_layers_of_them_are_on_the_device(
+    costs: Callable[..., Workload], modules: list[str], rows: int
+) -> None:
+    """Fused norms are part of the products; the core and the next product share attention's output."""
+    whole, copied = (costs({"flash_attention": True, "offload_modules": names}) for names in ([], modules))
+    layer = rows * 2048 * 1024 * 2
+
+    assert (whole.activation_bytes - copied.activation_bytes).tolist() == [2 * layer] * 4
+    assert copied.reserved_bytes - whole.reserved_bytes == 2 * layer
+    assert (copied.f_ns == whole.f_ns).all()
+
+
+def test_copied_modules_of_experts_are_those_that_are_not_recomputed(
+    costs: Callable[..., Workload], devices: dict[str, Any]
+) -> None:
+    experts = {"num_experts": 8, "top_k": 2, "kv_rank": 512, "rope_dim": 64}
+
+    def kept(*modules: str, **changed: Any) -> int:
+        return int(costs({**experts, "offload_modules": list(modules), **changed}).activation_bytes[1])
+
+    again = {"recompute": "selective", "recompute_modules": ["moe_act", "layernorm", "mla_up_proj"]}
+    first, inner = kept() - kept("expert_fc1"), kept() - kept("moe_act")
+    assert kept() - kept("fused_group_mlp") == first + inner
+    assert kept(**again) - kept("expert_fc1", **again) == first
+    assert kept(**again) - kept("moe_act", **again) == inner // 2
+    assert kept() - kept("attn_norm", "mlp_norm") == 2 * 2 * 2048 * 1024 * 2
+    attention = kept() - kept("qkv_linear", "core_attn")
+    assert 0 < kept(**again) - kept("qkv_linear", "core_attn", **again) < attention
+    slow = costs(
+        {**experts, "offload_modules": ["moe_act"]}, device={**devices["h100-sxm"], "host_bandwidth": 10**9}
+    )
+    assert slow.f_ns[1] == slow.b_ns[1] == inner
+
+
+@pytest.mark.parametrize("beside", [
+    {"offloaded_layers": 1}, {"recompute": "full"}, {"recompute": "selective", "recompute_modules": ["moe"]},
+])  # fmt: skip
+def test_copied_modules_are_refused_beside_what_holds_them(
+    costs: Callable[..., Workload], beside: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="offload_modules: write "):
+        costs({"offload_modules": ["core_attn"], **beside})

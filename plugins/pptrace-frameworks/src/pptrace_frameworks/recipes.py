@@ -156,9 +156,8 @@ class _Settings(Struct):
         return value
 
     def words(self, name: str) -> list[str]:
-        """Return a setting that is a word or a list of words; empty without it."""
-        value = self.read(name, [])
-        return [str(word) for word in (value if isinstance(value, list | tuple) else [value])]
+        """Return a setting that is a list of words, or a text such as ``[mlp moe_act]``; empty without it."""
+        return re.findall(r"\w+", str(self.read(name, [])))
 
     @property
     def unresolved(self) -> list[str]:
@@ -212,6 +211,8 @@ def _configuration(
     model |= _recomputation(settings)
     offloaded = settings.count("cpu_offloading_num_layers")
     model |= {"offloaded_layers": offloaded} if offloaded else {}
+    if settings.read("fine_grained_activation_offloading"):
+        model["offload_modules"] = settings.words("offload_modules")
     precision = _precision(recipe, settings)
     model |= {"precision": precision} if precision else {}
     model |= _bf16_layers(settings)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _FP32 = 4
 _BUFFERED = 2
-"""Offloaded layers in device memory at once: the current layer and the one that is copied."""
+"""Layers with copied tensors in device memory at once: the current layer and the one that is copied."""
 _ROW_PARALLEL = 2
 """Row-parallel products of a layer: the last ones of attention and MLP."""
 _RUN_AT_ONCE = 2
@@ -53,13 +53,16 @@ class ActivationBytes(Struct, frozen=True, kw_only=True):
     weight_part: int = 0
     """Bytes kept from the input-gradient backward to the weight-gradient backward."""
     transient: int = 0
-    """Bytes beyond ``activation`` during the recomputation of the layer."""
+    """Bytes beyond ``activation`` while the layer is computed or recomputed."""
+    copied: int = 0
+    """Bytes that host memory keeps from forward to backward."""
 
     def __add__(self, other: ActivationBytes) -> ActivationBytes:
         return ActivationBytes(
             activation=self.activation + other.activation,
             weight_part=self.weight_part + other.weight_part,
             transient=max(self.transient, other.transient),
+            copied=self.copied + other.copied,
         )
 
 
@@ -74,17 +77,12 @@ def layer_activations(model: Transformer, shard: Shard, kind: Layer) -> Activati
     kept_bytes = all_bytes - _freed_bytes(model, shard, kind, all_bytes)
     if model.recompute == "full" and kind.is_recomputed:
         kept_bytes = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
-    if kind.offloaded:
-        return ActivationBytes(transient=_BUFFERED * all_bytes)
-    return ActivationBytes(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
-
-
-def offloaded_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:
-    """Return the bytes of a microbatch that layers copy to host memory."""
-    return sum(
-        layer_activations(model, shard, kind._replace(offloaded=False)).activation
-        for kind in layers
-        if kind.offloaded
+    copied = kept_bytes if kind.offloaded else _copied_bytes(model, shard, kind)
+    return ActivationBytes(
+        activation=kept_bytes - copied,
+        weight_part=0 if kind.offloaded else weight_part,
+        transient=all_bytes - kept_bytes + _BUFFERED * copied,
+        copied=copied,
     )
 
 
@@ -281,6 +279,39 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
     contained |= {"core_attn", "mla_up_proj"} if "full_attn" in modules else set()
     contained |= modules - {"alternate_products"} if "alternate_products" in modules else set()
     return sum(freed[name] for name in modules - contained)
+
+
+def _copied_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
+    """Return the bytes of a layer's ``offload_modules``, without what recomputed modules do not keep.
+
+    Each module copies the tensors that it keeps, which include its input (Megatron-Core's
+    ``fine_grained_activation_offload.py``).
+    """
+    if not model.offload_modules:
+        return 0
+    recomputed = model.recomputed_modules
+    row = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
+    sizes: dict[str, int] = {}
+    if kind.mixer == "attention" and kind.has("core") and not model.compressed:
+        is_latent = model.kv_rank > 0
+        projections = _attention(model, shard, kind._replace(attention="projections"))
+        output = _factor_bytes(model, shard.tokens * shard.output)
+        core = _attention(model, shard, kind) - projections - output
+        if "mla_up_proj" in recomputed and is_latent:
+            core -= shard.tokens * _mixed_width(model, shard) * model.element_bytes
+        normed = _normed_bytes(model, shard, kind._replace(feed_forward="none"))
+        sizes |= {
+            "attn_norm": row * is_latent,
+            "qkv_linear": projections + normed * ("layernorm" not in recomputed) + row * (not is_latent),
+            "core_attn": core + _scores(model, shard) * ("core_attn" not in recomputed),
+            "attn_proj": output,
+        }
+    if kind.experts:
+        first = _factor_bytes(model, shard.routed * model.token_width)
+        inner = _inner_bytes(model, shard.routed * shard.expert_ffn)
+        inner -= _factor_bytes(model, shard.routed * shard.expert_ffn) * ("moe_act" in recomputed)
+        sizes |= {"mlp_norm": row, "expert_fc1": first, "moe_act": inner, "fused_group_mlp": first + inner}
+    return sum(sizes.get(module, 0) for module in set(model.offload_modules))
 
 
 def _alternate_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:

@@ -226,6 +226,7 @@ def _check_attention_stages(model: Transformer, options: RooflineOptions) -> Non
         "model.residual_block": model.residual_block > 0,
         "model.mtp": model.mtp > 0,
         "model.offloaded_layers": model.offloaded_layers > 0,
+        "model.offload_modules": bool(model.offload_modules),
         "costs.segments": bool(options.segments),
         "costs.overlap_tp": options.overlap_tp,
     }
@@ -593,17 +594,17 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         return replace(times, forward_ns=times.forward_ns + broadcasts_ns)
 
     def _copy_waits(self, costing: Costing, stage: Stage) -> Cost:
-        """Return the time that each pass of a stage waits for the copies of its offloaded layers.
+        """Return the time that each pass of a stage waits for the copies of its layers or modules.
 
         Copies of units overlap the computation of all units, so a unit has a share of the wait of all.
         """
         rate = costing.device.host_bandwidth
-        size = memory.offloaded_bytes(self.model, self.part, stage.layers)
+        size = self.cached(self._activations, stage).copied
         if not (rate and size):
             return Cost()
         stages = self.stages if self.request.units else [stage]
         cost = summed(Cost(), (self.cached_time(self._cost, costing, each) for each in stages))
-        whole = sum(memory.offloaded_bytes(self.model, self.part, each.layers) for each in stages)
+        whole = sum(self.cached(self._activations, each).copied for each in stages)
         copied_ns = -(-whole * _NS // rate)
         waits = max(0, copied_ns - cost.f), max(0, copied_ns - cost.i - cost.w)
         return Cost(f=waits[0] * size // whole, i=waits[1] * size // whole)

@@ -107,6 +107,9 @@ Again = Literal[
     "core_attn", "full_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
     "alternate_products",
 ]  # fmt: skip
+Offloaded = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"
+]
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
 """Bytes of a weight or an activation; for narrow formats of products, the two bytes of the kept tensors."""
 
@@ -453,6 +456,10 @@ class Transformer(Parameters):
     offloaded_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of first layers of each stage whose activations are copied to host memory during the forward and back
     during the backward (``--cpu-offloading-num-layers``). A pass takes at least as long as its copies."""
+    offload_modules: list[Offloaded] = Field(default=[])
+    """Modules of each layer whose kept tensors are copied likewise, with the names of Megatron-LM's
+    ``--offload-modules``. A norm has an effect where it is a module by itself: before latent attention and before
+    experts. Compressed attention is not copied, and overlapped pairs hide copies."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Number of layers of each stage, in order; by default an even split, with the remainder on the middle stages,
     later ones first."""
@@ -618,6 +625,10 @@ class Transformer(Parameters):
             raise ValueError("recompute_num_layers: write recompute_method: uniform or block beside it")
         if self.offloaded_layers and self.recompute != "none":
             raise ValueError("offloaded_layers: write recompute: none beside them")
+        if self.offload_modules and (self.offloaded_layers or self.recompute == "full"):
+            raise ValueError("offload_modules: write neither offloaded_layers nor recompute: full beside them")
+        if self.offload_modules and self.recomputed_modules & {"full_attn", "moe", "alternate_products"}:
+            raise ValueError("offload_modules: write recompute_modules inside attention and experts beside them")
         return self
 
     @property
