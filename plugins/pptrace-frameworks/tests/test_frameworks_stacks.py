@@ -84,6 +84,7 @@ def values_of(stack: str, **changes: Any) -> dict[str, Any]:
     [
         ("megatron-core-0.19", "delayed", False, "bf16"),
         ("nemo-24.07", "delayed", False, "bf16"),
+        ("nemo-24.09", "delayed", False, "bf16"),
         ("nemo-24.12", "delayed", True, "bf16"),
         ("nemo-25.04", "delayed", True, "bf16"),
         ("megatron-bridge-25.09", "tensorwise", True, "bf16"),

@@ -245,7 +245,7 @@ _UNFUSED_ROUTING = _rule(
 )  # fmt: skip
 _FLASH_2 = _rule("NL 24.07 launcher_scripts/conf/config.yaml NVTE_FUSED_ATTN: 0", {"costs.attention": "flash-2"})
 _CUDNN = _rule(
-    "NL 24.12 launcher_scripts/conf/config.yaml: without NVTE_FUSED_ATTN, cuDNN's attention",
+    "NL 24.09 launcher_scripts/conf/config.yaml: without NVTE_FUSED_ATTN, cuDNN's attention",
     {"costs.attention": "fused"},
 )
 _FP8_GRADIENTS = _rule(
@@ -546,7 +546,8 @@ def _stacks() -> tuple[StackOffer, ...]:
             "24.07", "", *_MEGATRON, *_HOSTS, _HOST_OF_KERNELS, _HOST_OF_GRACE, _UNFUSED_ROUTING, _FLASH_2,
             _USER_BUFFERS, _FP8_GRADIENTS,
         ),
-        nemo("24.12", "nemo-24.07", _CUDNN, _FP8_WEIGHTS),
+        nemo("24.09", "nemo-24.07", _CUDNN),
+        nemo("24.12", "nemo-24.09", _FP8_WEIGHTS),
         nemo("25.02", "nemo-24.12", _NARROW_GRADIENTS),
         nemo("25.04", "nemo-25.02", _GRACE_DENSE_GRAPHS),
         bridge("25.09", "megatron-core-0.14", *_BRIDGE),
