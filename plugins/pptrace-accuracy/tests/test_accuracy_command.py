@@ -60,6 +60,12 @@ def test_the_text_has_errors_choices_scale_and_reasons(pptrace: Pptrace) -> None
         assert part in answer.out
 
 
+def test_the_text_counts_rows_that_do_not_fit(pptrace: Pptrace) -> None:
+    answer = pptrace("accuracy", str(OWN), "--executor", "serial", "--set", "device.memory=10 GiB")
+
+    assert "simulated memory above the device's, 3 rows: check zero and recompute" in answer.out
+
+
 def test_a_scatter_is_drawn(pptrace: Pptrace, tmp_path: Path) -> None:
     picture = tmp_path / "scatter.svg"
 

@@ -58,8 +58,39 @@ def test_names_of_presets_and_the_level_of_zero_are_taken_as_they_are() -> None:
     assert run_cases([result], executor="serial")[0]["default_error_pct"] is not None
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "presets"),
+    [
+        ("meta-llama/Llama-3.1-8B", "NVIDIA H100 80GB HBM3", ("llama3-8b", "h100-sxm")),
+        ("GPT-3 175B", "A100 PCIe", ("gpt3-175b", "a100-pcie")),
+        ("deepseek-ai/DeepSeek-V3.2", "A800", ("deepseek-v3.2", "a800-sxm")),
+        ("Qwen/Qwen3-30B-A3B", "MI300X", ("qwen3-30b-a3b", "mi300x")),
+        ("zai-org/GLM-4.5", "H20", ("glm-4.5", "h20")),
+    ],
+)
+def test_names_are_read_as_sources_print_them(model: str, gpu: str, presets: tuple[str, str]) -> None:
+    settings = case(model=model, gpu=gpu, **{"model.preset": ""}).settings
+
+    assert (settings["model"]["preset"], settings["device"]["preset"]) == presets
+
+
+def test_an_a100_with_40_gb_is_no_a100_with_80_gb() -> None:
+    assert case(gpu="NVIDIA A100-SXM4-40GB").settings["device"]["memory"] == "40 GB"
+    assert "memory" not in case(gpu="NVIDIA A100-SXM4-80GB").settings["device"]
+
+
+def test_columns_without_a_dot_set_keys() -> None:
+    result = case(stack="nemo-24.09", cluster="dgx-h100x2")
+
+    assert result.settings["stack"] == "nemo-24.09"
+    assert result.settings["cluster"] == "dgx-h100x2"
+    assert "network" not in result.settings
+    assert run_cases([result], executor="serial")[0]["skipped"] == ""
+
+
 def test_a_step_follows_from_the_rate_of_tokens() -> None:
     assert case(step_s="", tok_s_gpu="4096").measured_s == 32 * 4096 / (4096 * 16)
+    assert case(step_s="", tok_s_gpu="14,096.5").measured_s == 32 * 4096 / (14096.5 * 16)
 
 
 def test_a_step_follows_from_model_flops_where_no_time_is_printed() -> None:
@@ -93,6 +124,7 @@ def test_a_row_without_a_time_is_compared_by_its_memory() -> None:
         ({"pp": "-4"}, "column pp holds '-4': a positive number is needed"),
         ({"dp": "3"}, "column dp holds 3, but n_gpus / (tp x cp x pp) is 2"),
         ({"tp": "3"}, "tp x cp x pp does not divide n_gpus (16)"),
+        ({"step_s": "7,286"}, "column step_s holds '7,286', which is not a number"),
         ({"precision": "INT8"}, "column precision holds 'int8'"),
         ({"step_s": ""}, "neither step_s nor tok_s_gpu nor tflops_gpu is given"),
         ({"recompute": "some"}, "column recompute holds 'some'; known are none, selective and full"),

@@ -280,8 +280,11 @@ def _pair_errors_of(sizes: str, pairs: Sequence[_Pair]) -> PairErrors:
 
 
 def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
-    """Return tables of errors, choices and slowdowns, and the reasons of skipped rows."""
+    """Return tables of errors, choices and slowdowns, of rows that do not fit, and the reasons of skipped rows."""
     reasons = Counter((str(row["source"]), str(row["skipped"])) for row in rows if row["skipped"])
+    excess = Counter(
+        str(row["source"]) for row in rows if (row["memory_gib"] or 0) > (row["device_gib"] or math.inf)
+    )
     tables = {
         "error in % of the measured step; negative: simulated is shorter":
             _error_table((*figures.sources, *figures.groups)),
@@ -310,6 +313,9 @@ def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
                  "{} of {}".format(*errors.close), "{} of {}".format(*errors.distant))
                 for errors in figures.pairs
             ),
+        ),
+        f"simulated memory above the device's, {excess.total()} rows: check zero and recompute": Table(
+            rows=tuple((str(count), source) for source, count in excess.items()), words=0, left=(1,),
         ),
         f"skipped, {reasons.total()} rows": Table(
             rows=tuple((str(count), f"{source}: {reason}") for (source, reason), count in reasons.items()),
@@ -426,7 +432,7 @@ def command(
 
     Each row is a step. Columns of the step are source, model, gpu, n_gpus, precision, mbs, gbs, seq, recompute,
     zero and schedule. Columns of the layout are tp, pp, cp, ep, vp and dp. The measured value is step_s,
-    tok_s_gpu or tflops_gpu. A column with the name of a configuration key, such as model.heads, sets that key.
+    tok_s_gpu or tflops_gpu. A column with the name of a configuration key, such as stack or model.heads, sets it.
     Exits with 1 if no row could be simulated.
     """
     _check_outputs(outputs)

@@ -6,13 +6,14 @@ import csv
 import re
 from collections import Counter
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pptrace.plugin import ConfigError, Parameters, TableError, parse_value, read_yaml, simulate_many
+from pptrace.plugin import ConfigError, Parameters, Registry, TableError, parse_value, read_yaml, simulate_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _OF_SOFTWARE = ("stack", "p2p", "costs")
 """Sections of a configuration that describe the software."""
+_SECTIONS = ("stack", "cluster", "network", "p2p", "contention")
+"""Configuration keys without a dot that columns can set."""
 NEEDED = ("source", "model", "gpu", "n_gpus", "precision", "pp", "gbs", "seq")
 """Columns that a table needs. Their cells may be blank where rules or configuration keys give the value."""
 _TERA = 1e12
@@ -105,10 +108,17 @@ def _case(line: int, row: dict[str, str], rules: Sequence[Rule], overrides: Mapp
 def _settings(row: dict[str, str], rules: Sequence[Rule], overrides: Mapping[str, Any]) -> dict[str, Any]:
     matching = _apply_columns(row, rules)
     settings = _settings_of_columns(row)
-    keys = {key: parse_value(text, "column") for key, text in row.items() if "." in key and text.strip()}
-    for values in (*(rule.values(row) for rule in matching), keys, overrides):
-        for key, value in values.items():
-            _merge(settings, key.split("."), value)
+    keys = {
+        key: parse_value(text, "column")
+        for key, text in row.items() if ("." in key or key in _SECTIONS) and text.strip()
+    }  # fmt: skip
+    for rule in matching:
+        _merge_keys(settings, rule.values(row))
+    if any(key.partition(".")[0] == "cluster" for key in (*keys, *overrides)):
+        settings.pop("network", None)
+        settings.get("data_parallel", {}).pop("bandwidth", None)
+    _merge_keys(settings, keys)
+    _merge_keys(settings, overrides)
     if not {"preset", "heads"} & set(settings["model"]):
         settings["model"]["preset"] = _preset(row, "model")
     device = settings.setdefault("device", {})
@@ -134,18 +144,31 @@ def _apply_columns(row: dict[str, str], rules: Sequence[Rule]) -> list[Rule]:
 
 
 def _preset(row: Mapping[str, str], column: str) -> str:
-    """Return the preset with the name in a column.
+    """Return the preset with the name in a column, with or without separators; an unknown name as it is.
 
     Raises:
         ConfigError: the column is blank.
     """
-    if not row.get(column, "").strip():
+    name = row.get(column, "").strip()
+    if not name:
         raise ConfigError(f"column {column} is blank")
-    return _normalized(row[column])
+    return _presets(column).get(_joined(name.rpartition("/")[2]), name)
+
+
+@cache
+def _presets(column: str) -> dict[str, str]:
+    """Return the presets that a column can name, by their names without separators."""
+    registry = Registry.load(warn=lambda _: None)
+    return {_joined(name): name for name in (registry.models if column == "model" else registry.devices)}
 
 
 _SHORT_FORM_KEYS = {"model": "preset", "device": "preset", "cluster": "preset", "p2p": "policy"}
 """Key of a section's short form; ``name`` in all other sections."""
+
+
+def _merge_keys(settings: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        _merge(settings, key.split("."), value)
 
 
 def _merge(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -195,7 +218,7 @@ class Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     where: dict[str, str] = {}
-    """Patterns by column, with ``*`` and ``?``. Case is ignored; hyphen, underscore and space are equal."""
+    """Patterns by column, with ``*`` and ``?``. Case, hyphens, underscores and spaces are ignored."""
     unless: dict[str, str] = {}
     """Patterns by column; the rule does not apply to a row that matches any of them."""
     read: dict[str, str] = {}
@@ -260,11 +283,12 @@ def read_rules(path: Path | None = None) -> list[Rule]:
 
 
 def _matches(row: Mapping[str, str], column: str, pattern: str) -> bool:
-    return fnmatchcase(_normalized(row.get(column, "")), _normalized(pattern))
+    return fnmatchcase(_joined(row.get(column, "")), _joined(pattern))
 
 
-def _normalized(text: str) -> str:
-    return re.sub("[_ ]", "-", text.strip().lower())
+def _joined(text: str) -> str:
+    """Return lower-case text without separators, except in the brackets of a pattern."""
+    return re.sub(r"[-_ ](?![^\[]*\])", "", text.lower())
 
 
 def _substitute(value: Any, row: Mapping[str, str]) -> Any:
@@ -283,7 +307,8 @@ def _substitute(value: Any, row: Mapping[str, str]) -> Any:
     return int(match["factor"] or 1) * int(text)
 
 
-_BLANK = {"", "?", "n/a", "na", "-"}
+_BLANK = {"", "?", "n/a", "na", "none", "-", "/"}
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 _PRECISIONS = {
     "bf16": "bf16", "fp16": "fp16", "bf16/fp16": "bf16", "fp8": "fp8", "fp8-cs": "fp8", "fp8-ds": "fp8",
     "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "nvfp4", "fp32": "fp32",
@@ -367,8 +392,9 @@ def _number(row: Mapping[str, str], column: str) -> float:
     text = _first_value(row, column)
     if text.lower() in _BLANK:
         return 0.0
+    grouped = column != "step_s" and _THOUSANDS.fullmatch(text)  # 7,286 s can be 7.286 s
     try:
-        value = float(text)
+        value = float(text.replace(",", "") if grouped else text)
     except ValueError:
         raise ConfigError(f"column {column} holds {text!r}, which is not a number") from None
     if not 0 < value < float("inf"):
