@@ -166,10 +166,8 @@ class Sides(NamedTuple):
         return self.second - self.first
 
 
-def median_of(times: NDArray[Any], absent: float = math.nan) -> Figure:
-    """Return the median of times with their interquartile range; ``absent`` without times."""
-    if not times.size:
-        return Figure(absent, spread=0)
+def median_of(times: NDArray[Any]) -> Figure:
+    """Return the median of at least one time with the interquartile range."""
     return Figure(int(np.median(times)), spread=int(np.subtract(*np.percentile(times, [75, 25]))))
 
 

@@ -26,6 +26,7 @@ from pptrace.run.neighbourhood import (
     change_of,
     chunks_of,
     estimate,
+    has_equal_work,
     memory_savings,
     policy_settings,
     schedules_of,
@@ -50,10 +51,6 @@ _MIN_SAVING = 0.005
 
 _HIGH_MEMORY_SHARE = 0.5
 """The share of the device's memory above which candidates have more pipeline ranks."""
-
-_EQUAL_WORK_RATIO = 1.01
-"""Maximum ratio between the computation of two steps with the same work."""
-
 
 _SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
 """Keys that change the number of actions, except the size of microbatches."""
@@ -236,7 +233,7 @@ class _Search:
                 return None
             self.remaining_actions -= actions
             other = self.run.under(resolved)
-            if self.experiment.model is None and not _has_equal_work(self.run, other):
+            if self.experiment.model is None and not has_equal_work(self.run.work_ns, other.work_ns):
                 return None
             self.tried[change.arguments] = Tried.of(change, other)
         except PptraceError:
@@ -277,16 +274,6 @@ class _Search:
             tried = self._simulate(simpler) if simpler.settings else None
             if tried and tried.fits and (tried.step_ns or 0) <= (best.step_ns or 0):
                 best = tried
-
-
-def _has_equal_work(first: SimulatedStep, second: SimulatedStep) -> bool:
-    """Return whether two steps compute the same; costs per stage do not hold for other numbers of stages."""
-    work = [
-        run.prepared.schedule.step_microbatches
-        * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
-        for run in (first, second)
-    ]
-    return max(work) <= _EQUAL_WORK_RATIO * min(work)
 
 
 def advice_document(run: SimulatedStep, advice: Advice) -> Document:

@@ -47,6 +47,15 @@ _ALWAYS_HELD = 3
 """Activations on a rank that copies do not remove: one in use, one in each direction of copies."""
 
 
+_EQUAL_WORK_RATIO = 1.01
+"""Maximum ratio between the computation of two steps with the same work."""
+
+
+def has_equal_work(first_ns: int, second_ns: int) -> bool:
+    """Return whether two steps compute the same; costs per stage do not hold for other numbers of stages."""
+    return max(first_ns, second_ns) <= _EQUAL_WORK_RATIO * min(first_ns, second_ns)
+
+
 class Estimate(NamedTuple):
     """An estimated step."""
 

@@ -17,6 +17,7 @@ from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.reinforcement_learning import simulate_step
 from pptrace.run.replicas import simulate_replicas
 from pptrace.run.speeds import kinds_of
+from pptrace.steps.kinds import Kind
 from pptrace.timeline.actions import communication
 from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure
@@ -83,6 +84,12 @@ class SimulatedStep(Struct, frozen=True, dict=True):
         """Length of the step; searches read it without the other metrics."""
         opened, closed = window(self.timeline)
         return closed - opened
+
+    @property
+    def work_ns(self) -> int:
+        """Computation of the step: forwards and backwards over all stages and microbatches."""
+        microbatches = self.prepared.schedule.step_microbatches
+        return self.prepared.workload.total_ns((Kind.F, Kind.B), microbatches)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from pptrace.search.ranking import (
     uncertainty_of,
     versions_of,
 )
-from pptrace.steps.kinds import Kind
 from pptrace.timeline.metrics import plausibility_notes
 
 if TYPE_CHECKING:
@@ -318,8 +317,7 @@ def options_notes(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
 
 def work_note(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
     """Return a line of the schedules that compute more than another one, if any."""
-    kinds = (Kind.F, Kind.B)
-    work = [run.prepared.workload.total_ns(kinds, run.prepared.schedule.step_microbatches) for _, run in runs]
+    work = [run.work_ns for _, run in runs]
     lowest = min(work)
     larger = [
         f"{label} {work_ns / lowest:.3g} times"

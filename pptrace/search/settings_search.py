@@ -27,6 +27,7 @@ from pptrace.run.neighbourhood import (
     Tried,
     chunks_of,
     estimate,
+    has_equal_work,
     literals,
     memory_savings,
     sizes_of,
@@ -219,10 +220,6 @@ _ACTIONS, _OF_CONFIGURED = 4_000_000, 8
 
 _OPTIONS = "schedule.options."
 
-_UNSPLIT = (Kind.F, Kind.B)
-_SAME_WORK = 1.01
-"""Limit of the ratio of computation of two variants for costs without a model."""
-
 
 @dataclass(slots=True, kw_only=True)
 class SettingsSearch:
@@ -348,7 +345,7 @@ class SettingsSearch:
             self.chunks = chunks
             change = Change(settings={"parallel.vp": chunks})
         self.actions_left = max(_ACTIONS, _OF_CONFIGURED * len(schedule))
-        self.work_ns = run.prepared.workload.total_ns(_UNSPLIT, schedule.step_microbatches)
+        self.work_ns = run.work_ns
         self._add(change, run)
 
     def _check_copies(self, workload: Workload | None) -> None:
@@ -423,8 +420,7 @@ class SettingsSearch:
         """Return whether stages compute as much as those of the configured variant."""
         if self.filled.experiment.model is not None or not self.work_ns:
             return True
-        work_ns = workload.total_ns(_UNSPLIT, microbatches)
-        return max(work_ns, self.work_ns) <= _SAME_WORK * min(work_ns, self.work_ns)
+        return has_equal_work(workload.total_ns((Kind.F, Kind.B), microbatches), self.work_ns)
 
     def _may_fit(self, guess: Estimate) -> bool:
         return guess.peak_bytes * _MEMORY_RATIO <= self.limit_bytes
