@@ -49,8 +49,8 @@ def command(
     from pptrace.plugins.registry import Registry
     from pptrace.run.cluster_traffic import view_cluster
 
-    given = Path(cluster) if cluster.lower().endswith((".yaml", ".yml")) else cluster
-    view = view_cluster(given, Registry.load(), source.sets, source.flags, between)
+    cluster_source = Path(cluster) if cluster.lower().endswith((".yaml", ".yml")) else cluster
+    view = view_cluster(cluster_source, Registry.load(), source.sets, source.flags, between)
     echo_documents(_document(view), as_json=as_json)
     if output is not None:
         from pptrace.files import replace_file

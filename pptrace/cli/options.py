@@ -296,9 +296,9 @@ def complete_listed_offers(kind: str) -> Completer:
     complete_name = complete_offers(kind)
 
     def complete(context: Context, parameter: Parameter, start: str) -> Items:
-        before, comma, last = start.rpartition(",")
+        earlier, comma, last = start.rpartition(",")
         return [
-            CompletionItem(f"{before}{comma}{item.value}", help=item.help)
+            CompletionItem(f"{earlier}{comma}{item.value}", help=item.help)
             for item in complete_name(context, parameter, last)
         ]
 

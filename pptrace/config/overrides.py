@@ -163,10 +163,10 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
         for key in [key for key in places if key.partition(".")[0] == "network"]:
             del places[key]
     batch = tree.get("batch")
-    for given, follows in _DERIVED_FROM_EACH_OTHER:
-        if isinstance(batch, dict) and ("batch", given) in last and ("batch", follows) not in last:
-            tree["batch"] = batch = {key: batch[key] for key in batch if key != follows}
-            places.pop(f"batch.{follows}", None)
+    for key, derived in _DERIVED_FROM_EACH_OTHER:
+        if isinstance(batch, dict) and ("batch", key) in last and ("batch", derived) not in last:
+            tree["batch"] = batch = {key: batch[key] for key in batch if key != derived}
+            places.pop(f"batch.{derived}", None)
 
 
 def _assign(tree: dict[str, Any], override: Assignment) -> None:

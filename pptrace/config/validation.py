@@ -266,9 +266,9 @@ def _instead(name: str, model: type[BaseModel], known: Mapping[str, FieldInfo]) 
     head, dot, below = name.partition(".")
     if dot and head in known:
         return f": dots are for --set; write {head}: {{{below}: ...}}"
-    before, colon, value = name.partition(":")
-    if colon and before in known:
-        return f": write a space after the colon, {before}: {value}"
+    name_before_colon, colon, value = name.partition(":")
+    if colon and name_before_colon in known:
+        return f": write a space after the colon, {name_before_colon}: {value}"
     key = key_of(name)
     if key != name and key.partition(".")[0] in _fields(model):
         return f": write {key}"

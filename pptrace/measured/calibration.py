@@ -346,13 +346,13 @@ def _complete_fixed_parts(measured_ns: Mapping[Kind, float], kinds: Collection[K
     return {kind: round(half if part is None else part) for kind, part in parts_ns.items()}
 
 
-def fit_stage_counts(fit: Calibration, others: Sequence[Calibration]) -> Calibration:
+def fit_stage_counts(fit: Calibration, other_fits: Sequence[Calibration]) -> Calibration:
     """Return a fit with the host's time that it has together with fits of other numbers of stages.
 
     The actions of two half stages are together longer than that of the whole stage by the fixed part. Gaps are
     means over all fits. Fits of other microbatches do not count.
     """
-    alike = [fit, *(o for o in others if (o.microbatches, o.slices) == (fit.microbatches, fit.slices))]
+    alike = [fit, *(o for o in other_fits if (o.microbatches, o.slices) == (fit.microbatches, fit.slices))]
     counts = sorted({run.stages for run in alike})
     if len(counts) == 1:
         return fit

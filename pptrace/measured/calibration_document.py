@@ -112,9 +112,9 @@ def _schedule(fit: Calibration, source: str, schedules: Sequence[str], table: st
             f"# that order: pptrace convert {word} order.csv, then --schedule order.csv{sliced}",
             *parallel,
         ]
-    others = f"  # the same order: {', '.join(schedules[1:])}" if len(schedules) > 1 else ""
+    note = f"  # the same order: {', '.join(schedules[1:])}" if len(schedules) > 1 else ""
     value = f"{{name: {schedules[0]}, {options}}}" if fit.slices > 1 else schedules[0]
-    return [f"schedule: {value}{others}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
+    return [f"schedule: {value}{note}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
 
 
 def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: Sequence[str]) -> Document:

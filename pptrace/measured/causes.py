@@ -134,8 +134,8 @@ def attribute_slowdown(
             common=Figure(0.0), kinds={}, ranks={}, stages={}, cells={}, links=link_changes, network=network,
             before_ns={},
         )  # fmt: skip
-    before = a.duration_ns[i].astype(np.float64)
-    ratio = b.duration_ns[j] / before
+    first_ns = a.duration_ns[i].astype(np.float64)
+    ratio = b.duration_ns[j] / first_ns
     rank, stage, kind = (column.astype(np.int64) for column in (b.rank[j], b.stage[j], b.kind[j]))
     common, of_kinds = _common_factors(ratio, rank, kind, tolerance)
     residual = ratio / common / np.array([of_kinds[each] for each in kind.tolist()])
@@ -149,7 +149,7 @@ def attribute_slowdown(
         links=link_changes, network=network,
         before_ns={
             (r, s, k): time
-            for (r, s, k), time in _grouped(lambda index: np.bincount(index, before), rank, stage, kind).items()
+            for (r, s, k), time in _grouped(lambda index: np.bincount(index, first_ns), rank, stage, kind).items()
         },
     )  # fmt: skip
 

@@ -335,16 +335,16 @@ def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks:
         placement: their stages.
         lacks_ranks: whether ranks are missing, so that stages can follow the last known stage.
     """
-    needs = np.zeros(cells.kind.size, dtype=np.bool_)
+    is_dependent = np.zeros(cells.kind.size, dtype=np.bool_)
     if not cells.kind.size:
-        return needs
+        return is_dependent
     for kinds, edges in zip(_ONCE_PER_MICROBATCH, (placement.edges, placement.edges[:, ::-1]), strict=True):
         rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0))
-        needs[rows] = _lacks_producer(cells.taken(rows), placement, edges)
+        is_dependent[rows] = _lacks_producer(cells.taken(rows), placement, edges)
     if lacks_ranks:
         lasts = np.setdiff1d(np.arange(placement.stages), placement.edges[:, 0])
-        needs |= np.isin(cells.kind, _ONCE_PER_MICROBATCH[1]) & np.isin(cells.stage, lasts)
-    return needs
+        is_dependent |= np.isin(cells.kind, _ONCE_PER_MICROBATCH[1]) & np.isin(cells.stage, lasts)
+    return is_dependent
 
 
 def _lacks_producer(cells: CellColumns, placement: Placement, edges: Int32s) -> NDArray[np.bool_]:

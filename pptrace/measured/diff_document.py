@@ -385,8 +385,8 @@ def paths(findings: StepDiff) -> tuple[Block, ...]:
     differ, table = findings.paths_differ, _comparison_table(findings.paths_ns)
     if differ is None:
         return (table,)
-    before = f"{differ.first or 'its start'} in the first, {differ.second or 'its start'} in the second"
-    return table, f"differs {differ.common} computations before the end: {before}"
+    predecessors = f"{differ.first or 'its start'} in the first, {differ.second or 'its start'} in the second"
+    return table, f"differs {differ.common} computations before the end: {predecessors}"
 
 
 def _memory_title(findings: StepDiff) -> str:

@@ -121,7 +121,9 @@ def rank_changes(
     return order[changed[order]], int(np.count_nonzero(delta_ns[~changed]))
 
 
-def standard_deviations(step: Computations, others: Sequence[Computations], name: str, *, pooled: bool) -> Int64s:
+def standard_deviations(
+    step: Computations, other_steps: Sequence[Computations], name: str, *, pooled: bool
+) -> Int64s:
     """Return, per action, the standard deviation of a column over this and other steps; 0 for one step.
 
     The estimate for a single action from a few steps is poor. Therefore the median deviation of its kind and stage
@@ -129,7 +131,7 @@ def standard_deviations(step: Computations, others: Sequence[Computations], name
 
     ``pooled`` values are medians over all steps.
     """
-    values = values_over_steps(step, others, name)
+    values = values_over_steps(step, other_steps, name)
     if len(values) <= 1:
         return np.zeros(len(step), dtype=np.int64)
     known = (~np.isnan(values)).sum(axis=0)

@@ -431,9 +431,9 @@ def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[s
 
 def ignored_options(step: str, request: ImportRequest) -> str:
     """Return the sentence that options for recordings have no effect; empty where none is given."""
-    given = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
-    given |= {"--rules": request.rules is not None, "--iteration": request.iteration is not None}
-    ignored = [name for name, is_given in given.items() if is_given]
+    is_set = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
+    is_set |= {"--rules": request.rules is not None, "--iteration": request.iteration is not None}
+    ignored = [name for name, is_given in is_set.items() if is_given]
     return f"{', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} no effect" if ignored else ""
 
 
@@ -465,19 +465,19 @@ def notes_of(side: Side) -> list[str]:
     return [*lines, f"{side.name}: {more} further kinds of events belong to no action"] if more > 0 else lines
 
 
-def median_step(step: Computations, others: Sequence[Computations]) -> Computations:
+def median_step(step: Computations, other_steps: Sequence[Computations]) -> Computations:
     """Return a step with the medians over several steps as durations, gaps and transfer times."""
-    if not others:
+    if not other_steps:
         return step
     durations, gaps, late = (
-        np.nanmedian(values_over_steps(step, others, name), axis=0).astype(np.int64)
+        np.nanmedian(values_over_steps(step, other_steps, name), axis=0).astype(np.int64)
         for name in ("duration_ns", "gap_ns", "late_ns")
     )
-    transfers = _transfers(step.transfers, others)
+    transfers = _transfers(step.transfers, other_steps)
     return replace(step, duration_ns=durations, gap_ns=gaps, late_ns=late, transfers=transfers)
 
 
-def values_over_steps(step: Computations, others: Sequence[Computations], name: str) -> NDArray[np.float64]:
+def values_over_steps(step: Computations, other_steps: Sequence[Computations], name: str) -> NDArray[np.float64]:
     """Return a column of a step and the values of the same actions in other steps of the same size.
 
     Returns:
@@ -486,7 +486,7 @@ def values_over_steps(step: Computations, others: Sequence[Computations], name: 
     """
     stages, microbatches = step.placement.stages, step.placement.microbatches
     rows = []
-    for other in (step, *others):
+    for other in (step, *other_steps):
         if (other.placement.stages, other.placement.microbatches) != (stages, microbatches):
             continue
         values = getattr(other, name).astype(np.float64)
@@ -505,9 +505,9 @@ def median_deviation_factor(steps: int) -> float:
     return min(math.sqrt(math.pi / (2 * steps)), 1.0)
 
 
-def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfers:
+def _transfers(transfers: Transfers, other_steps: Sequence[Computations]) -> Transfers:
     """Return messages with the median of their observed transfer times, or of all times where none is observed."""
-    steps = (transfers, *(other.transfers for other in others))
+    steps = (transfers, *(other.transfers for other in other_steps))
     cells = [np.stack([step.kind, step.stage, step.microbatch]).astype(np.int64) for step in steps]
     kind, stage, microbatch = np.concatenate(cells, axis=1)
     places = (kind * (stage.max(initial=0) + 1) + stage) * (microbatch.max(initial=0) + 1) + microbatch

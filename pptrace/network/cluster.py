@@ -304,8 +304,8 @@ class Leg(Struct, frozen=True):
 
     def rows(self, per_pair: int) -> Int64s:
         """Return the row of ``paths`` for each pair and path, shape (pairs, per_pair)."""
-        own = self.paths.per_pair
-        rows: Int64s = self.row[:, None].astype(np.int64) * own + np.arange(per_pair) * own // per_pair
+        stride = self.paths.per_pair
+        rows: Int64s = self.row[:, None].astype(np.int64) * stride + np.arange(per_pair) * stride // per_pair
         return rows
 
 

@@ -192,12 +192,12 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
     return workload
 
 
-def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str) -> dict[str, Any]:
+def checked_options(provided: Provided[Any], options: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return the validated options of an offer, with its defaults.
 
     Args:
         provided: the offer; an offer without a parameter model takes no options.
-        given: the user's options.
+        options: the user's options.
         key: configuration key of the options, for errors.
 
     Raises:
@@ -207,9 +207,9 @@ def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str)
 
     offer = provided.offer
     if offer.options is not None:
-        return dict(validate_options(offer.options(), dict(given), key).model_dump())
-    if given:
-        raise ConfigError(f"{offer.name} takes no options: remove it", key=f"{key}.{next(iter(given))}")
+        return dict(validate_options(offer.options(), dict(options), key).model_dump())
+    if options:
+        raise ConfigError(f"{offer.name} takes no options: remove it", key=f"{key}.{next(iter(options))}")
     return {}
 
 

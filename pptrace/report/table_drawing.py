@@ -250,20 +250,20 @@ def place_invalid(schedule: Schedule, length: Sequence[int], faulty_rows: Collec
     start = [0] * len(schedule)
     forced = -1
     while any(low < high for low, high in zip(head, stop, strict=True)):
-        moved = False
+        has_moved = False
         for rank in range(schedule.ranks):
             while head[rank] < stop[rank]:
                 row = head[rank]
                 ready = [ends.get(need, -1) for need in inputs[row]]
                 if -1 in ready and forced != rank:
                     break
-                forced, moved = -1, True
+                forced, has_moved = -1, True
                 start[row] = max([free[rank], *ready])
                 free[rank] = start[row] + length[row]
                 for output in outputs[row]:
                     ends.setdefault(output, free[rank])
                 head[rank] += 1
-        if not moved:
+        if not has_moved:
             stuck = [rank for rank in range(schedule.ranks) if head[rank] < stop[rank]]
             forced = next((rank for rank in stuck if head[rank] in faulty_rows), stuck[0])
     return start
@@ -285,7 +285,7 @@ def _feeds(schedule: Schedule) -> tuple[list[list[_Result]], list[list[_Result]]
         inputs.append([(*source, microbatch) for source in sources for microbatch in microbatches])
         outputs.append([(direction, stage, microbatch) for microbatch in microbatches if direction >= 0])
     known = {*chain.from_iterable(outputs)}
-    return [[need for need in needs if need in known] for needs in inputs], outputs
+    return [[need for need in producers if need in known] for producers in inputs], outputs
 
 
 class OverlappedPair(Struct, frozen=True, kw_only=True):

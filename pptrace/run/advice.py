@@ -184,14 +184,14 @@ class _Search:
             for name in names:
                 provided = self.offers[name]
                 options = self.run.prepared.request.options if name == schedules[0] else None
-                moved = self.experiment.schedule.offload, self.experiment.schedule.recompute
+                memory_actions = self.experiment.schedule.offload, self.experiment.schedule.recompute
                 guess = estimate(
                     provided,
                     workload,
                     sizes.pp,
                     microbatches,
                     options,
-                    *moved,
+                    *memory_actions,
                     experiment=costs.resolved.experiment,
                 )
                 if guess is not None:

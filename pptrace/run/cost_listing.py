@@ -160,10 +160,10 @@ def _differences(prepared: StepInputs, written: StepInputs) -> list[str]:
         for name, column in _COMPARED.items()
         if not np.array_equal(getattr(prepared.workload, column), getattr(written.workload, column))
     ]
-    classes, others = prepared.workload.classes, written.workload.classes
-    is_same = len(classes) == len(others) and all(
+    classes, written_classes = prepared.workload.classes, written.workload.classes
+    is_same = len(classes) == len(written_classes) and all(
         (costs.duration_ns(kind) == other.duration_ns(kind)).all()
-        for costs, other in zip(classes, others, strict=True)
+        for costs, other in zip(classes, written_classes, strict=True)
         for kind in _SEGMENTED
     )
     return names if is_same else [*names, "differences between microbatches"]

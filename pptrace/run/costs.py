@@ -388,13 +388,13 @@ def _options(inputs: Preparation, offer: CostModelOffer) -> dict[str, Any]:
         option = re.split(r"[.\[]", f"{error.key}.")[1]
         known = {name: provided.offer.options for name, provided in sorted(models.items())}
         takers = [name for name, options in known.items() if options and option in options().model_fields]
-        others = " or ".join(name for name in takers if name != offer.name)
+        other_takers = " or ".join(name for name in takers if name != offer.name)
         if option in models and offer.name not in takers:
             message = f"it is not an option: write costs.name: {option}, and its options beside it"
-        elif others and offer.name not in takers:
-            message = f"{offer.name} costs do not take it: remove it, or write costs.name: {others}"
-        elif others and "costs.name" not in inputs.resolved.positions:
-            message = f"{error.message} (of {offer.name} costs; for others write costs.name: {others})"
+        elif other_takers and offer.name not in takers:
+            message = f"{offer.name} costs do not take it: remove it, or write costs.name: {other_takers}"
+        elif other_takers and "costs.name" not in inputs.resolved.positions:
+            message = f"{error.message} (of {offer.name} costs; for others write costs.name: {other_takers})"
         else:
             raise
         raise inputs.resolved.error(error.key, message) from None

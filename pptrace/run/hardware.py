@@ -247,20 +247,20 @@ def _nodes(
     """Return the number of nodes and where it comes from."""
     if count is not None and section.nodes is not None and count != section.nodes:
         raise resolved.error("cluster.nodes", f"{section.nodes}, but preset {section.preset} has {count}")
-    given = section.nodes if section.nodes is not None else count
+    nodes = section.nodes if section.nodes is not None else count
     sizes = layout.sizes_text
     gpus, fits = values["gpus"], -(-layout.gpus // values["gpus"])
-    if given is None:
+    if nodes is None:
         return fits, "derived: as many as the job needs"
-    here = f"{given} nodes of {gpus} GPUs are {given * gpus}"
+    here = f"{nodes} nodes of {gpus} GPUs are {nodes * gpus}"
     key = "cluster.nodes" if section.nodes is not None else "cluster.preset"
-    if layout.gpus > given * gpus:
+    if layout.gpus > nodes * gpus:
         raise resolved.error(key, f"{sizes} need {layout.gpus} GPUs, and {here}: use {fits} nodes")
-    if layout.gpus < given * gpus and not section.spare:
-        advice = f"use all, write {fits} nodes" if fits < given else "use all"
+    if layout.gpus < nodes * gpus and not section.spare:
+        advice = f"use all, write {fits} nodes" if fits < nodes else "use all"
         message = f"{sizes} make {layout.gpus} GPUs, and {here}: {advice}, or cluster.spare: true"
         raise resolved.error(key, message)
-    return given, f"preset {section.preset}"
+    return nodes, f"preset {section.preset}"
 
 
 def _part(inputs: Preparation, values: dict[str, Any], part: str, request: NetworkRequest) -> Network:

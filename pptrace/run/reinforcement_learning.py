@@ -113,9 +113,9 @@ def _forwards(prepared: StepInputs) -> Simulated:
 def _numbered(timeline: Timeline, first: int) -> Timeline:
     """Return forwards as forward-only passes with microbatches from ``first`` on."""
     is_pass = COMPUTE.mask(timeline.kind)
-    moved = is_pass | COMMUNICATION.mask(timeline.kind)
+    is_numbered = is_pass | COMMUNICATION.mask(timeline.kind)
     kind = np.where(is_pass, int(Kind.FORWARD_ONLY), timeline.kind)
-    return replace(timeline, kind=kind, microbatch=timeline.microbatch + np.where(moved, first, 0))
+    return replace(timeline, kind=kind, microbatch=timeline.microbatch + np.where(is_numbered, first, 0))
 
 
 def _after(timeline: Timeline, phases: Sequence[Simulated], start_ns: int) -> Timeline:

@@ -124,11 +124,12 @@ def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Work
     for name in _MOVED:
         columns[name] = times(getattr(workload, name), communication)
     for name in PASS_COLUMNS:
-        whole, moved = getattr(workload, f"{name}_ns"), getattr(workload, f"{name}_collective_ns")
-        collective_ns = times(moved, communication)
+        whole_ns, old_collective_ns = getattr(workload, f"{name}_ns"), getattr(workload, f"{name}_collective_ns")
+        collective_ns = times(old_collective_ns, communication)
         columns |= {
-            f"{name}_ns": times(whole - moved, by_stage) + collective_ns, f"{name}_collective_ns": collective_ns,
-        }  # fmt: skip
+            f"{name}_ns": times(whole_ns - old_collective_ns, by_stage) + collective_ns,
+            f"{name}_collective_ns": collective_ns,
+        }
     classes = tuple(slowed(each, compute, communication) for each in workload.classes)
     if not workload.segments:
         return replace(workload, classes=classes, **columns)

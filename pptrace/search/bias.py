@@ -60,12 +60,12 @@ class MeasuredRun(Struct, frozen=True, kw_only=True):
         return _by_key(self.settings)
 
 
-def read_runs(path: Path, given: Mapping[str, Any]) -> list[MeasuredRun]:
+def read_runs(path: Path, planned: Mapping[str, Any]) -> list[MeasuredRun]:
     """Return the rows with a measured step of a table such as that of ``pptrace plan -o points.csv``.
 
     Args:
         path: CSV with the columns ``command``, of ``pptrace simulate``, and ``measured_s``, the step in seconds.
-        given: settings of the plan, which commands may repeat.
+        planned: settings of the plan, which commands may repeat.
 
     Raises:
         ConfigError: a file that cannot be read, a missing column, no measured step, a cell with another value, or
@@ -82,10 +82,10 @@ def read_runs(path: Path, given: Mapping[str, Any]) -> list[MeasuredRun]:
         raise ConfigError(f"cannot be read: {reason}", file=path) from None
     if not measured:
         raise ConfigError(f"has no measured step: write seconds under {MEASURED}", file=path)
-    return [_run(path, line, row, given) for line, row in measured]
+    return [_run(path, line, row, planned) for line, row in measured]
 
 
-def _run(path: Path, line: int, row: Mapping[str, str], given: Mapping[str, Any]) -> MeasuredRun:
+def _run(path: Path, line: int, row: Mapping[str, str], planned: Mapping[str, Any]) -> MeasuredRun:
     try:
         measured_ns = float(row[MEASURED]) * _SECOND_NS
     except ValueError:
@@ -100,11 +100,11 @@ def _run(path: Path, line: int, row: Mapping[str, str], given: Mapping[str, Any]
     settings = []
     for setting in assigned:
         key = key_text(setting.path)
-        if key not in given:
+        if key not in planned:
             settings.append(setting)
-        elif setting.value != given[key]:
+        elif setting.value != planned[key]:
             message = (
-                f"{key} is {setting.value!r:.40}, and {given[key]!r:.40} in the plan: plan with the same value"
+                f"{key} is {setting.value!r:.40}, and {planned[key]!r:.40} in the plan: plan with the same value"
             )
             raise ConfigError(message, key=COMMAND, file=path, line=line)
     return MeasuredRun(line=line, settings=tuple(settings), measured_ns=round(measured_ns))

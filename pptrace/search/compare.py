@@ -510,10 +510,10 @@ def settings_by_policy(names: Iterable[str]) -> dict[str, dict[str, str]]:
     core = PolicyName.words()
     for name in sorted(names, key=lambda name: (core.index(name) if name in core else len(core), name)):
         policies = PolicyName(name) if name in core else None
-        varied = [(key, choices.words()) for key, choices, takers in _VARIANTS if policies in takers]
-        for key, word in [(key, word) for key, words in varied for word in words]:
+        words_by_key = [(key, choices.words()) for key, choices, takers in _VARIANTS if policies in takers]
+        for key, word in [(key, word) for key, words in words_by_key for word in words]:
             settings[f"{name}, {key.partition('.')[2]} {word}"] = {"p2p.policy": name, key: word}
-        if not varied:
+        if not words_by_key:
             settings[name] = {"p2p.policy": name}
     return settings
 
@@ -543,10 +543,10 @@ def compare_policies(
 
 
 def _policy_row(basis: Basis, entry: Entry, policy: str, settings: Mapping[str, str]) -> PolicyRow:
-    varied = [assignment(key, word, "--policies") for key, word in settings.items()]
+    assigned = [assignment(key, word, "--policies") for key, word in settings.items()]
     row = PolicyRow(policy=policy, settings=settings, schedule=entry.label)
     try:
-        return replace(row, step_ns=basis.run(entry, varied).metrics.step_ns)
+        return replace(row, step_ns=basis.run(entry, assigned).metrics.step_ns)
     except PptraceError as error:
         return replace(row, reason=short_reason(error), deadlocks=isinstance(error, DeadlockError))
 

@@ -313,8 +313,8 @@ class Bisection(Struct, kw_only=True):
         points: list[int] = []
         for index, value in enumerate(grid):
             after = grid[index - 1] if index else value - 1
-            before = grid[index + 1] if index + 1 < len(grid) else value + 1
-            near = self._nearest(value, max(after, points[-1] if points else after), before)
+            end = grid[index + 1] if index + 1 < len(grid) else value + 1
+            near = self._nearest(value, max(after, points[-1] if points else after), end)
             if near is not None:
                 points.append(near)
         return points
@@ -327,9 +327,9 @@ class Bisection(Struct, kw_only=True):
             return [(low, high)]
         return [*self._between(low, middle), *self._between(middle, high)]
 
-    def _nearest(self, value: int, after: int, before: int) -> int | None:
+    def _nearest(self, value: int, after: int, end: int) -> int | None:
         """Return the nearest value with a sign, strictly between two bounds."""
-        candidates = _outward(value, after, before) if self.is_discrete else iter([value])
+        candidates = _outward(value, after, end) if self.is_discrete else iter([value])
         return next((near for near in candidates if self.sign_at(near) is not None), None)
 
     def _is_close(self, low: int, high: int) -> bool:
@@ -366,10 +366,10 @@ def rounded(value: int, digits: int) -> int:
     return int((value + scale // 2) // scale * scale)
 
 
-def _outward(value: int, after: int, before: int) -> Iterator[int]:
-    for distance in range(min(max(value - after, before - value), _REACH)):
+def _outward(value: int, after: int, end: int) -> Iterator[int]:
+    for distance in range(min(max(value - after, end - value), _REACH)):
         for near in dict.fromkeys((value - distance, value + distance)):
-            if after < near < before:
+            if after < near < end:
                 yield near
 
 

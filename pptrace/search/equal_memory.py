@@ -361,10 +361,10 @@ class _Searches(Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
     def _search(
-        self, entry: Entry, root: Resolved, given: Mapping[str, Any], title: str, likely: Change | None = None
+        self, entry: Entry, root: Resolved, settings: Mapping[str, Any], title: str, likely: Change | None = None
     ) -> SettingsSearch:
-        """Search the variants of a schedule that share the ``given`` settings."""
-        change, watch = Change(settings=given), self.watch
+        """Search the variants of a schedule that share ``settings``."""
+        change, watch = Change(settings=settings), self.watch
         resolved = load(root.written, change.sets, change.flags)
         search = SettingsSearch(
             resolved=resolved, registry=self.basis.registry, settings=self.settings, limit_bytes=self.limit,

@@ -169,15 +169,15 @@ def _coupled(word: str, source: str) -> Value:
     settings = parse_value(word, source)
     if not isinstance(settings, dict) or not settings:
         raise ConfigError(f"{word} is not a mapping of keys: write such as {{pp: 8, tp: 2}}", file=source)
-    varied: list[Assignment] = []
+    assigned: list[Assignment] = []
     for key, below in settings.items():
         if key in _SCHEDULE_KEYS and isinstance(below, str):
-            varied += parse_entries([below], source)[0].varied
+            assigned += parse_entries([below], source)[0].varied
         elif re.split(r"[.\[]", key_of(str(key)))[0] in Experiment.model_fields:
-            varied.append(assignment(str(key), json.dumps(below), source))
+            assigned.append(assignment(str(key), json.dumps(below), source))
         else:
             raise ConfigError(f"no such key{nearest(str(key), ARGUMENTS)}", key=str(key), file=source)
-    return Value(text=word, varied=tuple(varied), is_coupled=True)
+    return Value(text=word, varied=tuple(assigned), is_coupled=True)
 
 
 def _value(key: str, word: str, option: str) -> Value:

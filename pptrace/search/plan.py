@@ -299,9 +299,9 @@ class Plan(Printed):
         for key in self.best.settings:
             if key in PLANNED or key.startswith("schedule."):
                 continue
-            others = [override for override in self.best.varied if key_text(override.path) != key]
+            overrides = [override for override in self.best.varied if key_text(override.path) != key]
             with suppress(PptraceError):  # settings that need each other
-                resolved = self.problem.resolved(others)
+                resolved = self.problem.resolved(overrides)
                 experiments[key] = build_costs(resolved, self.problem.registry).resolved.experiment
         return {key: experiment for key, experiment in experiments.items() if experiment != self.experiment}
 
@@ -666,23 +666,23 @@ def _places(plan: Plan) -> tuple[list[str], Table]:
     A value that all places share is in a line, not in a column.
     """
     choices = _choices(plan)
-    shared, varied = [], list[str]()
+    shared, choice_names = [], list[str]()
     for name in dict.fromkeys(name for choice in choices for name in choice):
         values = {choice.get(name, "-") for choice in choices}
         if len(values) > 1 or name == "schedule":
-            varied.append(name)
+            choice_names.append(name)
         elif not values <= ({"1"} if name in _OPTIONAL else _UNSEEN):
             shared.append(f"{name} {choices[0][name]}")
     figures = [_figures(plan, place, candidate) for place, candidate in enumerate(plan.ranked, 1)]
-    head = ("#", *varied, *figures[0])
+    head = ("#", *choice_names, *figures[0])
     rows = tuple(
-        (str(place), *(choice.get(name, "-") for name in varied), *cells.values())
+        (str(place), *(choice.get(name, "-") for name in choice_names), *cells.values())
         for place, (choice, cells) in enumerate(zip(choices, figures, strict=True), 1)
     )
     left = tuple(
         index
         for index, name in enumerate(head)
-        if name in varied and not all(row[index].isdigit() for row in rows)
+        if name in choice_names and not all(row[index].isdigit() for row in rows)
     )
     lines = [f"all places: {', '.join(shared)}"] if shared else []
     return lines, Table(head=head, rows=rows, words=0, left=left, splits=True)

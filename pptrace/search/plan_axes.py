@@ -217,19 +217,19 @@ def varied_axes(
     configured = _named_axes(written, "plan")
     if isinstance(vary, Mapping):
         return configured | _named_axes(vary, "--vary")
-    given: dict[str, Axis] = {}
+    requested: dict[str, Axis] = {}
     for text in vary:
         key, equals, values = text.partition("=")
         name = key.strip()
         (axis,) = parse_axes([f"{ALIASES.get(name, name)}{equals}{values}"], "--vary")
-        if _key(axis) in given:
+        if _key(axis) in requested:
             raise ConfigError(f"{key.strip()} is given twice: write all values in one --vary", file="--vary")
-        given[_key(axis)] = axis
-    return configured | given
+        requested[_key(axis)] = axis
+    return configured | requested
 
 
 def _named_axes(values: Mapping[str, Iterable[Any]], option: str) -> dict[str, Axis]:
-    named = {ALIASES.get(name, name): varied for name, varied in values.items()}
+    named = {ALIASES.get(name, name): axis_values for name, axis_values in values.items()}
     return {_key(axis): axis for axis in axes_of(named, option)}
 
 
@@ -288,13 +288,13 @@ class PlanProblem(Struct, frozen=True, kw_only=True):
     grids: Mapping[str, Mapping[str, Any]]
     """Configured sizes of encoders' grids by section, if one of them can be on separate GPUs."""
 
-    def resolved(self, varied: Sequence[Assignment]) -> Resolved:
+    def resolved(self, settings: Sequence[Assignment]) -> Resolved:
         """Return the configuration with settings.
 
         Raises:
             ConfigError: an invalid value.
         """
-        return load(self.document, (), {}, varied)
+        return load(self.document, (), {}, settings)
 
 
 def setting(key: str, value: Any) -> Assignment:
@@ -317,11 +317,11 @@ def plan_problem(
     """
     request.check()
     source = document_of(file)
-    given = assignments(sets, {name: value for name, value in flags.items() if value is not None})
-    tree, places = overlaid(source.value, source.places, given)
+    assigned_settings = assignments(sets, {name: value for name, value in flags.items() if value is not None})
+    tree, places = overlaid(source.value, source.places, assigned_settings)
     written = tree.pop("plan", None) or {}
     axes = varied_axes(vary, written)
-    axes = _fixed({key_text(assigned.path): assigned for assigned in given}, axes) | axes
+    axes = _fixed({key_text(assigned.path): assigned for assigned in assigned_settings}, axes) | axes
     if not tree.get("model"):
         raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
     sequences = _sequences(tree, places)
@@ -342,7 +342,7 @@ def plan_problem(
     if cluster_name is not None:
         derived.append(setting(CLUSTER, cluster_name))
     if derived:
-        given += derived
+        assigned_settings += derived
         tree, places = overlaid(tree, places, derived)
         document = Document(value=tree, places=places, source=source.source)
         costs = _trial(document, registry, request)
@@ -362,7 +362,7 @@ def plan_problem(
         framework=_framework(request, costs.resolved, registry),
         configured={key: value_of(costs.resolved, key) for key in _DEFAULT_AXES},
         given={
-            key_text(assigned.path): assigned.value for assigned in given
+            key_text(assigned.path): assigned.value for assigned in assigned_settings
             if key_text(assigned.path) not in PLANNED and assigned.value is not None
         },
         grids=grids,
@@ -426,26 +426,26 @@ def _framework(request: PlanRequest, resolved: Resolved, registry: Registry) -> 
     return named if named in FRAMEWORKS else ""
 
 
-def _fixed(given: Mapping[str, Assignment], axes: Mapping[str, Axis]) -> dict[str, Axis]:
+def _fixed(by_key: Mapping[str, Assignment], axes: Mapping[str, Axis]) -> dict[str, Axis]:
     """Return the sizes on the command line as axes with one value."""
-    fixed = {key: assigned for key, assigned in given.items() if assigned.value is not None}
+    fixed = {key: assigned for key, assigned in by_key.items() if assigned.value is not None}
     if "batch.microbatches" in fixed:
         message = "they follow from the global batch and each layout: write --global and --micro instead"
         raise _refusal(message, "batch.microbatches", fixed)
-    for key in given:
+    for key in by_key:
         if key in axes and key in PLANNED:
-            raise _refusal("it is also varied: leave one of them out", key, given)
-    schedule = given.get("schedule.name")
+            raise _refusal("it is also varied: leave one of them out", key, by_key)
+    schedule = by_key.get("schedule.name")
     if schedule is not None and len(parse_entries([str(schedule.value)], str(schedule.place.source))) > 1:
         message = (
             f"{schedule.value} are several schedules, and a plan fixes one: write --vary schedule={schedule.value}"
         )
-        raise _refusal(message, "schedule.name", given)
+        raise _refusal(message, "schedule.name", by_key)
     return {key: axes_of({key: [assigned.value]})[0] for key, assigned in fixed.items() if key in PLANNED}
 
 
-def _refusal(message: str, key: str, given: Mapping[str, Assignment]) -> ConfigError:
-    return ConfigError(message, key=key, file=str(given[key].place.source))
+def _refusal(message: str, key: str, by_key: Mapping[str, Assignment]) -> ConfigError:
+    return ConfigError(message, key=key, file=str(by_key[key].place.source))
 
 
 def _sequences(tree: Mapping[str, Any], places: Places) -> int:
@@ -891,19 +891,19 @@ class Space:
 
 def _recomputations(combinations: Sequence[tuple[Assignment, ...]]) -> list[tuple[int, ...]]:
     """Return for each combination the indices of those that differ in recomputation alone, without it first."""
-    others, words = [], []
+    other_settings, words = [], []
     for settings in combinations:
         values = {key_text(override.path): override.value for override in settings}
         words.append(values.get(RECOMPUTE))
-        others.append(
+        other_settings.append(
             repr([(key, value) for key, value in values.items() if key not in {RECOMPUTE, *RECOMPUTE_OPTIONS}])
         )
     variants: dict[str, list[int]] = {}
     for index in sorted(range(len(words)), key=lambda index: words[index] != _NOTHING):
-        variants.setdefault(others[index], []).append(index)
+        variants.setdefault(other_settings[index], []).append(index)
     return [
         tuple(variants[other]) if words[variants[other][0]] == _NOTHING else (index,)
-        for index, other in enumerate(others)
+        for index, other in enumerate(other_settings)
     ]
 
 

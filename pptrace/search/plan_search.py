@@ -227,8 +227,8 @@ class Search:
             self._add(number, bounds)
             inherited = bounds.for_recomputation() if recomputing else None
             for variant in recomputing:
-                own = self.space_bounds.bounds_of(variant) if inherited is None else inherited
-                self._add(variant, own, is_inherited=inherited is not None)
+                bounds_of_variant = self.space_bounds.bounds_of(variant) if inherited is None else inherited
+                self._add(variant, bounds_of_variant, is_inherited=inherited is not None)
             self._tick()
             if index in _LOOKS and not self.request.exhaustive:
                 self._look()

@@ -38,7 +38,7 @@ def ranked(values: Sequence[Any]) -> Ranks:
     )
 
 
-def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
+def moves(old_ranks: Ranks, new_ranks: Ranks) -> tuple[int, ...]:
     """Return the gained places of each value, negative if lost, among the values in both rankings.
 
     >>> moves((1, 2, None), (2, 1, 3))
@@ -46,10 +46,10 @@ def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
     >>> moves((None, 1, 2), (1, 2, 3))
     (0, 0, 0)
     """
-    both = [old is not None and new is not None for old, new in zip(before, after, strict=True)]
+    both = [old is not None and new is not None for old, new in zip(old_ranks, new_ranks, strict=True)]
     old, new = (
         ranked([rank if shared else None for rank, shared in zip(ranks, both, strict=True)])
-        for ranks in (before, after)
+        for ranks in (old_ranks, new_ranks)
     )
     return tuple((was or 0) - (now or 0) for was, now in zip(old, new, strict=True))
 
@@ -128,8 +128,8 @@ def run_with_fallback(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any
     messages: dict[str, Any] = {}
     while True:
         try:
-            varied = [assignment(key, value or "", "p2p") for key, value in messages.items()]
-            return basis.run(entry, varied), messages
+            assigned = [assignment(key, value or "", "p2p") for key, value in messages.items()]
+            return basis.run(entry, assigned), messages
         except ConstraintError as error:
             more = fallback_policy(basis, entry, error)
             if more.keys() <= messages.keys():
@@ -150,17 +150,17 @@ def policy_text(run: SimulatedStep) -> str:
 
 def fallback_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) -> list[str]:
     """Return lines of the schedules with overrides of the configured policy, from labels, overrides and steps."""
-    others: dict[str, list[str]] = {}
+    labels_by_policy: dict[str, list[str]] = {}
     notes = []
     for label, messages, run in ran:
         if POLICY in messages:
-            others.setdefault(policy_text(run), []).append(label)
+            labels_by_policy.setdefault(policy_text(run), []).append(label)
         elif messages:
             notes.append(f"{label} ran without {', '.join(messages)}, which its table does not support")
     return notes + [
         f"{join_names(labels)}: p2p {policy} here, because the configured policy does not accept their messages; "
         f"--p2p {policy} compares all under it"
-        for policy, labels in others.items()
+        for policy, labels in labels_by_policy.items()
     ]
 
 

@@ -386,7 +386,7 @@ class SettingsSearch:
         workload = self._workload(change, stages)
         if workload is None or not self._has_same_work(workload, microbatches):
             return None
-        given = {
+        options = {
             key.removeprefix(_OPTIONS): value for key, value in change.settings.items() if key.startswith(_OPTIONS)
         }
         experiment = self.filled.experiment
@@ -394,7 +394,7 @@ class SettingsSearch:
         hides = self.provided.offer.has_pairs and bool(workload.segments)
         return estimate(
             self.provided, workload, experiment.parallel.pp or 1, microbatches,
-            {**self.options, **given}, copies, recompute, hides=hides, experiment=experiment,
+            {**self.options, **options}, copies, recompute, hides=hides, experiment=experiment,
         )  # fmt: skip
 
     def _sizes(self, change: Change) -> tuple[int, int]:

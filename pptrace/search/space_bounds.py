@@ -535,9 +535,9 @@ class SpaceBounds:
 
         def build() -> _GroupCosts:
             costs = self._build_costs(_with_schedule(group, name))
-            own = costs.request.collectives
-            if isinstance(own, LinkCollectives):
-                within = self._within.of(own, lambda: own.without(*_REPLICAS))
+            collectives = costs.request.collectives
+            if isinstance(collectives, LinkCollectives):
+                within = self._within.of(collectives, lambda: collectives.without(*_REPLICAS))
                 costs = replace(costs, request=replace(costs.request, collectives=within))
             return _GroupCosts(costs, group.varied)
 
@@ -563,13 +563,13 @@ class SpaceBounds:
         """
         values = {key_text(each.path): each.value for each in group.varied}
         texts = {name: repr(values[name]) for name in _COST_REQUEST_KEYS if name in values}
-        others = tuple((name, repr(value)) for name, value in values.items() if name not in _COST_REQUEST_KEYS)
+        common = tuple((name, repr(value)) for name, value in values.items() if name not in _COST_REQUEST_KEYS)
         first = None
-        if others not in self._fixed:
+        if common not in self._fixed:
             first = self._resolved_costs(group)
-            self._fixed[others] = self._fixed_keys(first)
-        fixed = tuple(texts.get(name) for name in sorted(self._fixed[others]))
-        family = self._families.of((others, fixed), lambda: _Family(first or self._resolved_costs(group), texts))
+            self._fixed[common] = self._fixed_keys(first)
+        fixed = tuple(texts.get(name) for name in sorted(self._fixed[common]))
+        family = self._families.of((common, fixed), lambda: _Family(first or self._resolved_costs(group), texts))
         changed = {name for name in {*texts, *family.texts} if texts.get(name) != family.texts.get(name)}
         if all((name, texts.get(name)) in self._checked for name in changed):
             known = {name: self._checked[name, texts[name]] for name in changed}

@@ -109,7 +109,7 @@ class Sweep(Printed, Struct, frozen=True, kw_only=True):
 _KNOWN = ".csv or .parquet for tables, .png, .svg or .pdf for pictures"
 
 
-def check_outputs(paths: Sequence[Path], others: tuple[str, ...] = (), known: str = _KNOWN) -> None:
+def check_outputs(paths: Sequence[Path], other_suffixes: tuple[str, ...] = (), known: str = _KNOWN) -> None:
     """Check the output files before anything runs.
 
     They are tables, pictures, or have one of the other suffixes; ``known`` has all suffixes in words.
@@ -125,7 +125,7 @@ def check_outputs(paths: Sequence[Path], others: tuple[str, ...] = (), known: st
             _pyarrow(path)
         elif suffix in PICTURES:
             check_picture(path)
-        elif suffix not in (*TABLES, *others):
+        elif suffix not in (*TABLES, *other_suffixes):
             raise OutputError(f"no such format; write {known}", file=path)
         _check_writable(path)
 
@@ -380,8 +380,8 @@ def failures_document(sweep: Sweep) -> Document:
     lines = []
     for message, rows in list(groups.items())[:_MOST_MESSAGES]:
         first = " ".join(f"{key}={rows[0][key]}" for key in sweep.over)
-        others = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
-        lines.append(f"{first}{others}: {message}")
+        more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+        lines.append(f"{first}{more}: {message}")
     omitted = len(groups) - _MOST_MESSAGES
     lines += [f"and {omitted:,} more messages, in the column error"] * (omitted > 0)
     title = f"{len(sweep.failed):,} of {len(sweep.rows):,} points failed:"

@@ -79,25 +79,25 @@ def find_cross_rank_edges(
     between_ranks = stage_replicas and not barrier and not schedule.placement.has_host_state
     holders = _wait_for_holders(cells, lanes, schedule.placement) if between_ranks else None
     explicit = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
-    moved = _wait_for_offloads(cells, lanes) if schedule.placement.has_host_state else None
+    offloads = _wait_for_offloads(cells, lanes) if schedule.placement.has_host_state else None
     tasks += hub is not None
     released_ns = workload.released_ns
     replicas = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
     if workload.meeting_ns.size:
         released_ns = workload.meeting_ns
         replicas = _wait_for_meetings(cells, lanes, released_ns, tasks)
-    edges = [pairs for pairs in (hub, holders, explicit, moved, replicas) if pairs is not None]
+    edges = [pairs for pairs in (hub, holders, explicit, offloads, replicas) if pairs is not None]
     released = released_ns if replicas is not None else released_ns[:0]
     return CrossRankEdges(edges, tasks + released.size, released)
 
 
-def add_cross_rank_tasks(task: TaskColumns, needs: CrossRankEdges) -> TaskColumns:
+def add_cross_rank_tasks(task: TaskColumns, edges: CrossRankEdges) -> TaskColumns:
     """Append synchronization tasks. Tasks of other replicas end when these have computed their gradients."""
     task = task._replace(
-        duration_ns=_pad_column(task.duration_ns, needs.tasks), lag_ns=_pad_column(task.lag_ns, needs.tasks)
+        duration_ns=_pad_column(task.duration_ns, edges.tasks), lag_ns=_pad_column(task.lag_ns, edges.tasks)
     )
-    if needs.released_ns.size:
-        task.duration_ns[-needs.released_ns.size :] = needs.released_ns
+    if edges.released_ns.size:
+        task.duration_ns[-edges.released_ns.size :] = edges.released_ns
     return task
 
 

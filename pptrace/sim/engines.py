@@ -240,13 +240,13 @@ def _links_of_jobs(shared: events.SharedLinks, jobs: sweep_kernels.Jobs) -> even
     )
 
 
-def _zero_columns(record: Any, rows: int, **given: Any) -> Any:
+def _zero_columns(record: Any, rows: int, **values: Any) -> Any:
     """Return a record of the event kernel with columns of zeros for all fields that are not given.
 
     Zeros take no memory until they are written.
     """
     columns = {name: np.zeros(rows or 1, dtype=np.int64) for name in record._fields}
-    return record(**(columns | given))
+    return record(**(columns | values))
 
 
 class Ran(Struct, frozen=True):

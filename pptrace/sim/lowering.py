@@ -615,9 +615,9 @@ def _insert_rows(
 
     With ``waits``, the actions are recomputed forwards that have the dependencies of their backwards.
     """
-    before = np.flatnonzero(COMPUTE.mask(issued.kind))[computed]
-    position = before + np.arange(before.size)
-    row = np.insert(np.arange(len(issued)), before, before)
+    successor = np.flatnonzero(COMPUTE.mask(issued.kind))[computed]
+    position = successor + np.arange(successor.size)
+    row = np.insert(np.arange(len(issued)), successor, successor)
     cells, edge = issued.cells.taken(row), issued.edge[row]
     peer = issued.peer[row] if issued.peer.size else issued.peer
     for cell, values in zip(cells, inserted, strict=True):
@@ -626,7 +626,7 @@ def _insert_rows(
     begin = np.flatnonzero(~np.isin(np.arange(row.size), position))
     if waits:
         begin[_backwards(issued, inserted)] = position
-    rank = np.searchsorted(issued.row_ptr, before, side="right") - 1
+    rank = np.searchsorted(issued.row_ptr, successor, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
     calls = None if issued.calls is None else issued.calls.with_rows(row, begin)
     return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, peer=peer, calls=calls, **cells._asdict())

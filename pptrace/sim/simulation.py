@@ -385,15 +385,15 @@ def _cycle(graph: TaskGraph, waiting: Int32s) -> list[int]:
     target = np.concatenate([graph.next, graph.next_peer, np.where(graph.edge < 0, ~graph.edge, graph.edge)])
     source = np.concatenate([tasks, tasks, by_edge])
     stuck = (target >= 0) & (waiting[target] > 0) & (waiting[source] > 0)
-    needs = np.full(graph.tasks, -1, dtype=np.int64)
-    needs[target[stuck]] = source[stuck]
+    predecessor = np.full(graph.tasks, -1, dtype=np.int64)
+    predecessor[target[stuck]] = source[stuck]
     task = int(np.flatnonzero(waiting > 0)[0])
     seen: dict[int, int] = {}
     chain: list[int] = []
     while task not in seen:
         seen[task] = len(chain)
         chain.append(task)
-        task = int(needs[task])
+        task = int(predecessor[task])
     return chain[seen[task] :]
 
 

@@ -311,8 +311,8 @@ def chain_streams(
         following, following_peer = linked.chains
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
     if linked.chains is not None:  # messages follow one another by communicator, not by lane
-        others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))
-        first, end = first[others], end[others]
+        has_no_message = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))
+        first, end = first[has_no_message], end[has_no_message]
     run(
         edges_kernels.chain_tasks,
         (first, end, linked.sender_row, rules.batched),

@@ -85,9 +85,9 @@ class IssueOrder(Cells, frozen=True, kw_only=True):
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
         """Return the given rows in the given order, without peers; each stays on its rank."""
-        before = np.zeros(len(self) + 1, dtype=np.int32)
-        before[rows + 1] = 1
-        row_ptr = before.cumsum()[self.row_ptr]
+        is_selected = np.zeros(len(self) + 1, dtype=np.int32)
+        is_selected[rows + 1] = 1
+        row_ptr = is_selected.cumsum()[self.row_ptr]
         none = unset(0)
         return replace(
             self, row_ptr=row_ptr, edge=self.edge[rows], peer=none, sent=none, **self.cells.taken(rows)._asdict()
@@ -104,10 +104,10 @@ class IssueOrder(Cells, frozen=True, kw_only=True):
         pair = np.searchsorted(first, rows, side="right") - 1
         between = np.flatnonzero((pair >= 0) & (self.pair < 0))
         between = between[between < last[pair[between]]]
-        before = RECEIVES.mask(self.kind[between])
+        is_receive = RECEIVES.mask(self.kind[between])
         place, side = rows.copy(), np.zeros(rows.size, dtype=np.int8)
-        place[between] = np.where(before, first[pair[between]], last[pair[between]])
-        side[between] = np.where(before, -1, 1)
+        place[between] = np.where(is_receive, first[pair[between]], last[pair[between]])
+        side[between] = np.where(is_receive, -1, 1)
         return self.selected(np.lexsort((side, place))) if between.size else self
 
 
@@ -380,20 +380,20 @@ def _move_around_pairs(schedule: Schedule, messages: _Messages, plan: CheckedCal
     rows = 1 + np.flatnonzero((schedule.pair[1:] >= 0) & (np.diff(schedule.pair) == 0) & (np.diff(rank) == 0))
     inside[rows + rank[rows]] = True
     place = np.arange(inside.size)
-    before = np.maximum.accumulate(np.where(inside, 0, place))
-    after = np.minimum.accumulate(np.where(inside, inside.size, place)[::-1])[::-1]
+    pair_start = np.maximum.accumulate(np.where(inside, 0, place))
+    pair_end = np.minimum.accumulate(np.where(inside, inside.size, place)[::-1])[::-1]
 
     def moved(moment: Int64s, to: NDArray[np.integer]) -> Int64s:
         return np.where(moment < 0, moment, to[moment // TURNS] * TURNS + moment % TURNS)
 
-    needed = before[messages.consumer + messages.target] * TURNS + TURNS - 1
+    needed = pair_start[messages.consumer + messages.target] * TURNS + TURNS - 1
     waited = np.where(plan.receive_waited < 0, needed, plan.receive_waited)
     receive, waited = (
-        np.where(moved(moment, after) <= needed, moved(moment, after), moved(moment, before))
+        np.where(moved(moment, pair_end) <= needed, moved(moment, pair_end), moved(moment, pair_start))
         for moment in (plan.receive, waited)
     )
     return plan._replace(
-        send=moved(plan.send, after), send_waited=moved(plan.send_waited, after),
+        send=moved(plan.send, pair_end), send_waited=moved(plan.send_waited, pair_end),
         receive=receive, receive_waited=waited,
     )  # fmt: skip
 

@@ -152,10 +152,10 @@ class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False, dict=True)
         >>> Placement.looped(ranks=3, microbatches=1).stages_ahead().tolist()
         [2, 1, 0]
         """
-        before = np.zeros(self.stages, dtype=np.int64)
+        depth = np.zeros(self.stages, dtype=np.int64)
         for low, high in sorted(self.edges.tolist()):
-            before[high] = max(before[high], before[low] + 1)
-        ahead: Int64s = before.max(initial=0) - before
+            depth[high] = max(depth[high], depth[low] + 1)
+        ahead: Int64s = depth.max(initial=0) - depth
         return ahead
 
     def chunk_of_stage(self) -> Int64s:
@@ -257,10 +257,10 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     stage_rank, backward_rank = lowest(np.ones(stage.size, dtype=bool)), None
     if (cells.kind == Kind.RELOAD).any():
         out, back = lowest(cells.kind == Kind.OFFLOAD), lowest(cells.kind == Kind.RELOAD)
-        moved = (out >= 0) & (back >= 0) & (out != back)
+        is_moved = (out >= 0) & (back >= 0) & (out != back)
         of_backward = TABLE.with_backward[cells.kind] == 1
-        backward_rank = np.where(moved, lowest(of_backward), stage_rank)
-        stage_rank = np.where(moved, lowest(~of_backward), stage_rank)
+        backward_rank = np.where(is_moved, lowest(of_backward), stage_rank)
+        stage_rank = np.where(is_moved, lowest(~of_backward), stage_rank)
     staged = np.flatnonzero(stage >= 0)
     default = _lowest(stages, stage[staged], rank[staged])
     if backward_rank is not None and (backward_rank != stage_rank).any():

@@ -138,8 +138,8 @@ def _schedule(rows: list[CellColumns], row_ptr: Int64s) -> Schedule:
         *(np.fromiter(chain.from_iterable(column), np.int32) for column in zip(*rows, strict=True))
     )
     pairs = np.array([max(row.pair, default=-1) + 1 for row in rows])
-    before = np.repeat(np.cumsum(pairs) - pairs, np.diff(row_ptr))
-    numbered = cells._replace(pair=np.where(cells.pair < 0, -1, cells.pair + before))
+    first_pair = np.repeat(np.cumsum(pairs) - pairs, np.diff(row_ptr))
+    numbered = cells._replace(pair=np.where(cells.pair < 0, -1, cells.pair + first_pair))
     return Schedule.of_cells(infer_placement(row_ptr, cells), row_ptr, numbered)
 
 

@@ -150,8 +150,8 @@ def _check_moved(schedule: Schedule, positions: Positions) -> None:
     placement = schedule.placement
     if not placement.has_host_state:
         return
-    moved = placement.is_moved.T[:, placement.microbatch_route]
-    uncopied = moved & (positions.of(Result.OFFLOADED) < 0)
+    is_moved = placement.is_moved.T[:, placement.microbatch_route]
+    uncopied = is_moved & (positions.of(Result.OFFLOADED) < 0)
     if uncopied.any():
         stage, microbatch = (int(axis[0]) for axis in np.nonzero(uncopied))
         name = f"{stage}{Kind.OFFLOAD.name}{microbatch}"

@@ -85,8 +85,8 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
         done |= np.isin(key, key[releases])
     placement = timeline.placement
     if placement.has_host_state:
-        moved = placement.is_moved[placement.microbatch_route[microbatch], stage]
-        enters, leaves = enters | (leaves & moved), leaves | (enters & moved)
+        is_moved = placement.is_moved[placement.microbatch_route[microbatch], stage]
+        enters, leaves = enters | (leaves & is_moved), leaves | (enters & is_moved)
     into, out = rows[enters], rows[leaves]
     held = rows[leaves & ~np.isin(key, key[enters])]
     return _sum_counters(

@@ -156,7 +156,7 @@ def _peaks_in_order(timeline: Timeline, workload: Workload, held: Int64s) -> _Pe
         microbatches=np.zeros(ranks, dtype=np.int64),
     )  # fmt: skip
     classes = (workload, *workload.classes)
-    moved = placement.is_moved if placement.has_host_state else np.zeros(0)
+    is_moved = placement.is_moved if placement.has_host_state else np.zeros(0)
     class_ptr = np.zeros(placement.microbatches + 1, dtype=np.int64)
     class_ptr[1 : workload.microbatch_class.size + 1] = workload.microbatch_class
     run_parts(
@@ -166,7 +166,7 @@ def _peaks_in_order(timeline: Timeline, workload: Workload, held: Int64s) -> _Pe
             lanes_of(timeline, Stream.COMPUTE), timeline.lane_ptr, timeline.cells, class_ptr * workload.stages,
             np.concatenate([costs.activation_bytes for costs in classes]),
             np.concatenate([costs.weight_activation_bytes for costs in classes]), TABLE, held,
-            placement.microbatch_route, placement.stages, moved.ravel().astype(np.int8),
+            placement.microbatch_route, placement.stages, is_moved.ravel().astype(np.int8),
         ),
         peaks,
         work=len(timeline),

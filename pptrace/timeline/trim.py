@@ -222,10 +222,10 @@ def _works_on(timeline: Timeline, microbatches: Sequence[int]) -> NDArray[np.boo
     """Return a mask of the rows that work on any of the microbatches."""
     wanted = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
     wanted[1:][np.asarray(microbatches, dtype=np.int64)] = 1
-    before = np.cumsum(wanted)
-    first = np.clip(timeline.microbatch.astype(np.int64), 0, before.size - 1)
-    last = np.clip(timeline.microbatch.astype(np.int64) + timeline.span, 0, before.size - 1)
-    mask: NDArray[np.bool_] = before[last] > before[first]
+    wanted_before = np.cumsum(wanted)
+    first = np.clip(timeline.microbatch.astype(np.int64), 0, wanted_before.size - 1)
+    last = np.clip(timeline.microbatch.astype(np.int64) + timeline.span, 0, wanted_before.size - 1)
+    mask: NDArray[np.bool_] = wanted_before[last] > wanted_before[first]
     return mask
 
 

@@ -284,14 +284,14 @@ class Hops(Struct, frozen=True, kw_only=True, eq=False):
         order = _by_link_and_time(timeline, routes.link, sent, message)
         link, hops = np.unique(routes.link, return_counts=True)
         copy, lanes = _spread(timeline, sent[message[order]], hops)
-        before = np.cumsum(lanes) - lanes
-        lane = np.repeat(before, hops) + copy
+        first_lane = np.cumsum(lanes) - lanes
+        lane = np.repeat(first_lane, hops) + copy
         order = order[np.argsort(lane, kind="stable")]
         return cls(
             row=sent[message[order]],
             place=place[order],
             lane_link=np.repeat(link, lanes),
-            lane_copy=(np.arange(int(lanes.sum())) - np.repeat(before, lanes)).astype(np.int32),
+            lane_copy=(np.arange(int(lanes.sum())) - np.repeat(first_lane, lanes)).astype(np.int32),
             lane_ptr=np.concatenate([[0], np.cumsum(np.bincount(lane))]),
             sent=sent,
             message=message[order],

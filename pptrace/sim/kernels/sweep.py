@@ -261,12 +261,12 @@ def sweep_replicas(
             top -= 1
             left -= 1
             task = ready[top]
-            own = (base + task) * WIDTH
+            first_start = (base + task) * WIDTH
             costs = replicas.row[task] * replicas.columns
             place = (batch * replicas.microbatches + replicas.microbatch[task]) * WIDTH
             for k in range(WIDTH):
                 cost = costs + replicas.column[place + k]
-                times[ended + k] = start[own + k] + replicas.duration[cost]
+                times[ended + k] = start[first_start + k] + replicas.duration[cost]
                 times[arrived + k] = times[ended + k] + replicas.lag[cost]
             if replicas.stage[task] >= 0:
                 place = (batch * replicas.stages + replicas.stage[task]) * WIDTH
@@ -277,7 +277,7 @@ def sweep_replicas(
                 if other >= 0:
                     top = _reach_together(waiting, start, ready, base, other, times, arrived, top)
                 else:
-                    top = _reach_together(waiting, start, ready, base, -1 - other, start, own, top)
+                    top = _reach_together(waiting, start, ready, base, -1 - other, start, first_start, top)
             if rendezvous and graph.following_peer[task] >= 0:
                 other = graph.following_peer[task]
                 top = _reach_together(waiting, start, ready, base, other, times, ended, top)
@@ -293,9 +293,9 @@ def _reach_together(
 
     ``times`` has the time of each replica from ``first`` on.
     """
-    own = (base + task) * WIDTH
+    first_start = (base + task) * WIDTH
     for k in range(WIDTH):
-        start[own + k] = max(start[own + k], times[first + k])
+        start[first_start + k] = max(start[first_start + k], times[first + k])
     waiting[base + task] -= 1
     if waiting[base + task] == 0:
         ready[top] = task

@@ -50,14 +50,14 @@ def list_messages(first, end, n, row_ptr, cells, graph, kinds, made_at, sent, ou
 def _list_of(row, rank, direction, cells, graph, made_at, sent, out, n):
     """List the messages that carry one action's result."""
     u = cells.microbatch[row]
-    others = graph.succ if direction == 0 else graph.pred
+    neighbors = graph.succ if direction == 0 else graph.pred
     edges = graph.succ_edge if direction == 0 else graph.pred_edge
     low, high = edges_fed(graph, direction, cells.stage[row])
     for e in range(low, high):
         peer = receiver(graph, direction, e, u, rank)
         if peer >= 0:
             out.producer[n] = row
-            out.consumer[n] = made_at[(direction * graph.stages + others[e]) * graph.microbatches + u]
+            out.consumer[n] = made_at[(direction * graph.stages + neighbors[e]) * graph.microbatches + u]
             out.source[n] = rank
             out.target[n] = peer
             out.edge[n] = edges[e]

@@ -305,14 +305,14 @@ def _lacking(rank, end, cells, graph, kinds, has_messages, traversal):
         if direction < 0:
             continue
         ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
-        others = graph.pred if direction == 0 else graph.succ
+        neighbors = graph.pred if direction == 0 else graph.succ
         ranks = graph.stage_rank if direction == 0 else graph.backward_rank
         low, high = ptr[cells.stage[row]], ptr[cells.stage[row] + 1]
         first, last = cells.microbatch[row], cells.microbatch[row] + cells.span[row]
         for e in range(low + edge, high):
-            from_stage = (direction * stages + others[e]) * microbatches
+            from_stage = (direction * stages + neighbors[e]) * microbatches
             for u in range(first + offset, last):
-                peer = ranks[microbatch_route[u] * stages + others[e]]
+                peer = ranks[microbatch_route[u] * stages + neighbors[e]]
                 need = SENT if has_messages and peer != rank else COMPUTED
                 if peer >= 0 and done[from_stage + u] < need:
                     traversal.dependency_row[rank], traversal.edge[rank], traversal.offset[rank] = (

@@ -95,7 +95,7 @@ class Placed(NamedTuple):
 
 
 def fill_gaps(
-    given: Table,
+    table: Table,
     stages: Stages,
     room: Any,
     rules: Rules,
@@ -106,47 +106,47 @@ def fill_gaps(
 ) -> int:
     """Place all actions, the rank that is free first before others; return -1, or a rank that lacks memory."""
     if len(rules.deadline) > 0:
-        _find_latest_starts(given, stages, rules, slack)
+        _find_latest_starts(table, stages, rules, slack)
     most = 0
     for rank in range(len(room)):
         push(ranks, rank, 0)
     while ranks.size[0] > 0:
         rank = pop(ranks)
         row = filling.next[rank]
-        if row == given.row_ptr[rank + 1]:
+        if row == table.row_ptr[rank + 1]:
             while filling.pending_weights[rank] > 0:
-                _run_next_weight_gradient(given, stages, rules, filling, placed, rank)
+                _run_next_weight_gradient(table, stages, rules, filling, placed, rank)
             continue
-        kind, due = given.kind[row], 0
+        kind, due = table.kind[row], 0
         if kind != W:
-            due = filling.ready[_place(stages, len(filling.ready), kind, given.stage[row], given.microbatch[row])]
+            due = filling.ready[_place(stages, len(filling.ready), kind, table.stage[row], table.microbatch[row])]
         if due < 0:
             continue
         idle = most
         if len(rules.deadline) > 0 and filling.first[rank] >= 0:
             idle = max(idle, slack.before[rank] - filling.first[rank])
-        if not _run_due_weight_gradients(given, stages, room, rules, slack, filling, placed, rank, due, idle):
+        if not _run_due_weight_gradients(table, stages, room, rules, slack, filling, placed, rank, due, idle):
             return rank
         most = max(most, _begin(filling, rank, due))
-        follower = _run(given, stages, rules, filling, placed, rank)
+        follower = _run(table, stages, rules, filling, placed, rank)
         push(ranks, rank, filling.free[rank])
         if follower >= 0 and ranks.place[follower] == OUTSIDE:
             push(ranks, follower, filling.free[follower])
     return -1
 
 
-def _find_latest_starts(given: Table, stages: Stages, rules: Rules, slack: Slack) -> None:
+def _find_latest_starts(table: Table, stages: Stages, rules: Rules, slack: Slack) -> None:
     """Compute latest starts of forwards and input gradients for all deadlines, in backward order.
 
     A weight gradient counts as work after its input gradient at any later time.
     """
-    moved = 1
-    while moved > 0:
-        moved = 0
+    has_changed = 1
+    while has_changed > 0:
+        has_changed = 0
         for rank in range(len(rules.deadline)):
             row = slack.next[rank]
-            while row >= given.row_ptr[rank]:
-                kind, stage, microbatch = given.kind[row], given.stage[row], given.microbatch[row]
+            while row >= table.row_ptr[rank]:
+                kind, stage, microbatch = table.kind[row], table.stage[row], table.microbatch[row]
                 duration = stages.forward[stage] if kind == F else stages.input_gradient[stage]
                 weight = stages.weight_gradient[stage] if kind == I else 0
                 late = min(slack.end[rank], slack.before[rank] - weight)
@@ -160,7 +160,7 @@ def _find_latest_starts(given: Table, stages: Stages, rules: Rules, slack: Slack
                 slack.end[rank] = late - duration
                 slack.before[rank] -= duration + weight
                 row -= 1
-                moved = 1
+                has_changed = 1
             slack.next[rank] = row
 
 
@@ -180,7 +180,7 @@ def _place(stages: Stages, size: int, kind: int, stage: int, microbatch: int) ->
 
 
 def _run_due_weight_gradients(
-    given: Table,
+    table: Table,
     stages: Stages,
     room: Any,
     rules: Rules,
@@ -193,30 +193,30 @@ def _run_due_weight_gradients(
 ) -> int:
     """Run weight gradients before a rank's next action if memory is short or time is left; return 1 if it fits."""
     row = filling.next[rank]
-    stage = given.stage[row]
-    needs = stages.taken[stage] if given.kind[row] == F else 0
+    stage = table.stage[row]
+    activation_size = stages.taken[stage] if table.kind[row] == F else 0
     late = due
-    if len(slack.latest) > 0 and given.kind[row] != W:
-        latest = slack.latest[_place(stages, len(slack.latest), given.kind[row], stage, given.microbatch[row])]
+    if len(slack.latest) > 0 and table.kind[row] != W:
+        latest = slack.latest[_place(stages, len(slack.latest), table.kind[row], stage, table.microbatch[row])]
         late = max(due, latest)
     while filling.pending_weights[rank] > 0:
         gap = due - filling.free[rank]
-        duration = stages.weight_gradient[_find_next_weight_gradient(given, filling, rank)]
+        duration = stages.weight_gradient[_find_next_weight_gradient(table, filling, rank)]
         fits = filling.free[rank] + duration <= late
         has_idled_too_long = filling.idle[rank] + gap > idle
-        if filling.held[rank] + needs <= room[rank] and (gap <= 0 or not (fits or has_idled_too_long)):
+        if filling.held[rank] + activation_size <= room[rank] and (gap <= 0 or not (fits or has_idled_too_long)):
             break
-        _run_next_weight_gradient(given, stages, rules, filling, placed, rank)
-    return 1 if filling.held[rank] + needs <= room[rank] else 0
+        _run_next_weight_gradient(table, stages, rules, filling, placed, rank)
+    return 1 if filling.held[rank] + activation_size <= room[rank] else 0
 
 
-def _find_next_weight_gradient(given: Table, filling: Filling, rank: int) -> int:
+def _find_next_weight_gradient(table: Table, filling: Filling, rank: int) -> int:
     """Return the stage of a rank's next weight gradient, and set ``due`` to its input gradient."""
     row = filling.due[rank]
-    while given.kind[row] != I:
+    while table.kind[row] != I:
         row += 1
     filling.due[rank] = row
-    stage: int = given.stage[row]
+    stage: int = table.stage[row]
     return stage
 
 
@@ -231,12 +231,12 @@ def _begin(filling: Filling, rank: int, due: int) -> int:
     return idle
 
 
-def _run(given: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> int:
+def _run(table: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> int:
     """Run a rank's next action of the table; return the rank that receives its result, -1 for none."""
     row = filling.next[rank]
     filling.next[rank] = row + 1
-    kind, stage, microbatch = given.kind[row], given.stage[row], given.microbatch[row]
-    _write(given, rules, placed, rank, kind, stage, microbatch)
+    kind, stage, microbatch = table.kind[row], table.stage[row], table.microbatch[row]
+    _write(table, rules, placed, rank, kind, stage, microbatch)
     if kind == W:
         filling.held[rank] -= stages.kept[stage]
         filling.free[rank] += stages.weight_gradient[stage]
@@ -258,22 +258,22 @@ def _run(given: Table, stages: Stages, rules: Rules, filling: Filling, placed: P
 
 
 def _run_next_weight_gradient(
-    given: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int
+    table: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int
 ) -> None:
     """Run a rank's next weight gradient, in the order of its input gradients."""
-    stage = _find_next_weight_gradient(given, filling, rank)
+    stage = _find_next_weight_gradient(table, filling, rank)
     row = filling.due[rank]
     filling.due[rank] = row + 1
     filling.pending_weights[rank] -= 1
     filling.held[rank] -= stages.kept[stage]
     filling.free[rank] += stages.weight_gradient[stage]
-    _write(given, rules, placed, rank, W, stage, given.microbatch[row])
+    _write(table, rules, placed, rank, W, stage, table.microbatch[row])
 
 
-def _write(given: Table, rules: Rules, placed: Placed, rank: int, kind: int, stage: int, microbatch: int) -> None:
+def _write(table: Table, rules: Rules, placed: Placed, rank: int, kind: int, stage: int, microbatch: int) -> None:
     """Append an action to a rank's row."""
     size = placed.size[rank]
-    first = given.row_ptr[rank]
+    first = table.row_ptr[rank]
     row = first + rules.missing_weights * (first // 2) + size
     placed.kind[row], placed.stage[row], placed.microbatch[row] = kind, stage, microbatch
     placed.size[rank] = size + 1
