@@ -64,6 +64,7 @@ def test_names_of_presets_and_the_level_of_zero_are_taken_as_they_are() -> None:
         ("meta-llama/Llama-3.1-8B", "NVIDIA H100 80GB HBM3", ("llama3-8b", "h100-sxm")),
         ("GPT-3 175B", "A100 PCIe", ("gpt3-175b", "a100-pcie")),
         ("deepseek-ai/DeepSeek-V3.2", "A800", ("deepseek-v3.2", "a800-sxm")),
+        ("DeepSeek-V2-Lite", "H100 SXM", ("deepseek-v2-lite", "h100-sxm")),
         ("Qwen/Qwen3-30B-A3B", "MI300X", ("qwen3-30b-a3b", "mi300x")),
         ("zai-org/GLM-4.5", "H20", ("glm-4.5", "h20")),
     ],

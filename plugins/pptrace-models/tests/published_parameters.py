@@ -53,12 +53,14 @@ PUBLISHED = {
     "qwen2-26.3b": _paper(26.3, 0.1),
     "tab-128": _paper(26, 1),
     "llama2-7b": _tensors(6_738_415_616),
+    "llama2-13b": _tensors(13_015_864_320),
     "llama2-70b": _tensors(68_976_648_192),
     # Scout and Maverick have the same encoder and projector.
     "llama4-maverick": _tensors(401_583_781_376, "vision", 871_932_416),
     "llama4-scout": _tensors(108_641_793_536, "vision", 871_932_416),
     "mixtral-8x7b": _tensors(46_702_792_704),
     "mixtral-8x22b": _tensors(140_630_071_296),
+    "deepseek-v2-lite": _tensors(15_706_484_224),
     "deepseek-v2": _tensors(235_741_434_880),
     "deepseek-v3": _tensors(684_531_386_000, _MTP_COPIES, 13_463_404_544),
     "deepseek-v3.2": _tensors(685_396_921_376, _MTP_COPIES, 13_477_363_712),
@@ -96,6 +98,7 @@ PUBLISHED = {
     "nemotron-3-ultra": _tensors(560_524_628_992, _MTP, 11_215_600_000),
     # The layers alone have 314.88 billion, so that the published figure probably leaves out the embedding.
     "grok-1": Published(314_000_000_000, "release", 1_000_000_000, "probably without embedding", -805_306_368),
+    "nemotron4-15b": _paper(15.6, 0.1),
     "nemotron4-340b": _paper(341.0, 0.1),
     "bloom-176b": _tensors(176_247_271_424),
     "megatron-gpt-1.7b": _paper(1.7, 0.1),

@@ -109,6 +109,9 @@ MODELS = (
         "llama2-7b", _LLAMA2, "SwiGLU", layers=32, hidden=4096, heads=32, ffn=11008, vocabulary=32000,
     ),
     _model(
+        "llama2-13b", _LLAMA2, "SwiGLU", layers=40, hidden=5120, heads=40, ffn=13824, vocabulary=32000,
+    ),
+    _model(
         "llama2-70b", _LLAMA2, "8 KV heads, SwiGLU",
         layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocabulary=32000,
     ),
@@ -127,6 +130,12 @@ MODELS = (
     _model(
         "mixtral-8x22b", "the published config.json of Mixtral-8x22B-v0.1", "8 experts of which 2 are chosen",
         layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, vocabulary=32000, num_experts=8, top_k=2,
+    ),
+    _model(
+        "deepseek-v2-lite", "DeepSeek-AI, DeepSeek-V2 (2024), appendix B.1; the published config.json",
+        "latent attention, 64 experts of which 6 are chosen, and two shared ones",
+        layers=27, hidden=2048, heads=16, ffn=10944, vocabulary=102400, **_LATENT | {"query_rank": 0},
+        num_experts=64, top_k=6, expert_ffn=1408, shared_ffn=2816, dense_layers=1,
     ),
     _model(
         "deepseek-v2", "DeepSeek-AI, DeepSeek-V2 (2024), section 3.1.2; the published config.json",
@@ -326,6 +335,10 @@ MODELS = (
         "grok-1", "xAI, the published model.py and run.py of Grok-1 (2024)", "8 experts of which 2 are chosen",
         layers=64, hidden=6144, heads=48, kv_heads=8, head_dim=128, ffn=32768, vocabulary=131072,
         tied_embeddings=True, num_experts=8, top_k=2,
+    ),
+    _model(
+        "nemotron4-15b", "NVIDIA, Nemotron-4 15B Technical Report (2024), table 1", "8 KV heads, squared ReLU",
+        layers=32, hidden=6144, heads=48, kv_heads=8, ffn=24576, gated=False, vocabulary=256000,
     ),
     _model(
         "nemotron4-340b", "NVIDIA, Nemotron-4 340B Technical Report (2024), table 1", "8 KV heads, squared ReLU",
