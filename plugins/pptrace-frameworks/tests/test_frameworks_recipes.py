@@ -230,6 +230,40 @@ def test_a_function_is_followed_into_the_files_of_its_repository(tmp_path: Path)
     assert without_network(notes) == ["not evaluated: unseen (deepseek.py:18)"]
 
 
+def test_a_function_is_followed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, FUNCTIONS)
+    monkeypatch.chdir(file.parent)
+
+    name = "deepseek_v3_pretrain_256gpu_gb200_fp8mx_config"
+
+    assert converted(file.relative_to(file.parent), name) == converted(file, name)
+
+
+def test_a_recipe_whose_base_is_missing_has_a_note(tmp_path: Path) -> None:
+    text = """\
+        from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+
+        def llama3_8b_pretrain_8gpu_h100_bf16_config():
+            cfg = llama3_8b_pretrain_config()
+            cfg.train.global_batch_size = 128
+            return cfg
+        """
+    _, notes = converted(write(tmp_path, {"recipes.py": text}))
+
+    assert without_network(notes) == ["not evaluated: llama3_8b_pretrain_config (recipes.py:4)"]
+
+
+def test_adapters_of_a_function_are_refused(tmp_path: Path) -> None:
+    text = """\
+        def llama3_8b_peft_8gpu_h100_bf16_config():
+            cfg = base()
+            cfg.peft.dim = 16
+            return cfg
+        """
+    with pytest.raises(ConfigError, match="peft: fine-tuning of adapters is not modelled"):
+        converted(write(tmp_path, {"recipes.py": text}))
+
+
 def test_a_function_that_calls_another_recipe_overlaps_its_exchanges(tmp_path: Path) -> None:
     file = write(tmp_path, FUNCTIONS)
 

@@ -160,6 +160,8 @@ def _of_program(file: Path, name: str) -> Recipe:
         {key: value.name if isinstance(value, Unknown) else value for key, value in leaves.items()}
     )
     settings.setdefault("moe_flex_dispatcher_backend", "none")
+    if any(section == "peft" for section, _ in values):
+        settings["peft"] = "adapters"
     notes = (f"not evaluated: {', '.join(left_out)}",) if left_out else ()
     if name == NEMO_RECIPE:
         settings.setdefault("num_gpus", _product(settings.pop("num_nodes", 0), settings.get("num_gpus_per_node")))

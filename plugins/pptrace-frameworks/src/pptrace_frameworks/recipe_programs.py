@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 NEMO_RECIPE = "recipe"
-"""The function that returns the recipe in a program of NeMo 2; those of Megatron-Bridge end in ``_config``."""
+"""The function that returns the recipe in a program of NeMo 2."""
+_RECIPE_END = "_config"
+"""End of the names of Megatron-Bridge's functions that return recipes."""
 _MOST_BYTES = 2**20
 _DEEPEST_CALL = 40
 _MOST_STEPS = 200_000
@@ -111,7 +113,8 @@ class Evaluation(Struct):
     depth: int = 0
     """Nested calls."""
     left_out: dict[str, None] = field(default_factory=dict)
-    """Calls with fields of the recipe whose code was not found, and loops, as ``name (file:line)``."""
+    """Loops, and calls of other recipes or with fields of the recipe whose code was not found, as ``name
+    (file:line)``."""
     modules: dict[Path, Module] = field(default_factory=dict)
     """Imported files."""
 
@@ -177,7 +180,8 @@ def evaluate_expression(text: str) -> Any:
 def _imported(file: Path, path: str, level: int, evaluation: Evaluation) -> Module | None:
     """Return the module of an import: of a package in a folder above the file, or in ``src`` there."""
     parts = path.split(".")
-    folders = [file.parents[level - 1]] if level else [*file.parents]
+    parents = file.absolute().parents
+    folders = [parents[level - 1]] if level else [*parents]
     for folder in (each for parent in folders for each in (parent, parent / "src")):
         place = folder.joinpath(*parts)
         for module_file in (place.with_suffix(".py"), place / "__init__.py"):
@@ -206,7 +210,7 @@ def _is_recipe(name: str, node: ast.stmt) -> bool:
         arguments = node.args
         needed = len(arguments.args) - len(arguments.defaults)
         return (
-            (name.endswith("_config") or name == NEMO_RECIPE)
+            (name.endswith(_RECIPE_END) or name == NEMO_RECIPE)
             and not name.startswith("_")
             and not needed
             and not arguments.kwonlyargs
@@ -449,7 +453,8 @@ class _Scope(ast.NodeVisitor):
         return Fields(dict(named))
 
     def _leave_out(self, name: str, positional: Iterable[Any], named: Mapping[str, Any], node: ast.Call) -> None:
-        if any(isinstance(value, Fields) and value for value in (*positional, *named.values())):
+        has_fields = any(isinstance(value, Fields) and value for value in (*positional, *named.values()))
+        if has_fields or name.endswith(_RECIPE_END):
             self.evaluation.left_out[f"{name} ({self._place(node)})"] = None
 
     def _place(self, node: ast.stmt | ast.expr) -> str:
