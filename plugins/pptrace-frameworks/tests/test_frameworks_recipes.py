@@ -498,7 +498,9 @@ def test_branches_that_do_not_run_are_skipped(*, size: str, is_noted: bool, laye
 def test_the_output_of_a_command_is_named() -> None:
     line = f"LAYERS=$(( $(nproc --all) * 2 ))\n{COMMAND}"
 
-    with pytest.raises(ConfigError, match=r"not '\$\{output_of_nproc_all\}\*2': write the number in place"):
+    with pytest.raises(
+        ConfigError, match=r"not '\$\{output_of_nproc_all\}\*2': set the variable in the environment"
+    ):
         of_line(line, gpus=8, device="h100-sxm")
 
 
@@ -567,6 +569,21 @@ def test_attention_without_a_fused_kernel_keeps_its_scores(
 
     assert found["model"] == {"preset": "llama3-8b", "precision": "bf16"} | model
     assert found["costs"].get("attention") == costs.get("attention")
+
+
+def test_variables_of_the_environment_have_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIZE", "4")
+    script = 'if [ "$SIZE" = 1 ]; then ARGS="--micro-batch-size 9"; fi\n'
+
+    found, notes = of_line(
+        f"{script}{JOB} --tensor-model-parallel-size ${{SIZE}} $ARGS",
+        gpus=16,
+        model="llama3-8b",
+        device="h100-sxm",
+    )
+
+    assert (found["parallel"]["tp"], found["batch"]["micro"]) == (4, 1)
+    assert "branches" not in " ".join(notes)
 
 
 def test_experts_of_arguments_are_split_as_megatron_does() -> None:
@@ -674,7 +691,7 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
         (f"{JOB} --num-layers 8 --hidden-size 64 --num-attention-heads 4", {"gpus": 8, "device": "h100-sxm"},
          "vocab_size: the number of tokens is unknown"),
         (f"{JOB} --micro-batch-size $SIZE", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
-         r"micro_batch_size: must be a whole number, not '.SIZE': write the number in place of the variable"),
+         r"micro_batch_size: must be a whole number, not '.SIZE': set the variable in the environment, or"),
         (f"{JOB} --micro-batch-size two", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "micro_batch_size: must be a whole number, not 'two'"),
         (f"{JOB} --pipeline-model-parallel-size 0", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},

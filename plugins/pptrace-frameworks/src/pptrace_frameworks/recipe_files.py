@@ -13,6 +13,7 @@ A recipe becomes settings by the names that Megatron-Core has for them, such as 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 from pathlib import Path
@@ -352,10 +353,13 @@ def _holds(condition: Iterable[str], variables: Mapping[str, str]) -> bool | Non
 
 
 def _words(text: str) -> tuple[list[str], bool]:
-    """Return the words of a script, with values for variables, and whether alternative branches are read."""
-    variables: dict[str, str] = {}
+    """Return the words of a script, with values for variables, and whether alternative branches are read.
+
+    Variables of the environment have their values, as if the script ran.
+    """
+    variables = dict(os.environ)
     words: list[str] = []
-    branches = _Branches()
+    branches = _Branches(known=dict(os.environ))
     for line in re.sub(r"\\\r?\n", " ", _COMMENT.sub("", text)).splitlines():
         with_names = _COMMAND.sub(_output_name, line)
         parts = _parts(_ARITHMETIC.sub(lambda match: _computed(match["expression"], variables), with_names))

@@ -140,7 +140,11 @@ class _Settings(Struct):
         value = value[0] if isinstance(value, list) and value else value
         is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
         if isinstance(value, bool) or not is_whole:
-            fix = ": write the number in place of the variable" if "$" in str(value) else ""
+            fix = (
+                ": set the variable in the environment, or write the number in its place"
+                if "$" in str(value)
+                else ""
+            )
             raise ConfigError(f"must be a whole number, not {value!r}{fix}", key=name)
         return int(value)
 
