@@ -57,6 +57,11 @@ def find_releases(step: Computations) -> Releases:
     sends = inputs(sent.stage + np.where(forward, 1, -1), sent.microbatch, ~forward)[known]
     transfer_ns = np.zeros(producers.size, dtype=np.int64)
     transfer_ns[sends] = (sent.duration_ns + sent.blocked_ns)[known]
+    sender, last = producers[sends], _last_of_pairs(step)
+    pair_ns = step.end_ns[last[sender]] - step.end_ns[sender]
+    held = np.flatnonzero((sender >= 0) & (pair_ns > 0) & (pair_ns <= sent.blocked_ns[known]))
+    producers[sends[held]] = last[sender[held]]  # a send after a pair depends on the member that ends last
+    transfer_ns[sends[held]] -= pair_ns[held]
     producer, transfer_ns = producers[input_index], transfer_ns[input_index]
     # Clocks of ranks are inexact: a producer that ends after its consumer does not count.
     usable = (producer >= 0) & (producer != consumer) & (step.end_ns[producer] <= step.end_ns[consumer])
@@ -72,6 +77,14 @@ def find_releases(step: Computations) -> Releases:
     np.maximum.at(waited_ns, consumer[chosen], transfer_ns[chosen])
     between_ns = np.maximum(step.start_ns - step.end_ns[position], 0)
     return Releases(position, np.minimum(waited_ns, between_ns))
+
+
+def _last_of_pairs(step: Computations) -> Int64s:
+    """Return the position of the member that ends last in the pair of each computation; its own without a pair."""
+    last: Int64s = np.arange(len(step))
+    second = np.flatnonzero((np.diff(step.rank) == 0) & (np.diff(step.pair) == 0) & (step.pair[1:] >= 0)) + 1
+    last[second] = last[second - 1] = np.where(step.end_ns[second] >= step.end_ns[second - 1], second, second - 1)
+    return last
 
 
 BETWEEN = "between actions"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pptrace.config.choices import PolicyName
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.dependencies import BETWEEN, MESSAGES, find_releases, follow_chain
 from pptrace.measured.diff import diff
@@ -18,9 +19,14 @@ from pptrace.measured.diff_document import blame, describe_divergence, diff_docu
 from pptrace.measured.findings import Release, first_divergence
 from pptrace.measured.matching import match
 from pptrace.measured.replay import run_order
+from pptrace.network.contract import Flat
 from pptrace.report.document import page_of, text_of
+from pptrace.sim.simulation import simulate
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from pptrace.measured.diff import StepDiff
@@ -208,6 +214,21 @@ def test_a_simulated_critical_path_is_computations_and_messages_without_a_rest(r
     assert chain.by_kind_ns[BETWEEN] == 0
     assert chain.by_kind_ns[MESSAGES] > 0
     assert sum(chain.by_kind_ns.values()) == one_step(rate_kbps=rate).end_ns.max()
+
+
+def test_a_send_after_an_overlapped_pair_depends_on_the_member_that_ends_last() -> None:
+    forwards, backwards = [[f"0{kind}{mb}" for mb in range(4)] for kind in "FB"]
+    pairs = [f"(1F{mb};1B{mb - 1})OVERLAP_F_B" for mb in range(1, 4)]
+    last = [f"2{kind}{mb}" for mb in range(4) for kind in "FB"]
+    schedule = Schedule.from_rows([forwards + backwards, ["1F0", *pairs, "1B3"], last])
+    costs = Workload.uniform(3, f_ns=10 * MS, b_ns=20 * MS, boundary_bytes=1_000_000)
+    network = Flat(rate_kbps=1_000_000, latency_ns=50_000)
+
+    step = simulate(schedule, costs, network, Policy(name=PolicyName.ORDERED))
+
+    times_ns = {"F": 60 * MS, "B": 180 * MS, MESSAGES: 10 * 1_050_000, BETWEEN: 0}
+    assert follow_chain(extract_computations(step)).by_kind_ns == times_ns
+    assert sum(times_ns.values()) == step.end_ns.max()
 
 
 def test_what_released_an_action_is_what_came_last_and_not_what_ended_last() -> None:
