@@ -130,7 +130,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         title="effect of each difference, one after another",
         about="The first step is replayed with the durations of the second, then also with its order, its "
         "transfers and so on. The rows sum to the whole difference.",
-        blocks=(drawn if findings.ladder else f"no ladder: {findings.no_ladder}",),
+        blocks=(drawn if findings.ladder else f"not computed: {findings.no_ladder}",),
     )
     yield Section(
         title="effects of order and of times",

@@ -146,7 +146,7 @@ def test_steps_of_other_sizes_differ_and_say_why_there_is_no_ladder(pptrace: Cal
 
     assert answer.code == 1
     message = "2 ranks, 2 stages, 1 microbatches and 2 ranks, 2 stages, 2 microbatches"
-    assert f"no ladder: the steps have {message}" in answer.out
+    assert f"not computed: the steps have {message}" in answer.out
 
 
 @pytest.mark.parametrize(

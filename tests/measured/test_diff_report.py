@@ -208,7 +208,7 @@ def test_where_nothing_is_drawn_the_report_says_why() -> None:
     read = Read(page(difference))
 
     assert (
-        "no ladder: the steps have 3 ranks, 3 stages, 4 microbatches and 2 ranks, 2 stages, 1 microbatches"
+        "not computed: the steps have 3 ranks, 3 stages, 4 microbatches and 2 ranks, 2 stages, 1 microbatches"
         in read.words
     )
 
