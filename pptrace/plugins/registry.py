@@ -323,6 +323,10 @@ def _unknown_name(name: str, known: Iterable[str], kind: OfferKind[Any], registr
     known = list(known)
     if "," in name and {part.strip() for part in name.split(",")} <= set(known):
         return f"{name!r} are several {kind.plural.replace('_', ' ')}: name one"
+    if kind is Registry.schedules and (with_options := re.fullmatch(r"(.+?):(\w+=.*)", name)):
+        schedule, options = with_options[1], with_options[2].split(":")
+        keys = [f"parallel.{each}" if each.startswith("vp=") else f"schedule.options.{each}" for each in options]
+        return f"{name!r} has options: name the schedule {schedule}, and set {' and '.join(keys)}"
     flags = [flag for flag in FLAGS.values() if flag.offers and flag.offers != kind.plural]
     section = next((flag.key for flag in flags if name in getattr(registry, flag.offers)), None)
     article = "an" if kind.noun[0] in "aeiou" else "a"

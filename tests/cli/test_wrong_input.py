@@ -103,6 +103,10 @@ def test_what_plugins_refuse_has_its_place_in_the_file(
     ("arguments", "line"),
     [
         (["--schedule", "zorro"], "--schedule: no installed plugin offers a schedule named 'zorro'"),
+        (
+            ["--schedule", "zorro:vp=2:a=3"],
+            "--schedule: 'zorro:vp=2:a=3' has options: name the schedule zorro, and set parallel.vp=2 and sch",
+        ),
         (["--network", "hockny"], "--network: no installed plugin offers a network named 'hockny'"),
         (["--costs", "unti"], "--costs: no installed plugin offers a cost model named 'unti'"),
         (["--set", "network.bandwidth=1 B/s"], "--set network.bandwidth=1 B/s: the smallest"),
