@@ -229,7 +229,7 @@ _WORDS = "its keys are written in other words"
 def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dict[str, Row]:
     """Return finished rows by point, from the tables of a sweep's outputs and from their journals.
 
-    Rows of failed points are omitted, so these points are simulated again.
+    Rows of failed points are omitted, so these points are simulated again. A table of only such rows is replaced.
 
     Raises:
         OutputError: a file is not of a sweep, or is of another configuration or other versions.
@@ -258,11 +258,11 @@ def _check_rows(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row])
         point = by_cells.get(tuple(str(row.get(key)) for key in grid.keys))
         if not row.get("configuration"):
             raise OutputError(f"is the journal of another command: {ADVICE}", file=path)
+        if row.get("error"):
+            continue
         if row["configuration"] != grid.configuration:
             raise _foreign(path, _difference(grid, registry, row, point))
         _check_versions(path, row, versions)
-        if row.get("error"):
-            continue
         if point is not None and point.identity != row["point"]:
             reason = _changed(grid, registry, row, point)
             if reason:

@@ -81,6 +81,12 @@ def test_where_every_point_fails_the_table_says_why_and_nothing_is_drawn(sweep: 
     assert names() == {"r.csv"}
 
 
+def test_a_table_of_failed_points_is_replaced(sweep: Pptrace) -> None:
+    assert sweep("--over", "microbatches=3", "--schedule", "./mine.py:even", "-o", "r.csv").code == 1
+
+    assert sweep("--over", "network.latency=1 us,2 us", "--microbatches", "4", "-o", "r.csv").code == 0
+
+
 def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
     pytest.importorskip("pyarrow")
     written = []
