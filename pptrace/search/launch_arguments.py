@@ -581,19 +581,24 @@ class Framework(Struct, frozen=True, kw_only=True):
     program: tuple[str, ...] = ()
     """The program that takes the arguments; empty if the framework is a library."""
 
-    def script(self, name: str, arguments: Arguments, file_from: str | None) -> str:
+    def script(self, name: str, arguments: Arguments, file_from: str | None, gpus: int, nodes: int = 0) -> str:
         """Return a shell script that runs the program; words after its name are further arguments.
 
         Args:
             name: the name of the configuration.
             arguments: arguments of a step that the framework runs.
             file_from: the command that writes the table of the arguments; None without one.
+            gpus: the GPUs of the job.
+            nodes: the nodes that have these GPUs; 0 if unknown.
         """
+        processes = ["--nnodes", str(nodes), "--nproc-per-node", str(gpus // nodes)] if nodes else []
+        rendezvous = "run this script on each node, with PET_RDZV_BACKEND=c10d and PET_RDZV_ENDPOINT=HOST:PORT"
         comments = [
             f"pptrace plan: {name}", f"{self.title}: append the arguments of your model, data and checkpoints",
-            *arguments.notes, *([f"{TABLE_FILE} comes from: {file_from}"] if file_from else []),
+            *([rendezvous] if nodes > 1 else []), *arguments.notes,
+            *([f"{TABLE_FILE} comes from: {file_from}"] if file_from else []),
         ]  # fmt: skip
-        *lines, last = command_lines(["exec", "torchrun", *self.program, *arguments.words])
+        *lines, last = command_lines(["exec", "torchrun", *processes, *self.program, *arguments.words])
         return "\n".join(
             ["#!/usr/bin/env bash", *(f"# {comment}" for comment in comments), *lines, f'{last} "$@"', ""]
         )

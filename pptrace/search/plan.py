@@ -459,9 +459,11 @@ class Plan(Printed):
 
     def script(self) -> str:
         """Return a shell script with which the framework of the plan runs the first place."""
-        name = self.problem.framework
+        name, cluster = self.problem.framework, self.experiment.cluster
         arguments = self.frameworks[name]
-        return FRAMEWORKS[name].script(self.best.name, arguments, self.table_command(arguments))
+        nodes = (cluster.nodes if cluster else None) or 0
+        table_command = self.table_command(arguments)
+        return FRAMEWORKS[name].script(self.best.name, arguments, table_command, self.best.layout.gpus, nodes)
 
     def to_yaml(self, table: Path | None = None) -> str:
         """Return the first place as a configuration file, with the file of a table in place of its schedule."""

@@ -194,10 +194,11 @@ def test_the_files_of_a_plan_are_read_back_as_its_configuration(
     script, recipe = tmp_path / "run.sh", tmp_path / "recipe.py"
     device = {"bf16": "a100-sxm", "fp8": "h100-sxm"}[precision]
     model = {"preset": "llama3-8b", "precision": precision}
-    job = {**STEP, "model": model, "device": device, "batch": {"global": 8, "sequence": 8192}}
+    job = {"model": model, "device": device, "batch": {"global": 8, "sequence": 8192}}
     vary = {**FEW, "pp": [4], "tp": [2], "cp": [1], "schedule": ["interleaved-1f1b"], "vp": [2], "zero": [1]}
     plan = planned(registry, config=job, gpus=8, vary=vary, framework="megatron", outputs=[script, recipe])
-    sizes = ["--model", "llama3-8b", "--device", device, "--gpus", "8"]
+    assert "exec torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py" in script.read_text()
+    sizes = ["--model", "llama3-8b", "--device", device]
 
     for words in ([str(script), *sizes], [str(recipe)]):
         run = CliRunner().invoke(registry.commands["recipe"].offer.load(), words)
