@@ -96,7 +96,8 @@ class NetworkChoice(OpenSection):
     """A network by name, with its options beside the name."""
 
     name: str
-    """Name of a network, such as hockney; its options are keys next to the name."""
+    """Name of a network, such as hockney; its options are keys next to the name. With a cluster, set keys of
+    cluster.fabric and cluster.node in place of a network."""
 
 
 class CostChoice(OpenSection):
