@@ -296,6 +296,23 @@ def test_graphs_and_fused_experts_of_a_hybrid_model_are_read(tmp_path: Path) -> 
     assert found["costs"]["cuda_graphs"] == ["mamba", "moe_router"]
 
 
+def test_a_graph_of_the_whole_iteration_replaces_graphs_of_modules(tmp_path: Path) -> None:
+    text = """\
+        from megatron.bridge.utils.cuda_graph import set_cuda_graph_modules, set_full_iteration_cuda_graph
+
+        def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config():
+            cfg = base()
+            cfg.model.cuda_graph_impl = "transformer_engine"
+            set_cuda_graph_modules(cfg.model, ["attn"])
+            set_full_iteration_cuda_graph(cfg.model)
+            cfg.train.global_batch_size = 8
+            return cfg
+        """
+    found, _ = converted(write(tmp_path, {"recipes.py": text}), stack="megatron-bridge")
+
+    assert found["costs"]["cuda_graphs"] is True
+
+
 def test_recipes_of_a_file_are_listed(tmp_path: Path) -> None:
     assert recipe_names(write(tmp_path, FUNCTIONS)) == [
         "deepseek_v3_pretrain_256gpu_gb200_fp8mx_config",

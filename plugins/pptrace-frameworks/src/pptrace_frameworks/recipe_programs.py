@@ -544,6 +544,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": min, "max": max, "replace": _updated, "copy": _updated, "deepcopy": _deep_copied, "field": _declared,
     "hasattr": _has_field, "getattr": _field, "setattr": _set_field, "isinstance": _is_instance,
     "set_cuda_graph_modules": lambda holder, modules: _set_field(holder, "cuda_graph_modules", modules),
+    "set_full_iteration_cuda_graph": lambda holder: _set_field(holder, "cuda_graph_impl", "full_iteration"),
 }  # fmt: skip
 """Functions that recipes call, by name."""
 
