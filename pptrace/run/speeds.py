@@ -145,10 +145,15 @@ def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Work
 
 def slowed_segments(segments: Sequence[Segment], compute: float, communication: float) -> tuple[Segment, ...]:
     """Return segments with scaled times, rounded."""
-    return tuple(
-        replace(each, duration_ns=round(each.duration_ns * (compute if each.is_computation else communication)))
-        for each in segments
-    )
+    slowed_parts = []
+    for each in segments:
+        collective_ns = each.collective_ns if each.is_computation else each.duration_ns
+        slowed_ns = round(collective_ns * communication)
+        duration_ns = round((each.duration_ns - collective_ns) * compute) + slowed_ns
+        slowed_parts.append(
+            replace(each, duration_ns=duration_ns, collective_ns=slowed_ns if each.is_computation else 0)
+        )
+    return tuple(slowed_parts)
 
 
 def times(values: NDArray[Any], factor: NDArray[np.float64] | float) -> Int64s:

@@ -206,7 +206,8 @@ def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
 
 
 _NONE = np.zeros(0, dtype=np.int32)
-_NO_SEGMENTS = PartColumns(_NONE, _NONE, np.zeros(0, dtype=np.int64), _NONE, _NONE, np.zeros(0, dtype=np.int64))
+_NO_TIMES = np.zeros(0, dtype=np.int64)
+_NO_SEGMENTS = PartColumns(_NONE, _NONE, _NO_TIMES, _NO_TIMES, _NONE, _NONE, _NO_TIMES)
 """No segments."""
 
 
@@ -335,7 +336,12 @@ def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segm
     if span == 1:
         return segments
     return tuple(
-        replace(segment, duration_ns=segment.duration_ns * span, size_bytes=segment.size_bytes * span)
+        replace(
+            segment,
+            duration_ns=segment.duration_ns * span,
+            size_bytes=segment.size_bytes * span,
+            collective_ns=segment.collective_ns * span,
+        )
         for segment in segments
     )
 
@@ -351,7 +357,7 @@ def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tup
     results = np.full((most, len(issued)), -1, dtype=np.int64)
     begin = first[:-1].copy()
     unset, zero = np.full(source.size, -1, dtype=np.int32), np.zeros(source.size, dtype=np.int64)
-    columns = PartColumns(unset, unset.copy(), zero, unset.copy(), unset.copy(), zero.copy())
+    columns = PartColumns(unset, unset.copy(), zero, zero.copy(), unset.copy(), unset.copy(), zero.copy())
     name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
     needs: list[NDArray[np.int64]] = []
     for start, _, rows, members in groups:
@@ -363,6 +369,7 @@ def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tup
         columns.number[place] = [segment.number for segment in rows.order]
         columns.stream[place] = [int(segment.stream) for segment in segments]
         columns.duration_ns[place] = [segment.duration_ns for segment in segments]
+        columns.collective_ns[place] = [segment.collective_ns for segment in segments]
         columns.path[place] = [
             links.setdefault(segment.link, len(links)) if segment.link else -1 for segment in segments
         ]

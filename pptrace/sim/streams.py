@@ -126,6 +126,8 @@ class PartColumns(NamedTuple):
     """Its stream; -1 as above."""
     duration_ns: Int64s
     """Its duration."""
+    collective_ns: Int64s
+    """The part of a computation's duration in which it communicates."""
     release: Int32s
     """Row of the computation after which it is issued; -1 for the previous one of its rank, -2 for none."""
     path: Int32s

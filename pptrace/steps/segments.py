@@ -46,6 +46,9 @@ class Segment(Struct, frozen=True, kw_only=True):
     """Bytes allocated at its start; negative values are freed at its end. By default, the first segment
     allocates and the last frees the action's bytes."""
 
+    collective_ns: int = 0
+    """Part of a computation's duration in which it communicates, and no other computation of the rank runs."""
+
     paired: bool = False
     """Whether it takes time only in an overlapped pair, such as the wait for a host that issues both members."""
 
@@ -54,6 +57,7 @@ class Segment(Struct, frozen=True, kw_only=True):
         change = self.activation_bytes
         return replace(
             self, duration_ns=int(self.duration_ns * share), size_bytes=int(self.size_bytes * share),
+            collective_ns=int(self.collective_ns * share),
             activation_bytes=None if change is None else int(change * share),
         )  # fmt: skip
 

@@ -493,7 +493,7 @@ def _times_outside_pairs(
     """
     check_segments(segments, f"{kind.name} of stage {stage}")
     issued = [part for part in segments if not part.paired]
-    computed_ns = sum(part.duration_ns for part in issued if part.is_computation)
+    computed_ns = sum(part.duration_ns - part.collective_ns for part in issued if part.is_computation)
     if overlapped:
         return overlapped_ns(single(segments)), computed_ns
     return sum(part.duration_ns for part in issued), computed_ns

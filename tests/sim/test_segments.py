@@ -55,6 +55,17 @@ def test_a_pair_of_layers_takes_what_it_takes_by_hand(
         assert members.exposed_ns[members.pair >= 0].tolist() == [0, 0]
 
 
+def test_the_collective_part_of_a_computation_is_exposed_in_a_pair() -> None:
+    forward = (Segment(name="attention", duration_ns=5, collective_ns=2), Segment(name="mlp", duration_ns=4))
+    backward = (Segment(name="mlp-input", duration_ns=4), Segment(name="attention-input", duration_ns=6))
+    workload = Workload.uniform(2, boundary_bytes=0).segmented({Kind.F: [forward] * 2, Kind.B: [backward] * 2})
+
+    timeline = simulate(Schedule.from_rows(PAIRS), workload)
+
+    assert workload.f_collective_ns.tolist() == [2, 2]
+    assert measure(timeline, workload).collective_ns.tolist() == [3 * 2, 3 * 2]
+
+
 @pytest.mark.parametrize("seed", range(120))
 def test_random_pairs_run_as_a_slow_second_implementation_says(seed: int) -> None:
     random = Random(seed)  # noqa: S311 - nothing secret

@@ -152,6 +152,18 @@ def test_experts_lie_between_dispatch_and_combine(costs: Callable[..., Workload]
     assert named(workload, Kind.F, 0) == ["embedding", *FORWARD]
 
 
+def test_computations_beside_experts_include_other_collectives(costs: Callable[..., Workload]) -> None:
+    """As in Megatron-LM's combined 1F1B, one computation is between two exchanges of tokens."""
+    sizes = {"tp": 2, "cp": 2, "sequence_parallel": True, "dp": 4, "ep": 4}
+    parts, plain = costs(EVERY, options={"segments": True}, **sizes), costs(EVERY, **sizes)
+
+    assert named(parts, Kind.F)[:4] == ["attention", "dispatch", "experts", "combine"]
+    assert named(parts, Kind.B)[:6] == [
+        "combine", "experts-input", "dispatch", "experts-weight", "attention-input", "attention-weight",
+    ]  # fmt: skip
+    assert parts.collective_ns(Kind.B).tolist() == plain.collective_ns(Kind.B).tolist()
+
+
 def test_weight_parts_wait_for_their_input_part_and_nothing_waits_for_them(costs: Callable[..., Workload]) -> None:
     segments = costs(options={"segments": True}, tp=2).segments[Kind.B][1]
 

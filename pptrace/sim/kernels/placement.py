@@ -193,6 +193,8 @@ def _place_segment(row, index, parts, routes, task):
     """Give a segment its duration, and its path where its bytes go over a link."""
     task.size_bytes[index] = parts.size_bytes[row]
     task.duration_ns[index] = parts.duration_ns[row]
+    if parts.collective_ns[row] > 0:
+        task.collective_ns[index] = parts.collective_ns[row]
     task.path[index] = -1
     if parts.path[row] >= 0:
         path = routes.first_link + parts.path[row] * routes.per_pair

@@ -6,12 +6,16 @@ combined after it; the router belongs to the first half. Each half has half of t
 context parallelism, the projections of queries, keys and values are separate from the attention, which waits for
 the gathered keys and values. Parts without duration are left out. Durations sum to the times of
 :mod:`pptrace_models.layer_times`.
+
+In a model with experts, only exchanges of tokens overlap. A half with its other collectives is one computation, as
+in Megatron-LM's combined 1F1B (``TransformerLayerSchedulePlan``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -151,6 +155,7 @@ def _segment(part: ActionPart, needs: tuple[int, ...], result: bool) -> Segment:
     return Segment(
         name=part.name,
         duration_ns=part.ns,
+        collective_ns=part.collective_ns,
         stream=part.stream,
         needs=needs or None,
         paired=part.paired,
@@ -193,29 +198,43 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     maps_and_dispatch = dispatch._replace(ns=dispatch.ns + collectives.maps_ns)
     projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
     core = attention - projections
+    first_parts = (gather, ActionPart("projections", projections.f), keys, ActionPart("attention", core.f), reduce)
     second_parts = (maps_and_dispatch, second_gather, ActionPart(name, second_half.f), second_reduce, combine)
-    forward = (
-        gather,
-        ActionPart("projections", projections.f),
-        keys,
-        ActionPart("attention", core.f),
-        reduce,
-        *second_parts,
-    )
-    again_first, again_second = _recomputed_parts(costing, kind, operations, forward, second_parts)
+    again_first, again_second = _recomputed_parts(costing, kind, operations, first_parts, second_parts)
     weight = ActionPart(f"{name}-weight", second_half.w, for_weights=True)
-    backward = (
+    second_backward = (
         combine, second_gradient_gather, ActionPart(f"{name}-input", second_half.i), second_reduce,
         *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
+    )  # fmt: skip
+    first_backward = (
         gradient_gather, keys, ActionPart("attention-input", core.i), key_gradients,
         ActionPart("projections-input", projections.i), reduce,
         ActionPart("attention-weight", attention.w, for_weights=True),
     )  # fmt: skip
-    second_end = max(_index_after(backward, f"{name}-weight"), _index_after(backward, "dispatch"))
+    parts_of = _with_exchanges_alone if model.num_experts else tuple
+    backward = (again_second, second_backward, again_first, first_backward)
     return Unit(
-        forward=forward,
-        backward=(*again_second, *backward[:second_end], *again_first, *backward[second_end:]),
+        forward=(*parts_of(first_parts), *parts_of(second_parts)),
+        backward=tuple(part for half in backward for part in parts_of(half)),
     )
+
+
+def _with_exchanges_alone(half: Iterable[ActionPart]) -> tuple[ActionPart, ...]:
+    """Return the parts of a half in which one computation includes all parts between exchanges of tokens.
+
+    It has the name of its longest computation. Parts for weight gradients stay separate.
+    """
+    parts: list[ActionPart] = []
+    for is_separate, run in groupby(half, lambda part: part.for_weights or part.stream is Stream.EXPERT_PARALLEL):
+        members = [*run]
+        if is_separate:
+            parts += members
+        else:
+            longest = max(members, key=lambda part: (part.stream is Stream.COMPUTE, part.ns))
+            collective_ns = sum(part.ns for part in members if part.stream is not Stream.COMPUTE)
+            ns = sum(part.ns for part in members)
+            parts.append(ActionPart(longest.name, ns, collective_ns=collective_ns))
+    return tuple(parts)
 
 
 def _shortest_pair_ns(forward: Sequence[ActionPart], backward: Sequence[ActionPart]) -> int:
@@ -262,8 +281,8 @@ def _recomputed_parts(
     costing: Costing,
     kind: Layer,
     operations: Sequence[Operation],
-    forward: Sequence[ActionPart],
-    second: Sequence[ActionPart],
+    first_half: Sequence[ActionPart],
+    second_half: Sequence[ActionPart],
 ) -> tuple[tuple[ActionPart, ...], tuple[ActionPart, ...]]:
     """Return the recomputed parts of a layer's first and second half: modules with their collectives.
 
@@ -275,25 +294,25 @@ def _recomputed_parts(
             return (), ()
         return (), tuple(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
-            for part in forward
+            for part in (*first_half, *second_half)
         )
-    first_exchanges = [part for part in forward[: -len(second)] if part.stream is not Stream.COMPUTE]
+    first_exchanges = [part for part in first_half if part.stream is not Stream.COMPUTE]
     if not (kind.mixer == "attention" and "full_attn" in model.recomputed_modules):
         has_core = "core_attn" in model.recomputed_modules
         first_exchanges = [part for part in first_exchanges if has_core and part.name == "key-value-gather"]
     exchanged: tuple[ActionPart, ...] = ()
     if ("moe" if kind.experts else "mlp") in model.recomputed_modules:
-        exchanged = tuple(part for part in second if part.stream is not Stream.COMPUTE)
+        exchanged = tuple(part for part in second_half if part.stream is not Stream.COMPUTE)
     of_second: list[Operation] = []
     of_first: list[Operation] = []
     for operation in operations:
         is_second = again_of(operation.name, kind) & model.recomputed_modules & _SECOND_HALF
         (of_second if is_second else of_first).append(operation)
     name = "core" if model.recomputed_modules == {"core_attn"} else "modules"
-    first, second_half = (
+    first, second = (
         ActionPart(f"recompute-{name}", again_ns(costing, half, kind)) for half in (of_first, of_second)
     )
-    return (*first_exchanges, first), (*exchanged, second_half)
+    return (*first_exchanges, first), (*exchanged, second)
 
 
 def _encoder(costing: Costing, tower: Tower) -> Unit:
@@ -344,11 +363,6 @@ def _prediction(costing: Costing) -> Unit:
     )
 
 
-def _index_after(parts: Sequence[ActionPart], name: str) -> int:
-    """Return the index after a named part."""
-    return 1 + next(index for index, part in enumerate(parts) if part.name == name)
-
-
 def _projections(costing: Costing, operations: Iterable[Operation]) -> Cost:
     """Return the cost of projecting queries, keys and values: a share of a layer's projections by width."""
     shard = costing.shard
@@ -387,6 +401,7 @@ class ActionPart(NamedTuple):
     for_weights: bool = False
     paired: bool = False
     activation_bytes: int = 0
+    collective_ns: int = 0
 
 
 class Unit(Struct, frozen=True):
