@@ -168,21 +168,21 @@ def _offer(inputs: Preparation, name: str) -> StackOffer:
 def _look_up(inputs: Preparation, name: str) -> StackOffer:
     """Return the stack of a name, or the newest release of a family.
 
-    A release that no plugin offers stands for the newest one before it, with a note.
+    A release that no plugin offers stands for the newest one before it, or for the oldest one, with a note.
     """
     stacks = inputs.registry.stacks
     if name in stacks:
         return inputs.use(stacks[name]).offer
     release_name = _RELEASE.fullmatch(name)
     releases = _releases(inputs, release_name["family"] if release_name else name)
-    if release_name:
-        releases = [release for release in releases if release[0] < _version(release_name["version"])]
-    if releases:
-        newest = releases[-1][1]
-        if release_name:
-            note = f"No plugin offers the stack {name}: the step has {newest}, the newest release before it."
-            inputs.notes = (*inputs.notes, *({note} - {*inputs.notes}))
-        name = newest
+    if releases and not release_name:
+        name = releases[-1][1]
+    elif releases and release_name:
+        earlier = [release for release in releases if release[0] < _version(release_name["version"])]
+        nearest, which = (earlier[-1], "newest release before it") if earlier else (releases[0], "oldest release")
+        note = f"No plugin offers the stack {name}: the step has {nearest[1]}, the {which}."
+        inputs.notes = (*inputs.notes, *({note} - {*inputs.notes}))
+        name = nearest[1]
     return inputs.use(stacks[name]).offer
 
 

@@ -69,9 +69,9 @@ def test_later_rules_and_heirs_override() -> None:
 @pytest.mark.parametrize(
     ("name", "used", "has_note"),
     [("made", "made-1.10", False), ("made-1.9", "made-1.9", False), ("made-2", "made-1.10", True),
-     ("made-1.9.5", "made-1.9", True)],
+     ("made-1.9.5", "made-1.9", True), ("made-1.8", "made-1.9", True)],
 )  # fmt: skip
-def test_an_unknown_release_is_the_newest_before_it_with_a_note(name: str, used: str, *, has_note: bool) -> None:
+def test_an_unknown_release_is_the_newest_before_it_or_the_oldest(name: str, used: str, *, has_note: bool) -> None:
     step = run(stack=name)
 
     assert value(step, "costs.zero")[1].startswith("stack made-1.9:")
@@ -80,8 +80,8 @@ def test_an_unknown_release_is_the_newest_before_it_with_a_note(name: str, used:
     assert f"stack {used}," in step.summary()
 
 
-@pytest.mark.parametrize("name", ["made-1.8", "nothing", "made-1.x"])
-def test_a_name_without_an_older_release_is_unknown(name: str) -> None:
+@pytest.mark.parametrize("name", ["nothing", "nothing-1.8", "made-1.x"])
+def test_a_name_without_releases_is_unknown(name: str) -> None:
     with pytest.raises(PluginError, match=f"stack: no installed plugin offers a stack named '{name}'"):
         run(stack=name)
 
