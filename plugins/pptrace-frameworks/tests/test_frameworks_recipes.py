@@ -603,6 +603,21 @@ def test_variables_of_the_environment_have_their_values(monkeypatch: pytest.Monk
     assert "branches" not in " ".join(notes)
 
 
+def test_variables_of_a_configuration_have_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMUS_PP", "4")
+    text = """\
+        exp_name: ${PRIMUS_NAME:llama3-70b}
+        modules:
+          pre_trainer:
+            overrides:
+              {tensor_model_parallel_size: "${PRIMUS_TP:8}", pipeline_model_parallel_size: "${PRIMUS_PP:1}",
+              global_batch_size: 128, seq_length: 8192}
+        """
+    found, _ = converted(write(tmp_path, {"llama3_70b.yaml": text}), gpus=64, device="mi300x")
+
+    assert found["parallel"] == {"pp": 4, "tp": 8, "dp": 2}
+
+
 def test_experts_of_arguments_are_split_as_megatron_does() -> None:
     arguments = "--tensor-model-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2"
 

@@ -183,7 +183,7 @@ def _of_yaml(file: Path, name: str) -> Recipe:
     if isinstance(document.get("MODEL_ARGS"), dict):
         words = [word for key, value in document["MODEL_ARGS"].items() for word in _yaml_words(str(key), value)]
         return recipe_of_text(shlex.join(words), str(file), _megatron_release(file))
-    values = _flat(document)
+    values = {name: _with_environment(value) for name, value in _flat(document).items()}
     trainer, model = (
         document.get(key) if isinstance(document.get(key), dict) else {} for key in ("trainer", "model")
     )
@@ -194,6 +194,13 @@ def _of_yaml(file: Path, name: str) -> Recipe:
     stack = "nemo-24.12" if {"trainer", "model"} <= document.keys() else ""  # the last release with such files
     values |= {name: size for name, text in values.items() if (size := _multiplied(str(text), values))}
     return Recipe(file=str(file), name=file.stem, settings=_renamed(values), stack=stack)
+
+
+def _with_environment(value: Any) -> Any:
+    """Return a value with the environment's variables, or with defaults such as that of Primus's ``${SIZE:8}``."""
+    if not isinstance(value, str) or not _DEFAULTED.search(value):
+        return value
+    return _typed(_DEFAULTED.sub(lambda match: os.environ.get(match[1], match[2]), value))
 
 
 def _multiplied(text: str, values: Mapping[str, Any]) -> int | None:
@@ -276,6 +283,7 @@ _ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)(?P<appends>\+?)=
 _VARIABLE = re.compile(
     r"\$(?:\{(?P<braced>\w+)(?P<items>\[[@*]\])?(?::?[-=](?P<default>(?:[^{}]|\{[^{}]*\})*))?\}|(?P<plain>\w+))"
 )
+_DEFAULTED = re.compile(r"\$\{([A-Z]\w*):([^{}]*)\}")
 _ARITHMETIC = re.compile(r"\$\(\((?P<expression>(?:[\w\s${}:+*/%-]|\([\w\s${}:+*/%-]*\))*)\)\)")
 _COMMAND = re.compile(r"\$\((?!\(|\s*(?:echo|cat)\b)[^()]*\)")
 _COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
