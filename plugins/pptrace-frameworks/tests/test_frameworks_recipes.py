@@ -395,7 +395,7 @@ def test_the_vocabulary_is_that_of_the_named_tokenizer() -> None:
     sizes = "--num-layers 8 --hidden-size 64 --num-attention-heads 4"
     line = f"{JOB} {sizes} --tokenizer-model meta-llama/Llama-3.1-8B --virtual-pipeline-model-parallel-size None"
 
-    found, notes = of_line(line, gpus=8, device="h100-sxm")
+    found, notes = of_line(f"{line} --micro-batch-size 1", gpus=8, device="h100-sxm")
 
     assert found["model"]["vocabulary"] == 128256
     assert found["parallel"] == {"pp": 2, "dp": 4}
@@ -491,6 +491,30 @@ def test_a_command_in_a_string_is_read(script: str) -> None:
 
 
 COMMAND = "pretrain_gpt.py --num-layers $LAYERS --hidden-size 256 --num-attention-heads 4 --vocab-size 512\n"
+
+
+def test_commands_of_other_sizes_in_a_script_have_a_note() -> None:
+    script = (
+        "PP=2 bash run.sh --seq-length 4096 --save a --pipeline-model-parallel-layout 'Ett|ttL'\n"
+        "PP=4 bash run.sh --seq-length 4096 --save b --pipeline-model-parallel-layout \"'Et|t|t|tL'\"\n"
+    )
+    script += script.splitlines()[-1]
+
+    found, notes = of_line(script, gpus=8, model="llama3-8b", device="h100-sxm")
+
+    assert found["model"]["layout"] == "Et|t|t|tL"
+    assert without_network(notes) == [
+        "micro_batch_size is not given, and assumed to be 1",
+        "several values, of which the last one is used: pipeline_model_parallel_layout",
+    ]
+
+
+def test_one_expert_is_a_dense_model_in_deepspeed() -> None:
+    line = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 512 --num-experts 1"
+
+    found, _ = of_line(line, gpus=8, device="h100-sxm")
+
+    assert "num_experts" not in found["model"]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Whether settings that are absent have the defaults of Megatron-LM's arguments."""
     notes: tuple[str, ...] = field(default=())
     """What was not read."""
+    ambiguous: frozenset[str] = frozenset()
+    """Settings with several values in the file, of which the last one is read."""
 
 
 def recipe_names(file: Path) -> list[str]:
@@ -131,15 +133,22 @@ def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
         ConfigError: the text has no arguments.
     """
     words, has_alternatives = _words(text)
-    arguments = _arguments(words)
+    arguments, ambiguous = _arguments(words)
     if not arguments:
         raise ConfigError("has no arguments of Megatron-LM, such as --tensor-model-parallel-size 8", file=file)
     settings = _renamed(arguments)
     if settings.get("checkpoint_activations") or settings.get("recompute_method"):
         settings.setdefault("recompute_granularity", "full")  # Megatron-LM before 3.0 has no other
+    if settings.get("num_moe_experts") == 1:
+        del settings["num_moe_experts"]  # DeepSpeed's value of a dense model
     note = "several branches of if or case are read: a variable has its last value"
-    notes = (note,) if has_alternatives else ()
-    return Recipe(file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True, notes=notes)
+    notes: tuple[str, ...] = (note,) if has_alternatives else ()
+    if "micro_batch_size" not in settings:
+        notes += ("micro_batch_size is not given, and assumed to be 1",)
+    return Recipe(
+        file=file, name=Path(file).stem, settings=settings, stack=stack, is_command=True, notes=notes,
+        ambiguous=frozenset(_renamed(dict.fromkeys(ambiguous, True))),
+    )  # fmt: skip
 
 
 def _known_name(file: Path, name: str) -> str:
@@ -423,9 +432,10 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def _arguments(words: Iterable[str]) -> dict[str, Any]:
-    """Return the values of arguments by name with underscores."""
+def _arguments(words: Iterable[str]) -> tuple[dict[str, Any], set[str]]:
+    """Return the values of arguments by name with underscores, and the names that have several values."""
     arguments: dict[str, Any] = {}
+    earlier: list[tuple[str, Any]] = []
     name = ""
     for word in words:
         if word.startswith("--") and len(word) > len("--x"):
@@ -433,6 +443,8 @@ def _arguments(words: Iterable[str]) -> dict[str, Any]:
             name = name.replace("-", "_")
             is_on = not name.startswith("no_")
             name = name.removeprefix("no_")
+            if name in arguments:
+                earlier.append((name, arguments[name]))
             arguments[name] = _typed(value) if equals else is_on
         elif word == _END or word.endswith(".py"):
             name = ""
@@ -440,10 +452,11 @@ def _arguments(words: Iterable[str]) -> dict[str, Any]:
             current, value = arguments[name], _typed(word)
             values = current if isinstance(current, list) else [current]
             arguments[name] = value if current is True else [*values, value]
-    return arguments
+    return arguments, {name for name, value in earlier if value != arguments[name]}
 
 
 def _typed(word: str) -> Any:
+    word = word.strip("'\"")
     if word == "None":
         return None
     if _NUMBER.fullmatch(word):

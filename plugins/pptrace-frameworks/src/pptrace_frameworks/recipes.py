@@ -243,6 +243,9 @@ def _configuration(
         "costs": _costs(recipe, settings, parallel),
     }
     notes = [*recipe.notes, *settings.notes, *_notes(settings, parallel)]
+    ambiguous = sorted(recipe.ambiguous & settings.used)
+    if ambiguous:
+        notes.append(f"several values, of which the last one is used: {', '.join(ambiguous)}")
     return {key: value for key, value in sections.items() if value}, notes
 
 
