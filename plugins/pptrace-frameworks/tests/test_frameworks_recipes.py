@@ -805,6 +805,14 @@ def test_a_file_without_the_recipe_is_an_error(tmp_path: Path, text: str, name: 
         read_recipe(file, name)
 
 
+def test_a_configuration_of_torchtitan_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "llama3_8b.toml"
+    file.write_text("[parallelism]\npipeline_parallel_degree = 2\n", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"llama3_8b\.toml: is no recipe of Megatron; for torchtitan"):
+        read_recipe(file)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -136,6 +136,15 @@ def test_tensor_parallel_collectives_of_dense_models_overlap_with_products(
     assert values_of("megatron-core", **changes)["costs.overlap_tp"] is overlaps
 
 
+def test_torchtitan_recomputes_by_operation_and_scales_by_current_values() -> None:
+    values = values_of(
+        "torchtitan-0.3", model={"preset": "llama3-8b", "precision": "fp8", "recompute": "selective"}
+    )
+
+    assert values["model.recompute_modules"] == ["alternate_products"]
+    assert values["costs.fp8_recipe"] == "tensorwise"
+
+
 def lines_of(stack: StackOffer) -> str:
     inherited = (
         f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""

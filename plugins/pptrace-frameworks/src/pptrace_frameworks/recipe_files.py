@@ -118,6 +118,9 @@ def read_recipe(file: Path, name: str = "") -> Recipe:
         return _of_program(file, name)
     if file.suffix.lower() in {".yaml", ".yml"}:
         return _of_yaml(file, name)
+    if file.suffix.lower() == ".toml":
+        message = "is no recipe of Megatron; for torchtitan's settings, set the keys that docs/recipes.md lists"
+        raise ConfigError(message, file=file)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

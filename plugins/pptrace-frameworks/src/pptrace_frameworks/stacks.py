@@ -437,6 +437,14 @@ _TORCHTITAN = (
         {"costs.sequence_first": False},
     ),
     _rule(
+        "TT torchtitan/components/quantization/float8.py: torchao scales by current values; by row as by tensor",
+        {"costs.fp8_recipe": "tensorwise"}, when={"model.precision": "fp8"},
+    ),
+    _rule(
+        "TT torchtitan/distributed/activation_checkpoint.py: selective_ac_option op of its configurations",
+        {"model.recompute_modules": ["alternate_products"]}, when={"model.recompute": "selective"},
+    ),
+    _rule(
         "TT torchtitan/components/loss.py: F.cross_entropy(pred.float()), compile.enable off",
         {"costs.eager_loss": True}, unless={"costs.fused_loss": [True, "compiled"]},
     ),
