@@ -620,7 +620,7 @@ FRAMEWORKS = {
         pair_faults=lambda *_: iter([_SEQUENTIAL_PAIRS]),
         shards_alone=True,
         program=("-m", "torchtitan.train"),
-        values={"costs.zero": (0, 3), "model.recompute": ("none", "full")},
+        values={"costs.zero": (0, 3), "model.recompute": ("none", "selective", "full")},
     ),
     "pytorch": Framework(
         title="PyTorch", arguments=pytorch_arguments, pair_faults=lambda *_: iter([_SEQUENTIAL_PAIRS])
