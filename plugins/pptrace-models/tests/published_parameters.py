@@ -58,6 +58,11 @@ PUBLISHED = {
     # Scout and Maverick have the same encoder and projector.
     "llama4-maverick": _tensors(401_583_781_376, "vision", 871_932_416),
     "llama4-scout": _tensors(108_641_793_536, "vision", 871_932_416),
+    "mistral-7b": _tensors(7_248_023_552),
+    "qwen2.5-7b": _tensors(7_615_616_512, "biases", 129_024),
+    "qwen2.5-14b": _tensors(14_770_033_664, "biases", 344_064),
+    "qwen2.5-32b": _tensors(32_763_876_352, "biases", 458_752),
+    "qwen2.5-72b": _tensors(72_706_203_648, "biases", 819_200),
     "mixtral-8x7b": _tensors(46_702_792_704),
     "mixtral-8x22b": _tensors(140_630_071_296),
     "deepseek-v2-lite": _tensors(15_706_484_224),

@@ -66,6 +66,14 @@ def _megatron(size: str, layers: int, hidden: int, heads: int, source: str) -> M
     )  # fmt: skip
 
 
+def _qwen25(size: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> ModelOffer:
+    return _model(
+        f"qwen2.5-{size}", "Qwen Team, Qwen2.5 Technical Report (2024), table 1; the published config.json",
+        f"{kv_heads} KV heads, SwiGLU, without its biases",
+        layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, vocabulary=152064,
+    )  # fmt: skip
+
+
 MODELS = (
     _model(
         "gpt3-175b", "Brown et al., Language Models are Few-Shot Learners (2020), table 2.1; GPT-2's 50257 tokens",
@@ -123,6 +131,14 @@ MODELS = (
         num_experts=128, top_k=1, expert_ffn=8192, shared_ffn=8192, moe_every=2,
         window=8192, window_chunks=True, full_attention_every=4,
     ),
+    _model(
+        "mistral-7b", "the published config.json of Mistral-7B-v0.3", "8 KV heads, SwiGLU",
+        layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=32768,
+    ),
+    _qwen25("7b", 28, 3584, 28, 4, 18944),
+    _qwen25("14b", 48, 5120, 40, 8, 13824),
+    _qwen25("32b", 64, 5120, 40, 8, 27648),
+    _qwen25("72b", 80, 8192, 64, 8, 29568),
     _model(
         "mixtral-8x7b", "Jiang et al., Mixtral of Experts (2024), table 1", "8 experts of which 2 are chosen",
         layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=32000, num_experts=8, top_k=2,
