@@ -201,10 +201,12 @@ def _of_yaml(file: Path, name: str) -> Recipe:
     )
     if {"num_nodes", "devices"} <= trainer.keys():
         values["num_gpus"] = _product(trainer["num_nodes"], trainer["devices"])
+    if isinstance(model.get("tokenizer"), dict):
+        values |= {f"tokenizer_{key}": model["tokenizer"].get(key) for key in ("type", "model")}
     if "distributed" in str(model.get("optim")):  # distributed_fused_adam
         values["use_distributed_optimizer"] = True
     stack = "nemo-24.12" if {"trainer", "model"} <= document.keys() else ""  # the last release with such files
-    values |= {name: size for name, text in values.items() if (size := _multiplied(str(text), values))}
+    values |= {name: size for name, text in values.items() if (size := _interpolated(str(text), values))}
     return Recipe(file=str(file), name=file.stem, settings=_renamed(values), stack=stack)
 
 
@@ -215,10 +217,10 @@ def _with_environment(value: Any) -> Any:
     return _typed(_DEFAULTED.sub(lambda match: os.environ.get(match[1], match[2]), value))
 
 
-def _multiplied(text: str, values: Mapping[str, Any]) -> int | None:
-    """Return the value of OmegaConf's ``${multiply:4, ${.hidden_size}}``; None for another text."""
-    match = _MULTIPLIED.fullmatch(text)
-    return _product(match["factor"], values.get(match["name"])) if match else None
+def _interpolated(text: str, values: Mapping[str, Any]) -> int | None:
+    """Return the value of OmegaConf's ``${.name}`` or ``${multiply:4, ${.name}}``; None for another text."""
+    match = _INTERPOLATION.fullmatch(text)
+    return _product(match["factor"] or 1, values.get(match["name"])) if match else None
 
 
 def _yaml_words(key: str, value: Any) -> list[str]:
@@ -229,7 +231,7 @@ def _yaml_words(key: str, value: Any) -> list[str]:
     return [key, *map(str, value)] if isinstance(value, list) else [key, str(value)]
 
 
-_MULTIPLIED = re.compile(r"\$\{multiply:\s*(?P<factor>\d+),\s*\$\{\.(?P<name>\w+)\}\}")
+_INTERPOLATION = re.compile(r"(?:\$\{multiply:\s*(?P<factor>\d+),\s*)?\$\{\.(?P<name>\w+)\}\}?")
 
 
 def _product(*values: Any) -> int | None:

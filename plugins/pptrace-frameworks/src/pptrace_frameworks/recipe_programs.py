@@ -215,7 +215,9 @@ def _is_recipe(name: str, node: ast.stmt) -> bool:
             and not needed
             and not arguments.kwonlyargs
         )
-    return isinstance(node, ast.Assign | ast.AnnAssign) and name.isupper() and not name.startswith("_")
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or not name.isupper() or name.startswith("_"):
+        return False
+    return isinstance(node.value, ast.Call | ast.Name)
 
 
 def _copied(value: Any) -> Any:

@@ -682,7 +682,8 @@ def _vocabulary(recipe: Recipe, settings: _Settings, registry: Registry) -> int:
     preset = next(filter(None, (_preset_in(place, registry.models) for place in places)), "")
     size = int(registry.models[preset].offer.values.get("vocabulary", 0)) if preset else 0
     if not size:
-        message = "the number of tokens is unknown: add --vocab-size 128256, or give --model"
+        setting = "--vocab-size 128256" if recipe.is_command else "vocab_size: 128256"
+        message = f"the number of tokens is unknown: add {setting}, or give --model"
         raise ConfigError(message, key="vocab_size")
     settings.notes.append(f"vocab_size is that of {preset}, {size}")
     return size
