@@ -1,4 +1,4 @@
-"""What the torus promises, over a few sizes."""
+"""Tests of the torus over a few sizes."""
 
 from pptrace_torus import OFFER, build
 
@@ -15,7 +15,7 @@ def bisection(endpoints: int) -> int:
     return RATE * torus.width * (2 if torus.height > 2 else 1)  # noqa: PLR2004 - around two is there and back
 
 
-def test_it_keeps_its_promises_for_square_and_oblong_sizes() -> None:
+def test_routes_are_valid_on_square_and_oblong_sizes() -> None:
     options = {"bandwidth": "1 GB/s", "latency": "500 ns"}
 
     assert_valid_network(OFFER, endpoints=(2, 4, 8, 16, 24), options=options, bisection=bisection)

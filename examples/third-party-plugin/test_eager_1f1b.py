@@ -1,4 +1,4 @@
-"""What eager 1F1B promises, over a grid of sizes."""
+"""Tests of eager 1F1B over a grid of sizes."""
 
 from pptrace_eager_1f1b import OFFER
 
@@ -8,7 +8,7 @@ from pptrace.testing import assert_schedule_family
 pytest_plugins = ["pptrace.testing.fixtures"]
 
 
-def test_it_keeps_its_promises_for_many_sizes() -> None:
+def test_tables_are_valid_and_equal_the_closed_forms() -> None:
     assert_schedule_family(OFFER)
 
 

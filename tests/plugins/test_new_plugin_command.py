@@ -56,7 +56,7 @@ def test_a_new_network_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.Mo
     module, own = map(importlib.import_module, ("pptrace_my_wires", "test_pptrace_my_wires"))
     for name in (module.__name__, own.__name__):
         del sys.modules[name]
-    own.test_it_keeps_its_promises_for_many_sizes()
+    own.test_routes_are_valid_and_have_the_bisection()
     registry = Registry.load(entry_points=False, plugins={"made": module})
     assert_valid_network(registry.networks["my-wires"])
 
