@@ -603,6 +603,7 @@ def test_precisions_of_layers_and_of_the_head_are_those_of_the_recipe() -> None:
 @pytest.mark.parametrize(("arguments", "model", "costs"), [
     ("--attention-backend unfused", {"flash_attention": False}, {}),
     ("--transformer-impl local", {"flash_attention": False}, {}),
+    ("--transformer-impl local --use-flash-attn", {}, {}),
     ("--attention-backend flash", {}, {"attention": "flash-2"}),
     ("--attention-backend fused --transformer-impl transformer_engine", {}, {}),
 ])  # fmt: skip
@@ -628,6 +629,18 @@ def test_variables_of_the_environment_have_their_values(monkeypatch: pytest.Monk
 
     assert (found["parallel"]["tp"], found["batch"]["micro"]) == (4, 1)
     assert "branches" not in " ".join(notes)
+
+
+def test_words_after_a_script_are_its_arguments(tmp_path: Path) -> None:
+    text = f"TP=$2\n{JOB} --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${{3}}\n"
+    file = write(tmp_path, {"run_llama3_8b.sh": text})
+
+    recipe = read_recipe(file, "name", "4", "2")
+
+    found, _ = configuration(recipe, Given(gpus=16, device="h100-sxm"), Registry.load())
+    assert found["parallel"] == {"pp": 2, "tp": 4, "dp": 2, "sequence_parallel": False}
+    with pytest.raises(ConfigError, match="has recipes with one name each, not 'b' too"):
+        read_recipe(write(tmp_path, {"recipes.py": ""}), "a", "b")
 
 
 def test_variables_of_a_configuration_have_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from pptrace_frameworks.recipe_programs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _SHORT_NAMES = {
     "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
@@ -103,21 +103,19 @@ def recipe_names(file: Path) -> list[str]:
     return []
 
 
-def read_recipe(file: Path, name: str = "") -> Recipe:
+def read_recipe(file: Path, *words: str) -> Recipe:
     """Return a recipe of a file.
 
     Args:
-        file: a file in Python or YAML, or text with arguments.
-        name: name of the recipe in the file; by default its only one.
+        file: a file in Python or YAML, or text with Megatron-LM's arguments.
+        words: name of the recipe in a file in Python or YAML, by default its only one; arguments of a script.
 
     Raises:
         ConfigError: the file cannot be read, or has no recipe of this name.
     """
-    name = _known_name(file, name)
-    if file.suffix == ".py":
-        return _of_program(file, name)
-    if file.suffix.lower() in {".yaml", ".yml"}:
-        return _of_yaml(file, name)
+    if file.suffix.lower() in {".py", ".yaml", ".yml"}:
+        name = _known_name(file, *words)
+        return _of_program(file, name) if file.suffix == ".py" else _of_yaml(file, name)
     if file.suffix.lower() == ".toml":
         message = "is no recipe of Megatron; for torchtitan's settings, set the keys that docs/recipes.md lists"
         raise ConfigError(message, file=file)
@@ -126,16 +124,22 @@ def read_recipe(file: Path, name: str = "") -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot be read: {reason}", file=file) from None
-    return recipe_of_text(text, str(file), _megatron_release(file))
+    return recipe_of_text(text, str(file), _megatron_release(file), words)
 
 
-def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
+def recipe_of_text(text: str, file: str, stack: str = "", parameters: Sequence[str] = ()) -> Recipe:
     """Return the recipe of a line or script with the arguments of Megatron-LM.
 
+    Args:
+        text: the line or script.
+        file: its name.
+        stack: the software stack; the default one if empty.
+        parameters: the script's own arguments, from ``$1`` on.
+
     Raises:
-        ConfigError: the text has no arguments.
+        ConfigError: the text has no arguments of Megatron-LM.
     """
-    words, has_alternatives = _words(text)
+    words, has_alternatives = _words(text, parameters)
     arguments, ambiguous = _arguments(words)
     if not arguments:
         raise ConfigError("has no arguments of Megatron-LM, such as --tensor-model-parallel-size 8", file=file)
@@ -154,8 +158,10 @@ def recipe_of_text(text: str, file: str, stack: str = "") -> Recipe:
     )  # fmt: skip
 
 
-def _known_name(file: Path, name: str) -> str:
+def _known_name(file: Path, name: str = "", *others: str) -> str:
     names = recipe_names(file)
+    if others:
+        raise ConfigError(f"has recipes with one name each, not {others[0]!r:.40} too", file=file)
     if name and name not in names:
         raise ConfigError(f"has no recipe {name!r}{nearest(name, names)}", file=file)
     if len(names) > 1 and not name:
@@ -374,14 +380,14 @@ def _holds(condition: Iterable[str], variables: Mapping[str, str]) -> bool | Non
     return None
 
 
-def _words(text: str) -> tuple[list[str], bool]:
+def _words(text: str, parameters: Sequence[str]) -> tuple[list[str], bool]:
     """Return the words of a script, with values for variables, and whether alternative branches are read.
 
-    Variables of the environment have their values, as if the script ran.
+    Variables of the environment and parameters have their values, as if the script ran.
     """
-    variables = dict(os.environ)
+    variables = os.environ | {str(number): value for number, value in enumerate(parameters, 1)}
     words: list[str] = []
-    branches = _Branches(known=dict(os.environ))
+    branches = _Branches(known=dict(variables))
     for line in re.sub(r"\\\r?\n", " ", _COMMENT.sub("", text)).splitlines():
         with_names = _COMMAND.sub(_output_name, line)
         parts = _parts(_ARITHMETIC.sub(lambda match: _computed(match["expression"], variables), with_names))

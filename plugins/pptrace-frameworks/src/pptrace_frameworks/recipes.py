@@ -224,8 +224,8 @@ def _configuration(
         model["product_precisions"] = {"head": precision}
     if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
         model["fp8_attention"] = True
-    backend = settings.read("attention_backend")
-    if backend in {"unfused", "local"} or settings.read("transformer_impl") == "local":
+    backend, uses_flash = settings.read("attention_backend"), settings.read("use_flash_attn")
+    if backend in {"unfused", "local"} or (settings.read("transformer_impl") == "local" and not uses_flash):
         model["flash_attention"] = False
     if settings.read("peft", "none") != "none":
         raise ConfigError("fine-tuning of adapters is not modelled", key="peft")
@@ -820,7 +820,7 @@ pptrace simulate job.yaml
 
 @click.command("recipe", epilog=_EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.argument("name", required=False, default="")
+@click.argument("words", nargs=-1, metavar="[NAME]")
 @click.option("--model", default="", metavar="PRESET", help="The model; by default that in the recipe's name.")
 @click.option("--device", default="", metavar="PRESET", help="The device; by default that in the recipe's name.")
 @click.option("--gpus", type=click.IntRange(1), default=None, metavar="N", help="The job's number of GPUs.")
@@ -831,22 +831,30 @@ pptrace simulate job.yaml
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the configuration: .yaml."
 )
 def command(
-    file: Path, name: str, *, model: str, device: str, gpus: int | None, stack: str, output: Path | None
+    file: Path,
+    words: tuple[str, ...],
+    *,
+    model: str,
+    device: str,
+    gpus: int | None,
+    stack: str,
+    output: Path | None,
 ) -> None:
     """Print the configuration that simulates the recipe NAME in FILE.
 
     FILE has recipes of Megatron-Bridge (.py, .yaml), or a configuration of NeMo or of a test case of Megatron-LM
     (.yaml). With another suffix, or - for standard input, it is a script or line with Megatron-LM's arguments.
-    Without NAME, the names of several recipes are printed. No code of a recipe runs.
+    Words after a script are its own arguments, $1 and so on. Without NAME, the names of several recipes are
+    printed. No code of a recipe runs.
     """
     if str(file) == "-":
         recipe = recipe_of_text(sys.stdin.read(), "standard input")
     else:
         names = recipe_names(file)
-        if len(names) > 1 and not name and output is None:
+        if len(names) > 1 and not words and output is None:
             click.echo("\n".join(names))
             return
-        recipe = read_recipe(file, name)
+        recipe = read_recipe(file, *words)
     given = Given(model=model, device=device, gpus=gpus or 0, stack=stack)
     settings, notes = configuration(recipe, given, Registry.load())
     for note in notes:
