@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from compared_steps import slower_way, stretched
+from executed_lines import executed_lines
 from msgspec.structs import replace
 from paired_steps import paired_step
 
@@ -80,6 +81,17 @@ def test_a_step_does_not_differ_from_itself() -> None:
     assert difference.changes == difference.orders == difference.causes == ()
     assert difference.divergence is None
     assert [rung.change_ns.value for rung in difference.ladder] == [0] * 8
+
+
+def test_a_diff_of_64_actions_executes_few_lines() -> None:
+    rows = [[f"{stage}{kind}{microbatch}" for kind in "FB" for microbatch in range(8)] for stage in range(4)]
+
+    def work() -> None:
+        diff(side(step(rows)), side(step(rows, slow={1: 1.5})))
+
+    work()  # imports and caches
+
+    assert executed_lines(work) < 180_000
 
 
 def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() -> None:
