@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
 from pptrace.errors import PluginError
-from pptrace.steps.columns import Int32s, Int64s, column
+from pptrace.steps.columns import Int32s, Int64s, column, none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +23,6 @@ NO_ROUTE = -1
 """Rate of a path between unconnected endpoints."""
 
 
-def _none() -> Int64s:
-    return np.zeros(0, dtype=np.int64)
-
-
 class Links(Struct, frozen=True, kw_only=True, eq=False):
     """Shared capacities, one per direction; each column has shape (links,)."""
 
@@ -34,11 +30,11 @@ class Links(Struct, frozen=True, kw_only=True, eq=False):
     """Name of each link, such as ``leaf0>spine2``; numbered where none are given."""
     rate_kbps: Int64s
     """Capacity in kB/s (1 kB = 1000 bytes)."""
-    latency_ns: Int64s = field(default_factory=_none)
+    latency_ns: Int64s = field(default_factory=none)
     """Wire latency of the link; 0 by default, as for the two columns below."""
-    overhead_ns: Int64s = field(default_factory=_none)
+    overhead_ns: Int64s = field(default_factory=none)
     """Overhead of a message on the link, before its bytes."""
-    flow_rate_kbps: Int64s = field(default_factory=_none)
+    flow_rate_kbps: Int64s = field(default_factory=none)
     """Upper bound of the rate of one flow in kB/s; 0 for the capacity of the link."""
 
     def __post_init__(self) -> None:

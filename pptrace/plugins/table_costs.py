@@ -353,7 +353,7 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
     columns = {column: spread(key) for column, key in keys.items()}
     if request.subgroup:
         columns["subgroup_bytes"] = -(-columns["gathered_bytes"] // request.subgroup)
-    _check_part("checkpoint", columns["checkpoint_bytes"], columns["activation_bytes"])
+    _check_checkpoint(columns["checkpoint_bytes"], columns["activation_bytes"])
     if options["empty_input_gradient"]:
         columns["weight_activation_bytes"] = _with_first(
             columns["weight_activation_bytes"], columns["activation_bytes"][0]
@@ -372,14 +372,13 @@ def _with_first(values: Int64s, first: int) -> Int64s:
     return np.concatenate([np.array([first], dtype=np.int64), values[1:]])
 
 
-def _check_part(key: str, parts: Int64s, totals: Int64s) -> None:
+def _check_checkpoint(parts: Int64s, totals: Int64s) -> None:
     stage = int(np.argmax(parts - totals))
     part_bytes, total_bytes = int(parts[stage]), int(totals[stage])
     if part_bytes > total_bytes:
         of = f"more than costs.activation, {exact_size(total_bytes)}" if total_bytes else "and no costs.activation"
-        raise ConfigError(
-            f"{exact_size(part_bytes)} on stage {stage}, {of}, of which it is a part", key=f"costs.{key}"
-        )
+        message = f"{exact_size(part_bytes)} on stage {stage}, {of}, of which it is a part"
+        raise ConfigError(message, key="costs.checkpoint")
 
 
 def _values(options: Any, key: str, count: int, noun: str) -> Any:

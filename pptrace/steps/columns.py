@@ -34,6 +34,11 @@ _first_line = cycle(5 * number % (_PAGE // _LINE) for number in range(_PAGE // _
 """Lines of a page at which large columns begin, in turn, so that their equal rows use different sets of caches."""
 
 
+def none() -> Int64s:
+    """Return an empty column."""
+    return np.zeros(0, dtype=np.int64)
+
+
 def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
     """Return ``values`` as a contiguous read-only array, copied only where it must be.
 

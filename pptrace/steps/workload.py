@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr, replace
 
 from pptrace.config.quantities import format_size
 from pptrace.memo import memoized
-from pptrace.steps.columns import Int32s, Int64s, column
+from pptrace.steps.columns import Int32s, Int64s, column, none
 from pptrace.steps.kinds import Kind, KindSet
 from pptrace.steps.segments import Segment, check_segments, overlapped_ns, single
 
@@ -76,11 +76,6 @@ UNSCALED = (
     "sync_ns", "reserved_bytes", "reserved_permille", "capacity_bytes", "tokens", "model_flops", "peak_flops",
     "plausible_flops", "unit_time_ns", "units", "weights", "host_bytes_per_s",
 )  # fmt: skip
-
-
-def none() -> Int64s:
-    """Return an empty column."""
-    return np.zeros(0, dtype=np.int64)
 
 
 def checked(name: str, values: Any) -> Int64s:
