@@ -126,7 +126,7 @@ def head_activations(model: Transformer, shard: Shard, options: RooflineOptions)
 
 
 def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
-    """Return the bytes that the loss needs beside what is kept of its microbatch: once, for one microbatch.
+    """Return the additional bytes during the backward of the loss, which runs for one microbatch at a time.
 
     This is the logits' gradient. Before, the logits have its place: Megatron-Core's
     ``tensor_parallel/cross_entropy.py`` copies them to fp32, and its gradient is cast back. A fused loss writes
