@@ -10,7 +10,7 @@ import pytest
 import pptrace
 from pptrace.errors import ConfigError, TableError
 from pptrace_accuracy.command import compute_figures
-from pptrace_accuracy.records import NEEDED, Case, build_cases, read_rows, read_rules, run_cases
+from pptrace_accuracy.records import NEEDED, Case, build_cases, read_rows, read_rules, run_cases, unread_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,6 +78,13 @@ def test_names_are_read_as_sources_print_them(model: str, gpu: str, presets: tup
 def test_an_a100_with_40_gb_is_no_a100_with_80_gb() -> None:
     assert case(gpu="NVIDIA A100-SXM4-40GB").settings["device"]["memory"] == "40 GB"
     assert "memory" not in case(gpu="NVIDIA A100-SXM4-80GB").settings["device"]
+
+
+def test_columns_without_an_effect_are_named() -> None:
+    row = {**ROW, "etp": "2", "heads": "32", "fsdp": "8", "notes": "a row", "model.ffn": "8192"}
+
+    assert unread_columns(row, read_rules()) == ["fsdp"]
+    assert case(etp="2").settings["parallel"]["etp"] == 2
 
 
 def test_columns_without_a_dot_set_keys() -> None:

@@ -30,7 +30,7 @@ from pptrace.plugin import (
     replace_file,
     write_picture,
 )
-from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases
+from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases, unread_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -431,14 +431,18 @@ def command(
     """Simulate the measured steps in STEPS, and print the error of each simulation.
 
     Each row is a step. Columns of the step are source, model, gpu, n_gpus, precision, mbs, gbs, seq, recompute,
-    zero and schedule. Columns of the layout are tp, pp, cp, ep, vp and dp. The measured value is step_s,
-    tok_s_gpu or tflops_gpu. A column with the name of a configuration key, such as stack or model.heads, sets it.
-    Exits with 1 if no row could be simulated.
+    zero and schedule. Columns of the layout are tp, pp, cp, ep, etp, vp and dp. The measured value is
+    step_s, tok_s_gpu or tflops_gpu. A column with the name of a configuration key, such as stack or
+    model.heads, sets it. Exits with 1 if no row could be simulated.
     """
     _check_outputs(outputs)
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    cases = build_cases(read_rows(steps), read_rules(rules), _overrides(sets))
+    measured, completing = read_rows(steps), read_rules(rules)
+    unread = unread_columns(measured[0][1], completing)
+    if unread:
+        click.echo(f"note: columns without effect: {', '.join(unread)}", err=True)
+    cases = build_cases(measured, completing, _overrides(sets))
     tables = [path for path in outputs if path.suffix.lower() == ".csv"]
     with _progress() as progress:
         rows = run_cases(

@@ -25,6 +25,13 @@ _SECTIONS = ("stack", "cluster", "network", "p2p", "contention")
 """Configuration keys without a dot that columns can set."""
 NEEDED = ("source", "model", "gpu", "n_gpus", "precision", "pp", "gbs", "seq")
 """Columns that a table needs. Their cells may be blank where rules or configuration keys give the value."""
+_READ = frozenset((
+    *NEEDED, *_SECTIONS, "tp", "cp", "ep", "etp", "vp", "dp", "mbs", "recompute", "zero", "schedule", "layers",
+    "hidden", "step_s", "tok_s_gpu", "tflops_gpu", "mem_gib",
+))  # fmt: skip
+"""Columns without a dot that set a key, or have a measured value."""
+_DESCRIPTIONS = frozenset(("path", "notes", "series", "recipe", "mfu_pct"))
+"""Columns for readers of a table."""
 _TERA = 1e12
 
 
@@ -81,6 +88,12 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     if not rows:
         raise TableError("has no rows", file=path)
     return rows
+
+
+def unread_columns(row: Mapping[str, str], rules: Sequence[Rule]) -> list[str]:
+    """Return the columns that set nothing, that no rule reads, and that do not describe a source."""
+    read = _READ | _DESCRIPTIONS | {column for rule in rules for column in rule.read_columns}
+    return [column for column in row if column and "." not in column and column not in read]
 
 
 def build_cases(
@@ -209,6 +222,7 @@ def _measured(row: Mapping[str, str]) -> tuple[float, float]:
 
 _PLACEHOLDER = re.compile(r"\{\s*(?P<factor>\d+)?\s*\*?\s*(?P<column>[a-z_]\w*)\s*\}")
 _SHARE = re.compile(r"\d+\.\d+")
+_INSERTED = re.compile(r"\{(?:\d+\*)?([a-z_]\w*)\}")
 _TEXT_PLACEHOLDER = re.compile(r"\{([a-z_]\w*)\}")
 
 
@@ -248,6 +262,12 @@ class Rule(BaseModel):
             match = re.search(pattern, row.get(column, ""))
             extracted.update({name: text for name, text in (match.groupdict() if match else {}).items() if text})
         return extracted
+
+    @property
+    def read_columns(self) -> frozenset[str]:
+        """The columns that the rule compares, reads, needs or inserts into a value."""
+        inserted = _INSERTED.findall(str(self.set))
+        return frozenset((*self.where, *self.unless, *self.read, *self.needs, *inserted))
 
     def values(self, row: Mapping[str, str]) -> dict[str, Any]:
         """Return the configuration keys of the rule, with placeholders replaced by values of the row."""
@@ -358,7 +378,8 @@ def _parallel(row: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError(f"tp x cp x pp does not divide n_gpus ({devices})")
     if _number(row, "dp") and _whole_number(row, "dp") != replicas:
         raise ConfigError(f"column dp holds {row['dp']}, but n_gpus / (tp x cp x pp) is {replicas}")
-    return {"pp": pp, "dp": replicas, **sizes}
+    experts = {"etp": _whole_number(row, "etp")} if _number(row, "etp") else {}
+    return {"pp": pp, "dp": replicas, **sizes, **experts}
 
 
 def _schedule(row: Mapping[str, str], chunks: int) -> str:
