@@ -237,10 +237,10 @@ def _table_of_all(table: Schedule, replicas: int) -> Schedule:
         stage_rank=np.repeat(number, table.stages).reshape(replicas, -1),
         microbatch_route=np.repeat(number, microbatches),
     )  # fmt: skip
-    moved = np.array([0, 0, 1, 0, 0, 1], dtype=np.int32)
+    is_microbatch = np.array([0, 0, 1, 0, 0, 1], dtype=np.int32)
     return replace(
         table, placement=placement, row_ptr=np.append(number, replicas).astype(np.int32) * count,
-        waits=tuple(wait + start * moved for wait in table.waits for start in offset),
+        waits=tuple(wait + start * is_microbatch for wait in table.waits for start in offset),
         **cells._replace(microbatch=microbatch.astype(np.int32))._asdict(),
     )  # fmt: skip
 

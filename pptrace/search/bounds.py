@@ -439,13 +439,13 @@ class Times(Struct, frozen=True, kw_only=True):
             reverse = [(high, low) for low, high in edges]
             before_backwards = _longest(backward, before_forwards + forward, reverse)
             after_forwards = _longest(forward, after_backwards + backward, reverse)
-            before = np.concatenate([[0], before_forwards, before_backwards])
-            after = np.concatenate([[0], after_forwards, after_backwards])
-            return before, after
+            before_start = np.concatenate([[0], before_forwards, before_backwards])
+            after_result = np.concatenate([[0], after_forwards, after_backwards])
+            return before_start, after_result
         forward_ns, backward_ns = np.append(0, forward.cumsum()), np.append(0, backward.cumsum())
-        before = np.concatenate([[0], forward_ns[:-1], forward_ns[-1] + backward_ns[-1] - backward_ns[1:]])
-        after = np.concatenate([[0], forward_ns[-1] - forward_ns[1:] + backward_ns[-1], backward_ns[:-1]])
-        return before, after
+        before_start = np.concatenate([[0], forward_ns[:-1], forward_ns[-1] + backward_ns[-1] - backward_ns[1:]])
+        after_result = np.concatenate([[0], forward_ns[-1] - forward_ns[1:] + backward_ns[-1], backward_ns[:-1]])
+        return before_start, after_result
 
 
 def _class_times(costs: Workload, *, has_pairs: bool) -> Int64s:
@@ -479,9 +479,9 @@ def _segment_times(segments: Sequence[Segment], *, overlapped: bool) -> tuple[in
     ends_ns, results_ns, streams = list[int](), list[int](), Counter[Stream]()
     computed_ns = in_pairs = free_ns = alone_ns = 0
     for index, part in enumerate(segments):
-        needs, duration_ns, stream = part.needs_of(index), part.duration_ns, part.stream
+        producers, duration_ns, stream = part.needs_of(index), part.duration_ns, part.stream
         begin_ns = result_ns = 0
-        for need in needs:
+        for need in producers:
             begin_ns, result_ns = max(begin_ns, ends_ns[need]), max(result_ns, results_ns[need])
         own_ns = 0 if part.paired else duration_ns
         if stream is Stream.COMPUTE:
@@ -610,16 +610,16 @@ class TableSummary(Struct, frozen=True, kw_only=True):
     def bound(self, workload: Workload, experiment: Experiment) -> Bound:
         """Return lower bounds of the table with these costs; none is above that of :func:`bound_of`."""
         times = Times.of(workload, has_pairs=self.has_pairs)
-        before, after = times.dependencies(has_inputs=Kind.I in self.kinds, edges=self.edges or None)
+        before_start, after_result = times.dependencies(has_inputs=Kind.I in self.kinds, edges=self.edges or None)
         optimizer_ns = np.zeros(len(self.stages), dtype=np.int64)
         if experiment.data_parallel.validation is Validation.BEFORE:
             optimizer_ns = _padded(workload.optimizer_ns)[self.stages].sum(axis=1)
         step_ns = 0
-        for row_ns, result_ns, is_end in self._ends(times, before, has_segments=bool(workload.segments)):
+        for row_ns, result_ns, is_end in self._ends(times, before_start, has_segments=bool(workload.segments)):
             step_ns = max(
                 step_ns,
                 int((row_ns[_WHOLE_ROWS] + np.where(is_end, optimizer_ns, 0)).max(initial=0)),
-                int((result_ns + np.where(result_ns > 0, after[self.last], 0)).max(initial=0))
+                int((result_ns + np.where(result_ns > 0, after_result[self.last], 0)).max(initial=0))
                 + int(optimizer_ns.min(initial=0)),
             )
         peaks = _padded(workload.static_bytes)[self.stages].sum(axis=1) + workload.reserved_bytes
@@ -631,7 +631,7 @@ class TableSummary(Struct, frozen=True, kw_only=True):
         return Bound(step_ns=step_ns, peak_bytes=int(peaks.max(initial=0)), fits=fits)
 
     def _ends(
-        self, times: Times, before: Int64s, *, has_segments: bool
+        self, times: Times, before_start: Int64s, *, has_segments: bool
     ) -> Iterator[tuple[Int64s, Int64s, NDArray[np.bool_]]]:
         """Yield lower bounds on the end of each span, and on the result of its last action, shape (spans, ranks).
 
@@ -649,7 +649,7 @@ class TableSummary(Struct, frozen=True, kw_only=True):
             ns: Int64s = self.counts.reshape(spans, ranks, roles, -1) @ local.reshape(ranks, -1, 1)
             return ns[..., 0].transpose(2, 0, 1)
 
-        start_ns, alone = before[self.first], of_actions(times.alone)
+        start_ns, alone = before_start[self.first], of_actions(times.alone)
         early_ns, _, between_ns, late_ns = alone_ns = totals(alone)
         if not (self.has_pairs and has_segments):
             ends_ns = start_ns + alone_ns.sum(axis=0)

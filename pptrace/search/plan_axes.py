@@ -585,8 +585,8 @@ class Space:
         division, batch, combination = self._place_of(number)
         sequences, micro = divmod(batch, len(self.micro))
         layout = replace(self.divisions[division], micro=self.micro[micro], sequences=self.sequences[sequences])
-        varied = (*self._size_settings(layout), *self._settings_of(division)[combination])
-        return LayoutGroup(number=number, layout=layout, varied=varied)
+        settings = (*self._size_settings(layout), *self._settings_of(division)[combination])
+        return LayoutGroup(number=number, layout=layout, varied=settings)
 
     def variants_of(self, number: int) -> tuple[int, ...]:
         """Return the numbers of the groups that differ from a group in recomputation alone, and its own.
@@ -640,8 +640,8 @@ class Space:
             raise ConfigError("write whole numbers from 0", file=f"--vary {key}.pp")
 
         def sizes(name: str, default: Sequence[int | None]) -> Sequence[int | None]:
-            given = [written[name]] if written.get(name) else default
-            return self._numbers(f"{key}.{name}") or given
+            configured = [written[name]] if written.get(name) else default
+            return self._numbers(f"{key}.{name}") or configured
 
         heads = gcd(*(int(encoder.get("heads") or 0) for encoder in self._encoders(key)))
         choices = []

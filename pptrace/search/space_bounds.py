@@ -515,8 +515,8 @@ class SpaceBounds:
         names = [configured, *(entry.name for entry in self.entries)]
 
         def name_of(entry: Entry, without: frozenset[str] = frozenset()) -> str:
-            own = conditions(entry.name, without)
-            first = next(name for name in names if conditions(name, without) == own)
+            entry_conditions = conditions(entry.name, without)
+            first = next(name for name in names if conditions(name, without) == entry_conditions)
             return "" if first == configured else first
 
         self._costs_name = {entry.label: name_of(entry) for entry in self.entries}
@@ -1038,8 +1038,8 @@ def _module_times(
     """
     base, remainder = divmod(module.layers, module.stages)
     even = [base + (stage < remainder) for stage in range(module.stages)]
-    moved = [even[0] - 1, *even[1:-1], even[-1] + 1]
-    even_ns, moved_ns = (stage_times({**splits, module.key: split})[module.slice] for split in (even, moved))
+    shifted = [even[0] - 1, *even[1:-1], even[-1] + 1]
+    even_ns, moved_ns = (stage_times({**splits, module.key: split})[module.slice] for split in (even, shifted))
     layer_ns = max(moved_ns[-1] - even_ns[-1], 1)
     return [time_ns - layer_ns * count for time_ns, count in zip(even_ns, even, strict=True)], layer_ns
 

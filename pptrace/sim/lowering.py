@@ -321,8 +321,8 @@ class _Lowering(Struct, frozen=True):
         sender_row = unset(rows) if rules.receive else uniform(-1, rows)
         return _Rows(place, ends, self.issued.cells.empty(rows), task, sender_row)
 
-    def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked:
-        """Return the dependencies among ``tasks`` tasks, ``needs`` included.
+    def link(self, placed: _Rows, called: CallTasks, cross_rank_edges: Sequence[Pairs], tasks: int) -> Linked:
+        """Return the dependencies among ``tasks`` tasks, ``cross_rank_edges`` included.
 
         Raises:
             DeadlockError: a rank needs a result that it computes later.
@@ -346,7 +346,7 @@ class _Lowering(Struct, frozen=True):
         calls = issued.calls
         further = 0 if calls is None else calls.row.size + calls.later.size
         bound = sum(most) + sum(part.edges for part in called.parts) + further
-        bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
+        bound += sum(more.source.size for more in cross_rank_edges) + self.expansion.needs[0].size
         pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # an upper bound; unused memory is not touched
         begins = [(*part, begin) for part, begin in zip(parts, (0, *most), strict=False)]
         edges = self._link_rows(placed, awaited, begins, batch_next, pairs) if parts else 0
@@ -360,8 +360,8 @@ class _Lowering(Struct, frozen=True):
         chains, first = None, None
         if calls is not None:
             edges, chains, first, waits = self._link_calls(placed, calls, called, edges, pairs, tasks)
-            needs = *needs, *waits
-        for more in (*needs, self._segment_edges(placed.place, sender_row, called, first)):
+            cross_rank_edges = *cross_rank_edges, *waits
+        for more in (*cross_rank_edges, self._segment_edges(placed.place, sender_row, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
             edges += more.source.size

@@ -104,10 +104,10 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
         segments, waiting = members[member], [*following[member][after]]
         while waiting:
             number = heappop(waiting)
-            needs = segments[number].needs_of(number)
-            if (member, number) in place or any((member, need) not in place for need in needs):
+            dependencies = segments[number].needs_of(number)
+            if (member, number) in place or any((member, need) not in place for need in dependencies):
                 continue
-            computed = [place[member, need] for need in needs if segments[need].is_computation]
+            computed = [place[member, need] for need in dependencies if segments[need].is_computation]
             issue(member, number, max(computed, default=STREAM if number else ROW))
             for follower in following[member][number]:
                 heappush(waiting, follower)
@@ -118,7 +118,7 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
         number = next(computations[member])
         issue(member, number, ROW)
         issue_communication(member, number)
-    needs = [
+    dependencies = [
         (place[member, need], index)
         for (member, number), index in sorted(place.items(), key=lambda item: item[1])
         for need in members[member][number].needs_of(number)
@@ -127,7 +127,7 @@ def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] 
     results = tuple(
         tuple(place[member, number] for number in results_of(segments)) for member, segments in enumerate(members)
     )
-    return SegmentOrder(order=tuple(order), needs=tuple(needs), results=results)
+    return SegmentOrder(order=tuple(order), needs=tuple(dependencies), results=results)
 
 
 def least_pair_ns(members: Sequence[tuple[Segment, ...]], interleave: Sequence[int]) -> int:
@@ -359,7 +359,7 @@ def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tup
     unset, zero = np.full(source.size, -1, dtype=np.int32), np.zeros(source.size, dtype=np.int64)
     columns = PartColumns(unset, unset.copy(), zero, zero.copy(), unset.copy(), unset.copy(), zero.copy())
     name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
-    needs: list[NDArray[np.int64]] = []
+    dependencies: list[NDArray[np.int64]] = []
     for start, _, rows, members in groups:
         origin = first[start]
         place = origin[:, None] + np.arange(len(rows.order))
@@ -380,7 +380,7 @@ def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tup
             first_segment = next(i for i, segment in enumerate(rows.order) if segment[:2] == (member, 0))
             begin[start + member] = origin + first_segment
             results[: len(places), start + member] = origin + np.array(places)[:, None]
-        needs += [np.stack([origin + awaited, origin + waiting]) for awaited, waiting in rows.needs]
+        dependencies += [np.stack([origin + awaited, origin + waiting]) for awaited, waiting in rows.needs]
     calls = None if issued.calls is None else issued.calls.with_rows(source, begin)
     expanded = replace(
         issued, row_ptr=first[issued.row_ptr], edge=issued.edge[source],
@@ -388,8 +388,8 @@ def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tup
         **issued.cells.taken(source)._asdict(),
     )  # fmt: skip
     paths = _paths_over_links(expanded, columns, list(links))
-    needs += _wait_for_results(issued, columns, begin, results, policy)
-    edges = np.concatenate(needs, axis=1).astype(np.int32)
+    dependencies += _wait_for_results(issued, columns, begin, results, policy)
+    edges = np.concatenate(dependencies, axis=1).astype(np.int32)
     return expanded, Expansion(
         columns=columns, name=name, names=tuple(names), links=paths, needs=(edges[0], edges[1])
     )

@@ -227,12 +227,12 @@ def with_branches(schedule: Schedule, branches: Sequence[int]) -> Schedule:
     """
     if not branches:
         return schedule
-    depth, given = max(branches), schedule.placement
-    check_modules(given, [depth])
+    depth, chain_placement = max(branches), schedule.placement
+    check_modules(chain_placement, [depth])
     if len(branches) == 1:
         return schedule
     has_others = bool(schedule.waits) or COMMUNICATION.mask(schedule.kind).any()
-    if has_others or given != Placement.looped(given.ranks, given.microbatches):
+    if has_others or chain_placement != Placement.looped(chain_placement.ranks, chain_placement.microbatches):
         message = "has more than one stage per rank and computations, and encoders run side by side"
         raise ScheduleError(f"{message}: choose a schedule such as 1f1b")
     ranks = [*(rank for count in branches for rank in range(count)), *range(depth, schedule.ranks)]

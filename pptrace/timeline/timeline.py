@@ -391,13 +391,13 @@ def step_functions(key: Int32s | Int64s, time_ns: Int64s, total: Int64s) -> Iter
     last[:-1] = (key[1:] != key[:-1]) | (time_ns[1:] != time_ns[:-1])
     key, time_ns, total = key[last], time_ns[last], total[last]
     ends = np.flatnonzero(np.diff(key, append=-1)) + 1
-    before = start = 0
+    previous_total = start = 0
     for end in ends.tolist():
-        value = total[start:end] - before
+        value = total[start:end] - previous_total
         kept = np.diff(value, prepend=0) != 0
         if kept.any():
             yield int(key[start]), time_ns[start:end][kept], value[kept]
-        before, start = int(total[end - 1]), end
+        previous_total, start = int(total[end - 1]), end
 
 
 def join(timelines: Sequence[Timeline]) -> tuple[Timeline, list[Int32s]]:

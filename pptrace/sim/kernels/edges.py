@@ -87,14 +87,14 @@ def _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microb
     """List the edges to a row from other streams of its rank, and record the results that later rows wait for."""
     k, s = cells.kind[row], cells.stage[row]
     for w in range(kinds.wait_ptr[k], kinds.wait_ptr[k + 1]):
-        before = kinds.wait[w]
-        if kinds.result[before] < 0:
-            source = awaited_stage[before * graph.stages + s]
-            awaited_stage[before * graph.stages + s] = -1
+        producer_kind = kinds.wait[w]
+        if kinds.result[producer_kind] < 0:
+            source = awaited_stage[producer_kind * graph.stages + s]
+            awaited_stage[producer_kind * graph.stages + s] = -1
             if source >= 0:
                 n = _pair(pairs, n, source, index)
         elif len(awaited_microbatch) > 0:
-            base = (kinds.result[before] * graph.stages + s) * graph.microbatches
+            base = (kinds.result[producer_kind] * graph.stages + s) * graph.microbatches
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 if awaited_microbatch[base + u] >= 0:
                     n = _pair(pairs, n, awaited_microbatch[base + u], index)
@@ -305,10 +305,10 @@ def classify_calls(
             if first < 0:
                 first = call
             waited[call] = place[calls.waited[call]] if calls.waited[call] >= 0 else -1
-            before = calls.before[call]
-            if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
+            previous = calls.before[call]
+            if previous >= 0 and (waited[previous] < 0 or waited[previous] > fork[place[row]]):
                 flags[call] |= FOLLOWS | LAUNCHED
-                flags[before] |= JOINED | OUTLASTED
+                flags[previous] |= JOINED | OUTLASTED
                 edges += 1
             if not sends:
                 flags[call] |= OF_RECEIVER
@@ -369,27 +369,27 @@ def link_calls(
 
 def _begin(call, computed, calls, known, task, first, last, following, following_peer, pairs, n):
     """List the edges to a call from its rank's computation and the previous call, and from it to its waiter."""
-    flags, before = known.flags[call], calls.before[call]
+    flags, previous = known.flags[call], calls.before[call]
     if flags & LAUNCHED and computed >= 0:
         n = _pair(pairs, n, computed, first[call])
     if flags & FOLLOWS:
-        sends = not known.flags[before] & OF_RECEIVER
-        append_chain(last[before], first[call], sends, following, following_peer)
-        if known.flags[before] & OUTLASTED and not _is_outlasted(before, call, known, task, first, last):
-            n = _pair(pairs, n, last[before], known.waited[before])
+        sends = not known.flags[previous] & OF_RECEIVER
+        append_chain(last[previous], first[call], sends, following, following_peer)
+        if known.flags[previous] & OUTLASTED and not _is_outlasted(previous, call, known, task, first, last):
+            n = _pair(pairs, n, last[previous], known.waited[previous])
     if flags & JOINED and known.waited[call] >= 0:
         n = _pair(pairs, n, last[call], known.waited[call])
     return n
 
 
-def _is_outlasted(before, call, known, task, first, last):
+def _is_outlasted(previous, call, known, task, first, last):
     """Return whether nothing waits for a call, or the next call on its communicator releases the waiter later."""
-    if known.waited[before] < 0:
+    if known.waited[previous] < 0:
         return True
-    if known.flags[call] & SEVERAL or known.waited[call] != known.waited[before]:
+    if known.flags[call] & SEVERAL or known.waited[call] != known.waited[previous]:
         return False
     message = first[call]
-    return task.duration_ns[message] + task.lag_ns[message] > task.lag_ns[last[before]]
+    return task.duration_ns[message] + task.lag_ns[message] > task.lag_ns[last[previous]]
 
 
 def _order_messages(communicator, message, peer, sent, pairs, n):

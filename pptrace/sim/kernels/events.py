@@ -121,15 +121,15 @@ def leave_links(flows: Flows, places: Places, links: LinkCapacities, slot: int) 
     first = slot * places.width
     for place in range(first, first + flows.links[slot]):
         link = places.link[place]
-        before, after = places.before[place], places.after[place]
-        if before >= 0:
-            places.after[before] = after
+        previous, following = places.before[place], places.after[place]
+        if previous >= 0:
+            places.after[previous] = following
         else:
-            links.head[link] = after
-        if after >= 0:
-            places.before[after] = before
+            links.head[link] = following
+        if following >= 0:
+            places.before[following] = previous
         else:
-            links.tail[link] = before
+            links.tail[link] = previous
 
 
 def mark_changed(flows: Flows, slot: int, count: int) -> int:
@@ -187,13 +187,13 @@ def _chain_on_rank(ranks: Ranks, rank: int, place: int) -> None:
 
 
 def _unchain_from_rank(ranks: Ranks, rank: int, place: int) -> None:
-    before, after = ranks.before[place], ranks.after[place]
-    if before >= 0:
-        ranks.after[before] = after
+    previous, following = ranks.before[place], ranks.after[place]
+    if previous >= 0:
+        ranks.after[previous] = following
     else:
-        ranks.head[rank] = after
-    if after >= 0:
-        ranks.before[after] = before
+        ranks.head[rank] = following
+    if following >= 0:
+        ranks.before[following] = previous
 
 
 PERMILLE = 1000

@@ -499,7 +499,7 @@ def enter_times(first, end_rank, lane_rank, lane_ptr, fork, sender_row, start, e
     for lane in range(len(lane_ptr) - 1):
         if lane_rank[lane] < first or lane_rank[lane] >= end_rank:
             continue
-        free = before = 0
+        free = previous_start = 0
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             if has_rendezvous and sender_row[row] >= 0:
                 other = sender_row[row]
@@ -510,9 +510,9 @@ def enter_times(first, end_rank, lane_rank, lane_ptr, fork, sender_row, start, e
             if fork[row] >= 0:
                 launched = max(launched, end[fork[row]])
             enter[row] = min(launched, start[row])
-            if start[row] < before:
+            if start[row] < previous_start:
                 disordered = 1
-            before = start[row]
+            previous_start = start[row]
             free = end[row]
     return disordered
 
