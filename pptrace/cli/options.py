@@ -47,7 +47,7 @@ class Source(Struct, frozen=True):
         """The configuration file among the arguments, if any.
 
         Raises:
-            click.UsageError: there are several, or it is a schedule's file.
+            click.UsageError: there are several, or it is a file of another kind.
         """
         files = [Path(word) for word in self.words]
         if not files:
@@ -57,6 +57,8 @@ class Source(Struct, frozen=True):
         (file,) = files
         if file.suffix.lower() in {".csv", ".txt"}:
             raise click.UsageError(f"{file} is a schedule table: write --schedule {file}")
+        if file.suffix.lower() in {".sh", ".toml"}:
+            raise click.UsageError(f"{file} is not a configuration: pptrace recipe converts jobs of frameworks")
         if not file.exists() and file.suffix.lower() not in {".yaml", ".yml"}:
             raise click.UsageError(f"{file}: no such file; if it is a schedule, write --schedule {file}")
         return file

@@ -168,6 +168,7 @@ def test_what_plugins_refuse_has_its_place_on_the_command_line(
             ["simulate", "step.yaml", "--set", "costs={table: {forward: 1 ms}}"],
             "--set costs={table: {forward: 1 ms}}: costs.table: it is not an option: write costs.name: table, and",
         ),
+        (["simulate", "llama3_8b.toml"], "llama3_8b.toml is not a configuration: pptrace recipe converts jobs"),
         (["simulate", "1f1b"], "1f1b: no such file; if it is a schedule, write --schedule 1f1b"),
         (["show", "zorro"], "no installed plugin offers a schedule named 'zorro'"),
         (["show", "./mine.py:make", "--pp", "2", "--microbatches", "2", "--option", "x"], "--option x: write KEY"),
