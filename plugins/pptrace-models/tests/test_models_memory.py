@@ -96,7 +96,8 @@ def test_gathered_and_reduced_layer_by_layer_two_are_there_at_once(costs: Callab
 
 
 def test_options_choose_the_gradients_and_the_reserve(costs: Callable[..., Workload]) -> None:
-    workload = costs(options={"gradients": "bf16", "reserved": "1 GiB"}, ranks=1, stages=1)
+    options = {"gradients": "bf16", "reserved": "1 GiB"}
+    workload = costs({"flash_attention": True}, options=options, ranks=1, stages=1)
     assert (workload.gradients_bytes == workload.weights_bytes).all()
     assert workload.reserved_bytes == GIB
 
@@ -228,10 +229,11 @@ def test_each_shape_of_a_matrix_has_a_tensor_in_place_of_its_gradient(costs: Cal
         costs(options={"dummy_gradients": True, "accumulation": "separate"})
 
 
-def test_the_reserve_is_two_gib(costs: Callable[..., Workload]) -> None:
-    workload = costs()
+def test_the_reserve_is_two_gib_and_the_gradients_of_scores(costs: Callable[..., Workload]) -> None:
+    workload, with_scores = costs({"flash_attention": True}), costs(tp=2)
     assert workload.boundary_bytes.tolist() == [2048 * 1024 * 2] * 3
     assert workload.reserved_bytes == 2 * GIB
+    assert with_scores.reserved_bytes == 2 * GIB + 2 * (16 // 2) * 2048 * 2048 * 2
     assert workload.capacity_bytes == 81_559 * 2**20
 
 

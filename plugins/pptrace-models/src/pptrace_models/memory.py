@@ -69,10 +69,7 @@ class ActivationBytes(Struct, frozen=True, kw_only=True):
 def layer_activations(model: Transformer, shard: Shard, kind: Layer) -> ActivationBytes:
     """Return the bytes that a layer keeps."""
     model, shard = model.with_precision_of(kind), shard.loaded(kind)
-    scores = _scores(model, shard) if kind.mixer == "attention" and kind.has("core") else 0
-    all_bytes = (
-        _boundary_bytes(model, shard, kind) + _mixing(model, shard, kind) + _mlp(model, shard, kind) + scores
-    )
+    all_bytes = sum(part(model, shard, kind) for part in (_boundary_bytes, _mixing, _mlp, _scores))
     weight_part = 0 if model.frozen else min(_weight_part(model, shard, kind), all_bytes)
     kept_bytes = all_bytes - _freed_bytes(model, shard, kind, all_bytes)
     if model.recompute == "full" and kind.is_recomputed:
@@ -139,6 +136,11 @@ def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> in
     if options.eager_loss is True:
         return (3 if shard.tp > 1 else 2) * _FP32 * shard.tokens * shard.vocabulary
     return logits_bytes(model, shard)
+
+
+def score_gradient_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:
+    """Return the bytes of two gradients in the backward of separate attention kernels: of scores and softmax."""
+    return 2 * model.element_bytes * max((_score_count(model, shard, kind) for kind in layers), default=0)
 
 
 def logits_bytes(model: Transformer, shard: Shard) -> int:
@@ -260,8 +262,8 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
     attends = kind.mixer == "attention" and kind.has("core")
     is_latent = attends and model.kv_rank > 0
     freed = {
-        "core_attn": _scores(model, shard) if attends else 0,
-        "full_attn": _mixing(model, shard, kind) + _scores(model, shard) if attends else 0,
+        "core_attn": _scores(model, shard, kind),
+        "full_attn": _mixing(model, shard, kind) + _scores(model, shard, kind) if attends else 0,
         "mla_up_proj": shard.tokens * _mixed_width(model, shard) * model.element_bytes if is_latent else 0,
         "layernorm": _normed_bytes(model, shard, kind) + _unfused_norm_bytes(model, shard, kind),
         "mlp": 0 if experts else mlp,
@@ -303,7 +305,7 @@ def _copied_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
         sizes |= {
             "attn_norm": row * is_latent,
             "qkv_linear": projections + normed * ("layernorm" not in recomputed) + row * (not is_latent),
-            "core_attn": core + _scores(model, shard) * ("core_attn" not in recomputed),
+            "core_attn": core + _scores(model, shard, kind) * ("core_attn" not in recomputed),
             "attn_proj": output,
         }
     if kind.experts:
@@ -329,11 +331,15 @@ def _alternate_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     return (rows + shard.tokens * widths) * model.element_bytes
 
 
-def _scores(model: Transformer, shard: Shard) -> int:
-    if model.flash_attention:
-        return 0
+def _score_count(model: Transformer, shard: Shard, kind: Layer) -> int:
+    """Return the number of scores of a layer's attention; 0 for flash attention."""
+    has_scores = kind.mixer == "attention" and kind.has("core") and not model.flash_attention
+    return shard.heads * shard.tokens * shard.sequence * has_scores
+
+
+def _scores(model: Transformer, shard: Shard, kind: Layer) -> int:
     per_score = model.element_bytes + (model.element_bytes + 1) * model.dropout
-    return per_score * shard.heads * shard.tokens * shard.sequence
+    return per_score * _score_count(model, shard, kind)
 
 
 def _mlp(model: Transformer, shard: Shard, kind: Layer) -> int:

@@ -763,8 +763,9 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     def beyond_bytes(self) -> int:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
 
-        At its start, this is a recomputed layer. At its end, pending gradients have replaced the activations of
-        the microbatch. Dummy gradients, buffers of gathers and deferred frees stay in memory.
+        At its start, this is a recomputed layer, and gradients of its scores. At its end, pending gradients have
+        replaced the activations of the microbatch. Dummy gradients, buffers of gathers and deferred frees stay in
+        memory.
         """
         fixed = memory.sequence_buffer_bytes(self.model, self.part, self.options)
         if self.options.deferred_frees:
@@ -781,7 +782,8 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         pending = memory.pending_bytes(self.model, self.options, parameters)
         has_dummies = self.options.dummy_gradients and not self.model.frozen
         dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
-        return activations.transient + max(0, pending - activations.activation) + dummies + buffers
+        gradients = memory.score_gradient_bytes(self.model, self.part, stage.layers)
+        return activations.transient + gradients + max(0, pending - activations.activation) + dummies + buffers
 
     def state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and the time of its update in ns."""
