@@ -658,6 +658,52 @@ def test_variables_of_a_configuration_have_defaults(tmp_path: Path, monkeypatch:
     assert found["parallel"] == {"pp": 4, "tp": 8, "dp": 2}
 
 
+def test_a_configuration_of_nemo_has_the_values_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "TP": "4",
+        "NODES": "16",
+        "SAMPLES": "32",
+        "FP8": "True",
+        "FOLDER": "a${FOLDER:1}",
+    }.items():
+        monkeypatch.setenv(name, value)
+    text = """\
+        defaults: ["optional tp_overlap: ${oc.env:GPU,h}100"]
+        trainer: {num_nodes: "${oc.decode:${oc.env:NODES,1}}", devices: "${oc.decode:${oc.env:GPUS,8}}"}
+        exp_manager: {explicit_log_dir: "${oc.env:FOLDER}"}
+        model:
+          tensor_model_parallel_size: ${oc.decode:${oc.env:TP}}
+          pipeline_model_parallel_size: ${oc.decode:${oc.env:PP,2}}
+          size: ${multiply:${model.tensor_model_parallel_size},${.pipeline_model_parallel_size}}
+          replicas: ${floor_div:${multiply:${trainer.devices},${trainer.num_nodes}},${.size}}
+          global_batch_size: ${multiply:${oc.decode:${oc.env:SAMPLES}},${.replicas}}
+          encoder_seq_length: 2048
+          activations_checkpoint_granularity: ${oc.decode:${oc.env:RECOMPUTE,null}}
+          sequence_parallel: ${oc.decode:${oc.env:SEQUENCE_PARALLEL,False}}
+          hidden_dropout: 0.0
+          attention_dropout: 0.0
+          fp8: ${oc.decode:${oc.env:FP8,False}}
+        """
+    found, notes = converted(write(tmp_path, {"custom.yaml": text}), model="gpt3-175b", device="h100-sxm")
+
+    assert found["model"] == {"preset": "gpt3-175b", "dropout": False, "precision": "fp8"}
+    assert found["parallel"] == {"pp": 2, "tp": 4, "dp": 16, "sequence_parallel": False}
+    assert found["batch"] == {"global": 512, "micro": 1, "sequence": 2048}
+    assert without_network(notes) == ["without effect: replicas, size"]
+
+
+@pytest.mark.parametrize(
+    "text", ["${.b}", "${oc.env:NONE}", "${floor_div:8,0}", "${if:1,2,3}", "${oc.decode:${.b}}"]
+)
+def test_an_interpolation_without_a_value_is_not_a_size(tmp_path: Path, text: str) -> None:
+    document = f'a: {{b: "${{.c}}", c: "${{.b}}", tensor_model_parallel_size: "{text}"}}'
+
+    with pytest.raises(ConfigError, match=r"must be a whole number, not .*: set the variable in the environment"):
+        converted(write(tmp_path, {"llama3_70b.yaml": document}), gpus=64, device="h100-sxm")
+
+
 def test_experts_of_arguments_are_split_as_megatron_does() -> None:
     arguments = "--tensor-model-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2"
 

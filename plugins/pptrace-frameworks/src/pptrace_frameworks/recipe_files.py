@@ -13,6 +13,7 @@ A recipe becomes settings by the names that Megatron-Core has for them, such as 
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import re
 import shlex
@@ -63,6 +64,7 @@ _SHORT_NAMES = {
 _UNRELATED = frozenset({
     "checkpoint", "dataset", "dist", "env_vars", "logger", "profiling", "rerun_state_machine", "rng", "scheduler",
     "tokenizer", "validation", "exp_manager", "run", "tensor_inspect", "straggler", "nvrx_straggler", "peft",
+    "defaults",
 })  # fmt: skip
 """Sections of a recipe without an effect on the time and memory of a step."""
 RELEASES = {
@@ -201,32 +203,46 @@ def _of_yaml(file: Path, name: str) -> Recipe:
     if isinstance(document.get("MODEL_ARGS"), dict):
         words = [word for key, value in document["MODEL_ARGS"].items() for word in _yaml_words(str(key), value)]
         return recipe_of_text(shlex.join(words), str(file), _megatron_release(file))
-    values = {name: _with_environment(value) for name, value in _flat(document).items()}
+    settings = _flat(document)
+    values = {name: _resolved(value, settings) for name, value in settings.items()}
     trainer, model = (
         document.get(key) if isinstance(document.get(key), dict) else {} for key in ("trainer", "model")
     )
     if {"num_nodes", "devices"} <= trainer.keys():
-        values["num_gpus"] = _product(trainer["num_nodes"], trainer["devices"])
+        values["num_gpus"] = _product(values["num_nodes"], values["devices"])
     if isinstance(model.get("tokenizer"), dict):
         values |= {f"tokenizer_{key}": model["tokenizer"].get(key) for key in ("type", "model")}
     if "distributed" in str(model.get("optim")):  # distributed_fused_adam
         values["use_distributed_optimizer"] = True
     stack = "nemo-24.12" if {"trainer", "model"} <= document.keys() else ""  # the last release with such files
-    values |= {name: size for name, text in values.items() if (size := _interpolated(str(text), values))}
     return Recipe(file=str(file), name=file.stem, settings=_renamed(values), stack=stack)
 
 
-def _with_environment(value: Any) -> Any:
-    """Return a value with the environment's variables, or with defaults such as that of Primus's ``${SIZE:8}``."""
-    if not isinstance(value, str) or not _DEFAULTED.search(value):
+def _resolved(value: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a value with the known values of OmegaConf's and Primus's interpolations."""
+    if not isinstance(value, str) or "${" not in value:
         return value
-    return _typed(_DEFAULTED.sub(lambda match: os.environ.get(match[1], match[2]), value))
+    text = value
+    for _ in range(value.count("${")):  # innermost ones first
+        text = _INTERPOLATION.sub(lambda match: _interpolated(match, settings), text)
+    return _CONSTANTS[text] if text in _CONSTANTS else _typed(text)
 
 
-def _interpolated(text: str, values: Mapping[str, Any]) -> int | None:
-    """Return the value of OmegaConf's ``${.name}`` or ``${multiply:4, ${.name}}``; None for another text."""
-    match = _INTERPOLATION.fullmatch(text)
-    return _product(match["factor"] or 1, values.get(match["name"])) if match else None
+def _interpolated(match: re.Match[str], settings: Mapping[str, Any]) -> str:
+    """Return the value of ``${.name}``, ``${oc.env:NAME,8}`` or Primus's ``${NAME:8}``; unknown, the text."""
+    function, colon, argument = match[1].partition(":")
+    first, _, second = (part.strip() for part in argument.partition(","))
+    if function == "oc.decode":
+        return argument
+    if function == "oc.env":
+        return os.environ.get(first, second or match[0])
+    if function in _FUNCTIONS and first.isdecimal() and second.isdecimal() and int(second):
+        return str(_FUNCTIONS[function](int(first), int(second)))
+    if colon:
+        return os.environ.get(function, argument) if function[:1].isupper() else match[0]
+    name = function.rpartition(".")[2]
+    others = {other: value for other, value in settings.items() if other != name}
+    return str(_resolved(settings[name], others)) if name in settings else match[0]
 
 
 def _yaml_words(key: str, value: Any) -> list[str]:
@@ -237,11 +253,13 @@ def _yaml_words(key: str, value: Any) -> list[str]:
     return [key, *map(str, value)] if isinstance(value, list) else [key, str(value)]
 
 
-_INTERPOLATION = re.compile(r"(?:\$\{multiply:\s*(?P<factor>\d+),\s*)?\$\{\.(?P<name>\w+)\}\}?")
+_INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
+_CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None}
+_FUNCTIONS = {"multiply": operator.mul, "floor_div": operator.floordiv}
 
 
 def _product(*values: Any) -> int | None:
-    numbers = [int(value) for value in values if str(value).isdigit()]
+    numbers = [int(value) for value in values if str(value).isdecimal()]
     return numbers[0] * numbers[1] if len(numbers) == len(values) else None
 
 
@@ -303,7 +321,6 @@ _ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)(?P<appends>\+?)=
 _VARIABLE = re.compile(
     r"\$(?:\{(?P<braced>\w+)(?P<items>\[[@*]\])?(?::?[-=](?P<default>(?:[^{}]|\{[^{}]*\})*))?\}|(?P<plain>\w+))"
 )
-_DEFAULTED = re.compile(r"\$\{([A-Z]\w*):([^{}]*)\}")
 _ARITHMETIC = re.compile(r"\$\(\((?P<expression>(?:[\w\s${}:+*/%-]|\([\w\s${}:+*/%-]*\))*)\)\)")
 _COMMAND = re.compile(r"\$\((?!\(|\s*(?:echo|cat)\b)[^()]*\)")
 _COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)

@@ -610,6 +610,9 @@ def _model(
         vocabulary = 0 if recipe.is_command else settings.count("vocab_size")
         if vocabulary and vocabulary != values.get("vocabulary"):
             model["vocabulary"] = vocabulary
+        dropouts = [settings.read(name) for name in ("attention_dropout", "hidden_dropout") if name in settings]
+        if dropouts and any(dropouts) != values.get("dropout", False):
+            model["dropout"] = any(dropouts)
         mamba = {f"mamba.{name}": size for name, size in (values.get("mamba") or {}).items()}
         leaves = {**_MAMBA, **values, **mamba}
         settings.used |= {name for name, key in _SIZES.items() if settings.values.get(name) == leaves.get(key)}
