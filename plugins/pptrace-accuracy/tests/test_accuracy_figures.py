@@ -48,6 +48,25 @@ def test_columns_become_the_configuration_that_they_say() -> None:
     assert result.settings["device"] == {"preset": "h100-sxm"}
 
 
+@pytest.mark.parametrize(("version", "system", "gpu", "stack", "costs"), [
+    ("v3.1", "eos_n64_ngc23.09_nemo", "H100", "nemo-23.09", {}),
+    ("v4.1", "b200_n8_preview_nemo", "B200", "nemo-24.09",
+     {"cuda_graphs": ["attn", "mlp"], "fp8_param_gather": True}),
+    ("v5.0", "eos-dfw_n64_ngc25.01_nemo", "H100", "nemo-25.01", {}),
+    ("v5.1", "tyche_ngpu512_ngc25.09_nemo", "GB200", "megatron-bridge-25.09", {"cuda_graphs": True}),
+])  # fmt: skip
+def test_a_step_of_mlperf_has_the_framework_of_its_container(
+    version: str, system: str, gpu: str, stack: str, costs: dict[str, Any]
+) -> None:
+    model = "gpt3-175b" if version < "v5" else "llama3-405b"
+    names = {"source": f"MLPerf Training {version}", "path": f"NVIDIA/results/{system}", "model.preset": model}
+    result = case(**names, model=model, gpu=gpu)
+
+    assert result.settings["stack"] == stack
+    assert result.settings.get("costs", {}) == costs
+    assert result.settings["model"].get("dropout") is (False if model == "gpt3-175b" else None)
+
+
 def test_names_of_presets_and_the_level_of_zero_are_taken_as_they_are() -> None:
     result = case(model="Qwen3_8B", gpu="H200 SXM", zero="3", **{"model.preset": "", "device.memory": "100 GiB"})
 
