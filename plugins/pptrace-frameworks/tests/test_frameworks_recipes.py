@@ -685,12 +685,15 @@ def test_a_configuration_of_nemo_has_the_values_of_the_environment(
           hidden_dropout: 0.0
           attention_dropout: 0.0
           fp8: ${oc.decode:${oc.env:FP8,False}}
+          external_cuda_graph: ${oc.decode:${oc.env:LAYER_CUDA_GRAPH,False}}
+          full_cuda_graph: ${oc.decode:${oc.env:FULL_CUDA_GRAPH,True}}
         """
     found, notes = converted(write(tmp_path, {"custom.yaml": text}), model="gpt3-175b", device="h100-sxm")
 
     assert found["model"] == {"preset": "gpt3-175b", "dropout": False, "precision": "fp8"}
     assert found["parallel"] == {"pp": 2, "tp": 4, "dp": 16, "sequence_parallel": False}
     assert found["batch"] == {"global": 512, "micro": 1, "sequence": 2048}
+    assert found["costs"] == {"cuda_graphs": True}
     assert without_network(notes) == ["without effect: replicas, size"]
 
 

@@ -521,7 +521,10 @@ def _fused_routing(settings: _Settings) -> dict[str, Any]:
 def _graphs(settings: _Settings) -> bool | list[str] | None:
     """Return whether CUDA graphs issue layers, or which parts of them; None if the recipe does not have it."""
     impl, scopes = settings.read("cuda_graph_impl"), {*settings.words("cuda_graph_scope")}
-    switches = [settings.read(name) for name in ("cuda_graphs", "enable_cuda_graph", "external_cuda_graph")]
+    switches = [
+        settings.read(name)
+        for name in ("cuda_graphs", "enable_cuda_graph", "external_cuda_graph", "full_cuda_graph")
+    ]
     if any(switch is not None for switch in switches):
         return any(switches)
     if impl is None:
