@@ -177,6 +177,12 @@ def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
     assert row["error_pct"] is None
 
 
+def test_a_release_that_stands_for_another_is_named() -> None:
+    row = run_cases([case(stack="megatron-core-0.9")], executor="serial")[0]
+
+    assert row["note"].endswith("megatron-core-0.9: the step has megatron-core-0.14, the oldest release.")
+
+
 def test_a_row_simulates_what_the_same_configuration_does() -> None:
     one = case(mem_gib="12.5 first / 20 last stage")
 

@@ -280,11 +280,12 @@ def _pair_errors_of(sizes: str, pairs: Sequence[_Pair]) -> PairErrors:
 
 
 def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
-    """Return tables of errors, choices and slowdowns, of rows that do not fit, and the reasons of skipped rows."""
+    """Return tables of errors, choices and slowdowns, and of rows that do not fit, have a note or are skipped."""
     reasons = Counter((str(row["source"]), str(row["skipped"])) for row in rows if row["skipped"])
     excess = Counter(
         str(row["source"]) for row in rows if (row["memory_gib"] or 0) > (row["device_gib"] or math.inf)
     )
+    notes = Counter(str(row["note"]) for row in rows if row["note"])
     tables = {
         "error in % of the measured step; negative: simulated is shorter":
             _error_table((*figures.sources, *figures.groups)),
@@ -316,6 +317,9 @@ def accuracy_document(figures: Figures, rows: Sequence[_Row]) -> Document:
         ),
         f"simulated memory above the device's, {excess.total()} rows: check zero and recompute": Table(
             rows=tuple((str(count), source) for source, count in excess.items()), words=0, left=(1,),
+        ),
+        f"another release of the stack, {notes.total()} rows": Table(
+            rows=tuple((str(count), note) for note, count in notes.items()), words=0, left=(1,),
         ),
         f"skipped, {reasons.total()} rows": Table(
             rows=tuple((str(count), f"{source}: {reason}") for (source, reason), count in reasons.items()),

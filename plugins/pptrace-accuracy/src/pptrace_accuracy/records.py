@@ -440,11 +440,13 @@ COLUMNS = (
     "line", "source", "model", "gpu", "n_gpus", "precision", "tp", "pp", "cp", "ep", "vp", "dp", "mbs", "gbs",
     "seq", "kind", "measured_s", "simulated_s", "error_pct", "default_s", "default_error_pct",
     "measured_memory", "memory_gib", "memory_error_pct",
-    "device_gib", "skipped",
+    "device_gib", "skipped", "note",
 )  # fmt: skip
 """Columns of the result, one row per measured step."""
 
 _GIB = 2**30
+_OTHER_STACK = "No plugin offers the stack"
+"""Start of the note on a release that stands for another."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -495,6 +497,7 @@ def _figures(run: Any) -> dict[str, Any]:
         "model_flops": metrics.model_flops,
         "memory_gib": round(int(memory.peak_bytes.max(initial=0)) / _GIB, 2),
         "device_gib": round(memory.capacity_bytes / _GIB, 2),
+        "note": next((note for note in run.prepared.notes if note.startswith(_OTHER_STACK)), ""),
     }
 
 
@@ -511,7 +514,7 @@ def _row(case: Case, figures: Mapping[str, Any], default: Mapping[str, Any]) -> 
         "default_s": default_s, "default_error_pct": _error_percent(default_s, measured),
         "measured_memory": case.row.get("mem_gib", ""), "memory_gib": memory,
         "memory_error_pct": _error_percent(memory, printed), "device_gib": figures.get("device_gib"),
-        "skipped": case.skipped or figures.get("error") or "",
+        "skipped": case.skipped or figures.get("error") or "", "note": figures.get("note", ""),
     }  # fmt: skip
 
 
