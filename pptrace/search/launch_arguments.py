@@ -724,6 +724,8 @@ def bridge_recipe(experiment: Experiment, arguments: Arguments, table: Schedule,
     function, base = f"{stem}_pretrain_{gpus}gpu_{accelerator}_{tag}_config", f"{stem}_pretrain_config"
     settings = dict(_settings(arguments.words))
     settings["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
+    if "model.cpu_offloading_num_layers" in settings:
+        settings["model.cpu_offloading"] = True
     if settings.get("model.moe_token_dispatcher_type") == "flex":
         backend = "hybridep" if accelerator in _HYBRID_EP_DEVICES else "deepep"
         settings |= {"model.moe_flex_dispatcher_backend": backend, "model.moe_shared_expert_overlap": False}

@@ -193,7 +193,7 @@ def test_the_files_of_a_plan_are_read_back_as_its_configuration(
     pytest.importorskip("pptrace_frameworks")
     script, recipe = tmp_path / "run.sh", tmp_path / "recipe.py"
     device = {"bf16": "a100-sxm", "fp8": "h100-sxm"}[precision]
-    model = {"preset": "llama3-8b", "precision": precision}
+    model = {"preset": "llama3-8b", "precision": precision, "offload_modules": ["core_attn"]}
     job = {"model": model, "device": device, "batch": {"global": 8, "sequence": 8192}}
     vary = {**FEW, "pp": [4], "tp": [2], "cp": [1], "schedule": ["interleaved-1f1b"], "vp": [2], "zero": [1]}
     plan = planned(registry, config=job, gpus=8, vary=vary, framework="megatron", outputs=[script, recipe])
@@ -209,9 +209,22 @@ def test_the_files_of_a_plan_are_read_back_as_its_configuration(
         assert read.batch == plan.experiment.batch
         assert read.schedule == plan.experiment.schedule
         assert read.costs.values["zero"] == 1
+        assert read.model.values["offload_modules"] == ["core_attn"]
     assert read.model.values["precision"] == precision
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_a_recipe_switches_the_copies_of_layers_on(registry: Registry, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    model = {"preset": "llama3-8b", "offloaded_layers": 4}
+    job = {"model": model, "device": "h100-sxm", "batch": {"global": 8, "sequence": 8192}}
+    vary = {**FEW, "pp": [1], "tp": [8], "cp": [1], "schedule": ["1f1b"], "zero": [1]}
+
+    planned(registry, config=job, gpus=8, vary=vary, framework="megatron", outputs=[recipe])
+
+    assert "cfg.model.cpu_offloading_num_layers = 4\n    cfg" in recipe.read_text()
+    assert "cfg.model.cpu_offloading = True\n" in recipe.read_text()
 
 
 @pytest.mark.parametrize(
