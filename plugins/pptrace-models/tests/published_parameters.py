@@ -1,10 +1,29 @@
-"""Published numbers of parameters of the model presets."""
+"""Published numbers of parameters of the model presets, and those that the cost model has in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["PUBLISHED", "Published"]
+from pptrace.plugins.requests import CostRequest
+from pptrace_models import memory
+from pptrace_models.layer import shard
+from pptrace_models.stages import summed
+
+if TYPE_CHECKING:
+    from pptrace_models.transformer import Transformer
+
+__all__ = ["PUBLISHED", "Published", "count_parameters"]
+
+
+def count_parameters(model: Transformer) -> int:
+    """Return the number of parameters on a single device, without multi-token prediction."""
+    whole = shard(model, CostRequest(ranks=1, stages=1, microbatches=1, sequence=1))
+    layers = [memory.layer_parameters(model, whole, model.layer(index)) for index in range(model.layers)]
+    ends = [
+        memory.embedding_parameters(model, whole), memory.head_parameters(model, whole, with_embedding=True),
+    ]  # fmt: skip
+    return summed(memory.ParameterCounts(), [*ends, *layers]).total()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_parameters import count_parameters
 
 from pptrace.plugin import ConfigError, ConstraintError
 from pptrace.plugins.requests import CostRequest
 from pptrace_models import flops, memory
 from pptrace_models.kernel_times import Shaped, shaped_ns
-from pptrace_models.layer import shard
+from pptrace_models.layer import linears, shard
 from pptrace_models.presets import MODELS
 from pptrace_models.transformer import Delta, Layer, Mamba, Transformer, checked
 
@@ -71,11 +72,9 @@ def _of_compressed_keys(mixed: Transformer, kind: Layer) -> int:
     """Return the parameters of keys, compression, indexer and streams, which every device has."""
     if not mixed.compressed:
         return 0
-    split = mixed.query_width * (mixed.query_rank + mixed.compressed.output_rank)
-    split += mixed.compressed.output_groups * mixed.compressed.output_rank * mixed.hidden
-    maps = kind.halves * mixed.residual_streams * mixed.hidden * mixed.stream_maps
-    vectors = mixed.query_rank + mixed.compressed_vectors(kind.ratio)
-    return mixed.compressed_products(kind.ratio) - split + maps + vectors
+    matrices = linears(mixed, on_device(mixed), kind)
+    whole = sum(matrix.weights for matrix in matrices if matrix.whole)
+    return whole + mixed.query_rank + mixed.compressed_vectors(kind.ratio)
 
 
 @pytest.mark.parametrize("extra", MIXED)
@@ -100,7 +99,7 @@ def test_devices_together_hold_each_weight_once(extra: dict[str, Any], tp: int) 
 @pytest.mark.parametrize("extra", MIXED)
 def test_parameters_are_those_that_stages_hold(costs: Callable[..., Workload], extra: dict[str, Any]) -> None:
     workload = costs(model={**SMALL, **extra})
-    assert workload.weights_bytes.sum() == 2 * model(**extra).parameters
+    assert workload.weights_bytes.sum() == 2 * count_parameters(model(**extra))
 
 
 def test_recurrences_take_their_bytes_and_operations(devices: dict[str, Any]) -> None:

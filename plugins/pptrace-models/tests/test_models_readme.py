@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from published_parameters import PUBLISHED
+from published_parameters import PUBLISHED, count_parameters
 
 from pptrace.config.quantities import Dimension
 from pptrace_models.accelerator import Accelerator
@@ -43,7 +43,7 @@ def models() -> str:
         )
         rows.append([
             f"`{offer.name}`", str(model.layers), str(model.hidden), heads, str(model.ffn), experts + shared,
-            str(model.vocabulary), f"{model.parameters / 1e9:.4g} B",
+            str(model.vocabulary), f"{count_parameters(model) / 1e9:.4g} B",
             PUBLISHED[offer.name].text, offer.source,
         ])  # fmt: skip
     head = "| model | layers | width | heads / KV | FFN | experts | vocabulary | parameters | published | source |"

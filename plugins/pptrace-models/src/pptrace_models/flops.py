@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pptrace.plugin import memoized
 from pptrace_models.accelerator import TokenExchange
-from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, linears
+from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, active_weights, linears
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def step_flops(model: Transformer, sequences: int, sequence: int, document: int 
     layers = range(model.layers + model.mtp)
     kinds = memoized(lambda: Counter(map(model.layer, layers)), "layers", model, rows=len(layers))
     for kind, count in kinds.items():
-        weighted += count * tokens * 2 * model.active_products(kind)
+        weighted += count * tokens * 2 * active_weights(model, kind)
         cores += count * _token_mixing_flops(model, tokens, document or sequence, kind)
     predicted = model.mtp * 4 * h * h
     weighted += tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.plugin import ConfigError, ConstraintError, divisors_near
+from pptrace.plugin import ConfigError, ConstraintError, CostRequest, divisors_near
 from pptrace_models.transformer import NARROW, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.plugin import CostRequest
     from pptrace_models.transformer import Layer, Precision, Transformer
 
 
@@ -300,6 +299,15 @@ def linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...]
     if model.precision not in NARROW:
         return matrices
     return tuple(replace(matrix, precision=_precision_of(model, kind, matrix)) for matrix in matrices)
+
+
+def active_weights(model: Transformer, kind: Layer) -> int:
+    """Return the number of weights that multiply each token in a layer."""
+    whole = shard(model, CostRequest(ranks=1, stages=1, microbatches=1, sequence=1))
+    return sum(
+        matrix.inputs * matrix.outputs * (model.top_k if matrix.group == "experts" else matrix.copies)
+        for matrix in linears(model, whole, kind)
+    )
 
 
 def _precision_of(model: Transformer, kind: Layer, matrix: Linear) -> Precision | None:

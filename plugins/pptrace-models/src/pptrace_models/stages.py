@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.plugin import ConfigError, ConstraintError
+from pptrace_models.layer import active_weights
 from pptrace_models.transformer import encoder_key
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ def _by_products(model: Transformer, stages: int) -> list[int]:
     Raises:
         ConstraintError: more stages than layers and LM head can fill.
     """
-    weights = [model.active_products(model.layer(index)) for index in range(model.layers)]
+    weights = [active_weights(model, model.layer(index)) for index in range(model.layers)]
     filled = _filled(weights, model.vocabulary * model.hidden, stages)
     if filled is None:
         most_stages = next(

@@ -1,6 +1,5 @@
 """Checked sizes of a transformer and its encoder."""
 
-from collections import Counter
 from collections.abc import Mapping
 from math import ceil
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
@@ -651,29 +650,6 @@ class Transformer(Parameters):
         """Width of the outputs of all heads."""
         return round(self.heads * (self.value_dim or self.head_dim))
 
-    @property
-    def attention_products(self) -> int:
-        """Weights of a layer's attention, including compression and expansion of latent attention."""
-        h, query, output = self.hidden, self.query_width, self.output_width * (1 + self.gated_attention)
-        if not self.kv_rank:
-            return h * (query + self.kv_width + self.value_width + output)
-        queries = self.query_rank * (h + query) if self.query_rank else h * query
-        unrotated = self.heads * round(self.head_dim)
-        compressed = h * (self.kv_rank + self.rope_dim) + self.kv_rank * (unrotated + self.value_width)
-        return queries + compressed + h * output + self.indexer_products
-
-    def compressed_products(self, ratio: int) -> int:
-        """Return the weights of a layer's attention with compressed keys."""
-        if not self.compressed:
-            return 0
-        h, dim, query = self.hidden, round(self.head_dim), self.query_width
-        output = self.compressed.output_rank * (query + self.compressed.output_groups * h)
-        weights = self.query_rank * (h + query) + h * dim + output
-        overlap = self.overlap(ratio)
-        if overlap > 1 and self.indexer:
-            weights += self.indexer_products + h * (2 * overlap - 1) * self.indexer.dim
-        return weights + 2 * h * overlap * dim
-
     def compressed_vectors(self, ratio: int) -> int:
         """Return the parameters outside matrices of attention with compressed keys: norms, sinks and positions."""
         if not self.compressed:
@@ -689,14 +665,6 @@ class Transformer(Parameters):
         return 2 if ratio == self.compressed.indexed_ratio else 1
 
     @property
-    def indexer_products(self) -> int:
-        """Weights of the indexer's matrices."""
-        if not self.indexer:
-            return 0
-        heads, dim = self.indexer.heads, self.indexer.dim
-        return (self.query_rank or self.hidden) * heads * dim + self.hidden * (dim + heads)
-
-    @property
     def token_width(self) -> int:
         """Width of the tokens that experts receive."""
         return self.expert_latent or self.hidden
@@ -709,10 +677,6 @@ class Transformer(Parameters):
     def recurrence(self, kind: Layer) -> Delta | Mamba | None:
         """Return what mixes the tokens of a layer without attention."""
         return {"delta": self.delta, "mamba": self.mamba}.get(kind.mixer)
-
-    def active_products(self, kind: Layer) -> int:
-        """Return the weights with which a layer multiplies each token."""
-        return self._products(kind, self.top_k)
 
     @property
     def stream_maps(self) -> int:
@@ -792,18 +756,6 @@ class Transformer(Parameters):
         return self.model_copy(update=values)
 
     @property
-    def parameters(self) -> int:
-        """Number of parameters of the whole model, without multi-token prediction."""
-        norm = self.hidden * (1 + self.bias)
-        embedding = self.hidden * (self.vocabulary * (1 if self.tied_embeddings else 2) + self.learned_positions)
-        kinds = Counter(self.layer(index) for index in range(self.layers))
-        layers = sum(
-            count * (self._products(kind, self.num_experts) + self._vectors(kind, norm))
-            for kind, count in kinds.items()
-        )
-        return layers + embedding + norm
-
-    @property
     def named_encoders(self) -> dict[str, Encoder]:
         """The encoders by name, in order; the name of a single one can be empty."""
         return {"": self.encoder} if self.encoder else self.encoders or {}
@@ -817,43 +769,6 @@ class Transformer(Parameters):
         for name, value in defaults.items():
             # The model is frozen to its users; these three defaults depend on other fields.
             object.__setattr__(self, name, getattr(self, name) or value)
-
-    def _products(self, kind: Layer, experts: int) -> int:
-        """Return the weights in a layer's matrices, with a number of experts."""
-        maps = kind.halves * self.residual_streams * self.hidden * self.stream_maps
-        return maps + self._mixer_products(kind) + self._inner_products(kind.feed_forward, experts)
-
-    def _mixer_products(self, kind: Layer) -> int:
-        recurrence = self.recurrence(kind)
-        if recurrence:
-            ranks = sum(rank * (self.hidden + width) for rank, width in recurrence.ranks)
-            return self.hidden * (recurrence.projected + recurrence.output_width) + ranks
-        if kind.mixer != "attention":
-            return 0
-        return self.compressed_products(kind.ratio) if self.compressed else self.attention_products
-
-    def _inner_products(self, feed_forward: FeedForward, experts: int) -> int:
-        """Return the weights of the matrices of an MLP, or of a number of experts with what all tokens pass."""
-        if feed_forward != "experts":
-            return self.hidden * self.matrices * self.ffn * (feed_forward == "mlp")
-        shared = self.hidden * (self.num_experts + self.matrices * self.shared_ffn + 2 * self.expert_latent)
-        return shared + experts * self.token_width * self.matrices * self.expert_ffn
-
-    def _vectors(self, kind: Layer, norm: int) -> int:
-        """Return the parameters of a layer outside matrices: norms, biases, and vectors of a recurrence."""
-        recurrence, vectors = self.recurrence(kind), kind.halves * norm
-        if recurrence:
-            vectors += recurrence.vectors
-        elif kind.mixer == "attention":
-            biases = 0 if self.kv_rank else (self.query_width + 2 * self.kv_width + self.hidden) * self.bias
-            vectors += self.query_rank + self.kv_rank + biases + self.compressed_vectors(kind.ratio)
-        if not self.bias or kind.feed_forward == "none":
-            return vectors
-        inner = self.matrices - 1
-        if not kind.experts:
-            return vectors + inner * self.ffn + self.hidden
-        shared = inner * self.shared_ffn + self.hidden if self.shared_ffn else 0
-        return vectors + shared + self.num_experts * (inner * self.expert_ffn + self.token_width)
 
     def _check_pattern(self, pattern: str) -> None:
         unknown = sorted({*pattern} - _PATTERN.keys())
