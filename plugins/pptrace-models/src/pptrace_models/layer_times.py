@@ -23,9 +23,9 @@ autograd, views and copies of counts. Their sum is fitted; parts have them by th
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from pptrace_models.accelerator import TokenExchange, duration_ns, reached
 from pptrace_models.casts import Casting
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import FIRST_HALF, Work, linears
-from pptrace_models.options import gradient_bytes
+from pptrace_models.options import WEIGHTS, gradient_bytes
 from pptrace_models.transformer import NARROW, Layer, kept_precision
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 
 _Value = TypeVar("_Value")
-_WITH_WEIGHTS = 3
-"""ZeRO stage that shards weights."""
+_Method = TypeVar("_Method", bound="Callable[..., Any]")
 _ROW_BYTES = 4
 """A row's maximum, sum and target logit are reduced in fp32."""
 
@@ -275,7 +274,6 @@ def _hidden_bytes(model: Transformer, shard: Shard) -> int:
     return shard.tokens * model.hidden * model.element_bytes
 
 
-_SECOND_NS = 10**9
 _NORM_BYTES, _SUM_BYTES = 4, 6
 """Bytes per element that a norm, and a residual sum, move in a forward."""
 _SHARED = ("shared experts", "shared activation function")
@@ -346,24 +344,31 @@ class Cost(Struct, frozen=True):
         """Return a part of the forward and of the input gradient, rounded down."""
         return Cost(f=self.f * part // whole, i=self.i * part // whole)
 
-    def at_least(self, host_ns: int, *, frozen: bool) -> Cost:
-        """Return the cost with lower bounds from the host's time to issue kernels.
-
-        The bound of a whole backward is twice the bound of a forward.
+    def host_waits(self, host_ns: int, *, frozen: bool) -> Cost:
+        """Return the time that each pass waits for the host, which issues a backward in twice a forward's time.
 
         Args:
             host_ns: time of the host to issue a forward, in ns.
-            frozen: whether the backward has no weight gradients; its bound then equals the forward's.
+            frozen: whether the backward has no weight gradients; its time then equals the forward's.
         """
-        return self + self.host_waits(host_ns, frozen=frozen)
-
-    def host_waits(self, host_ns: int, *, frozen: bool) -> Cost:
-        """Return the time that each pass waits for the host, as in :meth:`at_least`."""
         forward = max(0, host_ns - self.f)
         if frozen:
             return Cost(f=forward, i=max(0, host_ns - self.i))
         backward = max(0, 2 * host_ns - self.i - self.w)
         return Cost(f=forward, i=backward // 2, w=backward - backward // 2)
+
+
+def _without_collectives(method: _Method) -> _Method:
+    """Return a method that is computed once for costings that differ in collectives alone."""
+
+    @wraps(method)
+    def known(costing: Costing, *arguments: Any) -> Any:
+        key = method, arguments
+        if key not in costing.computed:
+            costing.computed[key] = method(costing, *arguments)
+        return costing.computed[key]
+
+    return cast("_Method", known)
 
 
 class Costing(Struct, frozen=True, kw_only=True, dict=True):
@@ -390,26 +395,27 @@ class Costing(Struct, frozen=True, kw_only=True, dict=True):
 
     def once(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
         """Return ``compute(self, *arguments)``, computed at the first call with these arguments."""
-        return self._from(self._values, compute, arguments)
-
-    def without_collectives(self, compute: Callable[..., _Value], *arguments: Any) -> _Value:
-        """Return a value as :meth:`once` that does not depend on collectives."""
-        return self._from(self.computed, compute, arguments)
-
-    def _from(self, values: dict[Any, Any], compute: Callable[..., _Value], arguments: tuple[Any, ...]) -> _Value:
         key = compute, arguments
-        if key not in values:
-            values[key] = compute(self, *arguments)
-        value: _Value = values[key]
+        if key not in self._values:
+            self._values[key] = compute(self, *arguments)
+        value: _Value = self._values[key]
         return value
 
     def of(self, kind: Layer) -> Costing:
         """Return the inputs of a layer's times, with the precision of its products."""
         return self if kind.precision is None else self.once(_with_precision, kind.precision)
 
+    @_without_collectives
     def layer(self, kind: Layer) -> tuple[Operation, ...]:
         """Return a layer's operations."""
-        return self.without_collectives(_layer_operations, kind)
+        model, options = self.model, self.options
+        needs_no_rows = model.pads_experts or model.fused_experts or model.precision not in NARROW
+        return flops.layer(
+            model, self.shard, gradient_bytes(options), kind, deduplicated=options.dispatcher == "deduplicated",
+            aligned=needs_no_rows or options.is_hybrid_ep, copied_bytes=_copied_bytes(self),
+            fused_router=options.fuses("router"),
+            copied_shards=options.copied_shards and options.zero == WEIGHTS and self.units > 0,
+        )  # fmt: skip
 
     def embedding(self) -> tuple[Operation, ...]:
         """Return the embedding's operation."""
@@ -442,19 +448,40 @@ class Costing(Struct, frozen=True, kw_only=True, dict=True):
             device.memory_latency + duration_ns(work.size_bytes, memory_rate),
         )
 
+    @_without_collectives
     def layer_host_ns(self, kind: Layer) -> int:
         """Return the time of the host to issue a forward of a layer, in ns; 0 with CUDA graphs."""
-        return self.without_collectives(_layer_host_ns, kind)
+        costing, options = self.of(kind), self.options
+        if options.cuda_graphs is True:
+            return 0
+        if not (kind.experts or options.host_launch):
+            return 0 if options.cuda_graphs else options.host_kernel * costing.forward_kernels(kind)
+        if options.host:
+            return options.host if kind.experts else 0
+        if not options.host_launch:
+            return 0
+        counts = issued_operations(costing, kind)
+        captured = set(options.cuda_graphs or ())
+        if "moe" in captured:
+            captured |= {"moe_router", "moe_preprocess"}
+        graphs = bool(captured & counts.keys())
+        return options.host_launch * (graphs + sum(counts[part] for part in counts.keys() - captured))
 
     def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
-        """Return the time of the host to issue a forward of a stage with these layers, in ns."""
-        return action_host_ns(
-            self.options,
-            self.model,
-            [self.layer_host_ns(kind) for kind in layers],
-            paired=paired,
-            units=self.units,
-        )
+        """Return the time of the host to issue a forward of a stage in ns; 0 if the host issues no layer.
+
+        A stage that is one of several units has a share of the operations beside layers.
+
+        Args:
+            layers: the layers of the stage.
+            paired: whether the forward is a member of an overlapped pair.
+        """
+        options, layers_ns = self.options, sum(map(self.layer_host_ns, layers))
+        if not layers_ns:
+            return 0
+        operations = _OF_NARROW_PAIRED if paired and self.model.precision in NARROW else _OF_ACTION
+        beside_ns = options.host_action or (0 if options.host else options.host_launch * operations)
+        return layers_ns + beside_ns // max(self.units, 1)
 
     def forward_kernels(self, kind: Layer) -> int:
         """Return the number of kernels of a layer's forward with tensor-parallel collectives; a cast is one."""
@@ -480,39 +507,24 @@ class Costing(Struct, frozen=True, kw_only=True, dict=True):
             w += self.work_ns(operation.weight_gradient, operation.unit)
         return Cost(f=f, i=i, w=w)
 
+    @_without_collectives
     def layer_work(self, kind: Layer) -> Cost:
         """Return the time of a layer's operations without collectives and recomputation."""
-        return self.without_collectives(_layer_work, kind)
+        return self.cost(self.layer(kind))
 
+    @_without_collectives
+    def again_ns(self, kind: Layer) -> int:
+        """Return the time of a layer's recomputed modules without their collectives, in ns."""
+        return again_ns(self, self.layer(kind), kind)
+
+    @_without_collectives
     def ends_work(self) -> tuple[Cost, Cost, Cost]:
         """Return the times of embedding, multi-token prediction without its layer, and head, as :meth:`cost`."""
-        return self.without_collectives(_ends_work)
+        return self.cost(self.embedding()), self.cost(self.prediction()), self.cost(self.head())
 
 
 def _with_precision(costing: Costing, precision: Precision) -> Costing:
     return replace(costing, model=costing.model.with_precision_of(Layer(precision=precision)), computed={})
-
-
-def _layer_operations(costing: Costing, kind: Layer) -> tuple[Operation, ...]:
-    model, options = costing.model, costing.options
-    needs_no_rows = model.pads_experts or model.fused_experts or model.precision not in NARROW
-    return flops.layer(
-        model, costing.shard, gradient_bytes(options), kind, deduplicated=options.dispatcher == "deduplicated",
-        aligned=needs_no_rows or options.is_hybrid_ep, copied_bytes=_copied_bytes(costing),
-        fused_router=options.fuses("router"),
-        copied_shards=options.copied_shards and options.zero == _WITH_WEIGHTS and costing.units > 0,
-    )  # fmt: skip
-
-
-def _layer_work(costing: Costing, kind: Layer) -> Cost:
-    return costing.cost(costing.layer(kind))
-
-
-def _ends_work(costing: Costing) -> tuple[Cost, Cost, Cost]:
-    embedding, prediction, head = (
-        costing.cost(operations) for operations in (costing.embedding(), costing.prediction(), costing.head())
-    )
-    return embedding, prediction, head
 
 
 def _copied_bytes(costing: Costing) -> tuple[float, float]:
@@ -530,23 +542,16 @@ def _copied_bytes(costing: Costing) -> tuple[float, float]:
     return forward + model.element_bytes, backward + model.element_bytes + regathered
 
 
-def _layer_host_ns(costing: Costing, kind: Layer) -> int:
-    costing, options = costing.of(kind), costing.options
-    if kind.experts or options.host_launch:
-        return layer_host_ns(options, costing.model, costing.shard, costing.layer(kind), kind)
-    return 0 if options.cuda_graphs else options.host_kernel * costing.forward_kernels(kind)
-
-
 def layer_cost(costing: Costing, kind: Layer) -> Cost:
     """Return a layer's time, including recomputation."""
     costing = costing.of(kind)
     model = costing.model
     group = _exposed(costing, kind, layer_ns(costing, kind))
     cost = costing.layer_work(kind).beside(group)
-    cost = cost.at_least(costing.layer_host_ns(kind), frozen=model.frozen)
+    cost += cost.host_waits(costing.layer_host_ns(kind), frozen=model.frozen)
     if model.recompute == "full":
         return cost + _recomputed(costing, kind, cost) if kind.is_recomputed else cost
-    recomputed_ns = group.again_ns + costing.without_collectives(_layer_again_ns, kind)
+    recomputed_ns = group.again_ns + costing.again_ns(kind)
     return cost + Cost(i=recomputed_ns, i_collective=group.again_ns)
 
 
@@ -570,7 +575,7 @@ def _recomputed(costing: Costing, kind: Layer, cost: Cost) -> Cost:
     halves = first, second._replace(reduce_ns=0)
     group = _exposed(costing, kind, replace(group, forward_ns=group.forward_ns - second.reduce_ns, halves=halves))
     again = costing.cost(recomputed_operations(costing, kind)).beside(group)
-    again = again.at_least(costing.layer_host_ns(kind), frozen=costing.model.frozen)
+    again += again.host_waits(costing.layer_host_ns(kind), frozen=costing.model.frozen)
     return Cost(i=again.f, i_collective=again.f_collective)
 
 
@@ -615,10 +620,6 @@ def again_ns(costing: Costing, operations: Iterable[Operation], kind: Layer) -> 
         for operation in operations
         if again_of(operation.name, kind) & costing.model.recomputed_modules
     )
-
-
-def _layer_again_ns(costing: Costing, kind: Layer) -> int:
-    return again_ns(costing, costing.layer(kind), kind)
 
 
 def again_share(operation: Operation, model: Transformer) -> float:
@@ -769,17 +770,16 @@ _MIXING_PARTS: dict[Mixer, tuple[str, ...]] = {"none": (), "mamba": ("mamba",)}
 _ROUTER = {"router", "router scores", "shared experts", "shared activation function"}
 
 
-def issued_operations(
-    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], kind: Layer
-) -> Counter[str]:
+def issued_operations(costing: Costing, kind: Layer) -> Counter[str]:
     """Return the number of operations that the host issues in a layer's forward, by part.
 
     Parts have the names of Megatron-LM's ``--cuda-graph-scope``: ``attn`` or ``mamba``, and ``mlp`` or
     ``moe_router``, ``moe_preprocess`` and ``moe``.
     """
+    model, shard = costing.model, costing.shard
     parts = _MIXING_PARTS.get(kind.mixer, ("attn",)) + _PARTS[kind.feed_forward]
     counts = Counter({part: _BESIDE[part] for part in parts[not kind.has("projections") :]})
-    for operation in operations:
+    for operation in costing.layer(kind):
         if operation.name in _ATTENTION:
             part = parts[0]
         elif operation.name in _ROUTER:
@@ -795,7 +795,7 @@ def issued_operations(
         counts["moe"] += _EXCHANGES
     if kind.experts and model.pads_experts:
         counts["moe_preprocess"] += _PADDED
-    if kind.experts and not options.fuses("permutation"):
+    if kind.experts and not costing.options.fuses("permutation"):
         counts["moe"] += _UNFUSED_PERMUTATION
     return counts
 
@@ -810,41 +810,3 @@ def _kernels(model: Transformer, operation: Operation) -> int:
         count += (product.copies if product.grouped and not model.fused_experts else 1) * (1 + casts)
     has_others = work.beside_bytes or (work.size_bytes and not work.products and work.core is None)
     return count + (work.core is not None) + (work.kernels if has_others else 0)
-
-
-def layer_host_ns(
-    options: RooflineOptions, model: Transformer, shard: Shard, operations: Iterable[Operation], kind: Layer
-) -> int:
-    """Return the time of the host to issue a forward of a layer, in ns."""
-    if options.cuda_graphs is True:
-        return 0
-    if options.host:
-        return options.host if kind.experts else 0
-    if not options.host_launch:
-        return 0
-    counts = issued_operations(options, model, shard, operations, kind)
-    captured = set(options.cuda_graphs or ())
-    if "moe" in captured:
-        captured |= {"moe_router", "moe_preprocess"}
-    graphs = bool(captured & counts.keys())
-    return options.host_launch * (graphs + sum(counts[part] for part in counts.keys() - captured))
-
-
-def action_host_ns(
-    options: RooflineOptions, model: Transformer, layers: Sequence[int], *, paired: bool = False, units: int = 0
-) -> int:
-    """Return the time of the host to issue a forward of a stage in ns; 0 if the host issues no layer.
-
-    Args:
-        options: options of the cost model.
-        model: the model.
-        layers: the time of the host for each layer of the stage, in ns.
-        paired: whether the forward is a member of an overlapped pair.
-        units: number of layers of a forward without a pipeline, if the stage is one of these layers. It then has a
-            share of the other operations. 0 for a whole forward.
-    """
-    if not any(layers):
-        return 0
-    operations = _OF_NARROW_PAIRED if paired and model.precision in NARROW else _OF_ACTION
-    beside = options.host_action or (0 if options.host else options.host_launch * operations)
-    return sum(layers) + beside // max(units, 1)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from pptrace_models.accelerator import duration_ns, reached
 from pptrace_models.kernel_times import Shaped
 from pptrace_models.layer import Cast, linears
-from pptrace_models.options import gradient_bytes, optimizer_bytes
+from pptrace_models.options import GRADIENTS, WEIGHTS, gradient_bytes, optimizer_bytes
 from pptrace_models.transformer import NARROW, Delta
 
 if TYPE_CHECKING:
@@ -392,10 +392,6 @@ def _weight_part(model: Transformer, shard: Shard, kind: Layer) -> int:
         inner += shard.routed * (model.matrices * shard.expert_ffn + 2 * model.token_width)
         inner += shard.split_tokens * (model.num_experts + 2 * model.expert_latent)
     return model.operand_bytes(between + mixing + inner)
-
-
-GRADIENTS, WEIGHTS = 2, 3
-"""ZeRO stages from which gradients, and weights, are sharded."""
 
 
 class ParameterCounts(Struct, frozen=True, kw_only=True):

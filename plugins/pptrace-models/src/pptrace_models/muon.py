@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from pptrace_models.layer import Product, Work, linears
+from pptrace_models.options import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ def update_ns(costing: Costing, updated: Matrices) -> int:
     is exposed for one layer.
     """
     iterations_ns = _iterations_ns(costing, updated.counts)
-    exchange_ns = _exchange_ns(costing, updated) if costing.options.zero == _SHARDED_WEIGHTS else 0
+    exchange_ns = _exchange_ns(costing, updated) if costing.options.zero == WEIGHTS else 0
     shorter_ns, longer_ns = sorted((iterations_ns, exchange_ns))
     pieces = max(updated.layers, 1) if costing.options.overlap_muon else 1
     return longer_ns + -(-shorter_ns // pieces)
@@ -143,4 +144,3 @@ def _orthogonalization_ns(costing: Costing, matrix: Matrix) -> int:
 
 _MOMENTUM_BYTES = 2
 """Iterations, gathers and exchanges are in BF16."""
-_SHARDED_WEIGHTS = 3

@@ -21,6 +21,10 @@ _BYTES: dict[str, int | Fraction] = {
 """Bytes per element of optimizer state; MXFP8 has a scale byte per 32 elements (OCP Microscaling Formats 1.0)."""
 
 
+GRADIENTS, WEIGHTS = 2, 3
+"""ZeRO stages from which gradients, and weights, are sharded."""
+
+
 class RooflineOptions(Parameters):
     """Precisions of gradients and optimizer state, reserved memory, and the model of kernels and collectives."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from msgspec import Struct
@@ -29,14 +29,14 @@ from pptrace_models.layer_times import (
     layer_cost,
     recomputed_operations,
 )
-from pptrace_models.options import RooflineOptions, gradient_bytes
+from pptrace_models.options import GRADIENTS, WEIGHTS, RooflineOptions, gradient_bytes
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import (
     Stage,
     around_attention,
     count_encoder_stages,
     count_units,
-    in_front,
+    encoder_items,
     items_of,
     stages_of,
     summed,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 
 _Value = TypeVar("_Value")
+_Method = TypeVar("_Method", bound="Callable[..., Any]")
 _LARGEST = 2**62
 _NS = 10**9
 _BUFFERED = 2
@@ -334,14 +335,14 @@ def _check_options(options: RooflineOptions) -> None:
 
 def _check_parallel(request: CostRequest, options: RooflineOptions) -> None:
     """Check that the options fit the shard groups and the grids of the job."""
-    is_whole = options.optimizer == "muon" and options.zero < memory.WEIGHTS
+    is_whole = options.optimizer == "muon" and options.zero < WEIGHTS
     if (request.shard or request.expert_shard) and (not options.zero or is_whole):
         reason = "muon divides whole matrices among all replicas" if options.zero else "no state is sharded"
         key = "data_parallel.shard" if request.shard else "data_parallel.expert_shard"
         raise ConfigError(f"{reason}: write costs.zero: 3, or remove the key", key=key)
     if options.outer_sharding and options.optimizer == "muon":
         raise ConfigError("muon exchanges matrices in a shard group only: write false", key="costs.outer_sharding")
-    if options.outer_sharding and not ((request.shard or request.expert_shard) and options.zero == memory.WEIGHTS):
+    if options.outer_sharding and not ((request.shard or request.expert_shard) and options.zero == WEIGHTS):
         message = "shard groups share less than all state: write costs.zero: 3 and data_parallel.shard beside it"
         raise ConfigError(message, key="costs.outer_sharding")
     for grid in request.encoders:
@@ -364,13 +365,24 @@ def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
         raise ConfigError("only bf16 weights share their bits with fp32: write fp32", key="costs.main_params")
 
 
-def _cached(known: dict[Any, Any], compute: Callable[..., _Value], inputs: tuple[Any, ...]) -> _Value:
-    """Return the value of a method for the same inputs, computed once."""
-    key = (compute.__name__, *map(id, inputs))
-    if key not in known:
-        known[key] = inputs, compute(*inputs)
-    value: _Value = known[key][1]
-    return value
+def _cached_in(memo: Literal["known", "known_times"]) -> Callable[[_Method], _Method]:
+    """Return a decorator of methods that are computed once for the same arguments, compared by identity.
+
+    Args:
+        memo: ``known_times`` for values that depend on collectives or replicas, ``known`` for others.
+    """
+
+    def decorate(method: _Method) -> _Method:
+        @wraps(method)
+        def cached(job: _Job, *inputs: Any) -> Any:
+            values, key = getattr(job, memo), (method.__name__, *map(id, inputs))
+            if key not in values:
+                values[key] = inputs, method(job, *inputs)
+            return values[key][1]
+
+        return cast("_Method", cached)
+
+    return decorate
 
 
 class _Job(Struct, frozen=True, kw_only=True, dict=True):
@@ -383,23 +395,10 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     towers: tuple[Tower, ...]
     devices: Devices
     known: dict[Any, Any]
-    """Values of layers and stages that depend on no collective and replica; jobs with equal layers share them."""
+    """Values that depend on no other stage, collective or replica; jobs with equal layers share them."""
     known_times: dict[Any, Any]
     """Values that depend on collectives or replicas; jobs share them that differ in their stages alone."""
     stages: Sequence[Stage] = ()
-
-    def cached(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
-        """Return a value of a method that depends on no other stage, collective or replica, computed once.
-
-        Args:
-            compute: the method.
-            inputs: its arguments, which are compared by identity.
-        """
-        return _cached(self.known, compute, inputs)
-
-    def cached_time(self, compute: Callable[..., _Value], *inputs: Any) -> _Value:
-        """Return a value as :meth:`cached` that depends on collectives or replicas."""
-        return _cached(self.known_times, compute, inputs)
 
     def of_stages(self, stages: Sequence[Stage]) -> _Job:
         """Return the job with other stages; equal stages are the same object."""
@@ -410,7 +409,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def placed(self) -> _PlacedStages:
         """The stages on their devices."""
-        costings = {id(device): self.cached_time(self.costing, device) for device in self.devices.distinct}
+        costings = {id(device): self.costing(device) for device in self.devices.distinct}
         devices = self.devices.of_stages[: len(self.stages)]
         keys = [*zip(map(id, devices), map(id, self.stages), strict=True)]
         distinct = dict(zip(keys, self.stages, strict=True))
@@ -425,15 +424,17 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         first: _Value = self.known.setdefault(value, value)
         return first
 
+    @_cached_in("known_times")
     def costing(self, device: Accelerator) -> Costing:
         """Return the inputs of times on a device."""
         return Costing(
             model=self.model, shard=self.part, device=device, options=self.options,
             groups=groups_of(self.request, self.part, device, self.options),
             units=sum(bool(stage.layers) for stage in self.stages) if self.request.units else 0,
-            computed=self.cached(self._computed, device),
+            computed=self._computed(device),
         )  # fmt: skip
 
+    @_cached_in("known")
     def _computed(self, _: Accelerator) -> dict[Any, Any]:
         """Return the times of computations on a device, to which costings add."""
         return {}
@@ -451,9 +452,10 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         received = _arrays({"bytes": self._received()})["bytes"]
         return columns | {"checkpoint_bytes": np.minimum(received, columns["activation_bytes"])}
 
+    @_cached_in("known_times")
     def _of_microbatch(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns and its kept bytes."""
-        activations, rate = self.cached(self._activations, stage), costing.device.host_bandwidth
+        activations, rate = self._activations(stage), costing.device.host_bandwidth
         copy_ns = -(-activations.activation * _NS // rate) if rate else 0
         return self._times(costing, stage) | {
             "offload_ns": copy_ns,
@@ -498,7 +500,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
                 memory.matrix_parameters(self.model, self.part, matrix)
                 for matrix in _matrices(self.model, self.part, kind)
             ]
-            beside = self.layer_parameters(kind) - summed(memory.ParameterCounts(), parts)
+            beside = self._layer_parameters(self._same(kind)) - summed(memory.ParameterCounts(), parts)
             parts[0] = parts[0] + beside
             frozen = self.model.frozen
             rows += [
@@ -533,12 +535,12 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def columns(self, compute: Callable[[Costing, Stage], Mapping[str, int]]) -> dict[str, Any]:
         """Return the values of each stage by name, computed once for equal stages on equal devices."""
-        rows = [self.cached_time(compute, costing, stage) for costing, stage in self.placed.distinct]
+        rows = [compute(costing, stage) for costing, stage in self.placed.distinct]
         return {name: column[self.placed.places] for name, column in _columns_of(rows).items()}
 
     def _times(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage in ns."""
-        cost = self.cached_time(self._cost, costing, stage) + self._copy_waits(costing, stage)
+        cost = self._cost(costing, stage) + self._copy_waits(costing, stage)
         added = memory.accumulation_ns(costing, self.parameters(stage))
         return {
             "f_ns": cost.f,
@@ -552,40 +554,36 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
             "recompute_ns": 0 if self.model.recompute == "full" else cost.f - self._once_ns(costing, stage),
         }
 
+    @_cached_in("known_times")
     def _cost(self, costing: Costing, stage: Stage) -> Cost:
         """Return the cost of a stage without waits for copies."""
-        embedding, prediction, head = self.cached_time(self._end_costs, costing)
+        embedding, prediction, head = self._end_costs(costing)
         items = items_of(
-            self.model, [stage], layer=partial(costing.once, layer_cost),
+            self.model, stage, layer=partial(costing.once, layer_cost),
             embedding=embedding, prediction=prediction, head=head,
         )  # fmt: skip
-        if stage.encoders:
-            items = in_front(items, [stage], self.cached_time(self._tower_costs, costing))
-        return summed(Cost(), items[0]).at_least(costing.stage_host_ns(stage.layers), frozen=self.model.frozen)
+        cost = summed(Cost(), [*encoder_items(stage, self._tower_costs(costing)), *items])
+        return cost + cost.host_waits(costing.stage_host_ns(stage.layers), frozen=self.model.frozen)
 
+    @_cached_in("known_times")
     def _end_costs(self, costing: Costing) -> tuple[Cost, Cost, Cost]:
         """Return the costs of embedding, of multi-token prediction without its layer, and of the LM head."""
         embedding, prediction, head = costing.ends_work()
         return embedding.beside(self._embedding_ns(costing)), prediction, head.beside(head_ns(costing))
 
+    @_cached_in("known_times")
     def _tower_costs(self, costing: Costing) -> list[tuple[Cost, Cost]]:
         """Return the costs of a layer and of the projector of each encoder."""
         return [tower.costs(costing) for tower in self.towers]
 
     def _once_ns(self, costing: Costing, stage: Stage) -> int:
         """Return the part of a stage's forward that has no backward, in ns."""
-        if not stage.encoders:
-            return 0
-        once_ns = [
-            (
-                0 if tower.has_backward(projector=False) else layer.f,
-                0 if tower.has_backward(projector=True) else projector.f,
-            )
-            for tower, (layer, projector) in zip(
-                self.towers, self.cached_time(self._tower_costs, costing), strict=True
-            )
-        ]
-        return sum(in_front([[]], [stage], once_ns)[0])
+        once_ns, costs = 0, self._tower_costs(costing)
+        for part in stage.encoders:
+            tower, (layer, projector) = self.towers[part.encoder], costs[part.encoder]
+            once_ns += 0 if tower.has_backward(projector=False) else part.layers * layer.f
+            once_ns += 0 if tower.has_backward(projector=True) else part.projector * projector.f
+        return once_ns
 
     def _embedding_ns(self, costing: Costing) -> GroupTimes:
         """Return the embedding's collectives, with the broadcasts of encoders' projected tokens."""
@@ -599,39 +597,36 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         Copies of units overlap the computation of all units, so a unit has a share of the wait of all.
         """
         rate = costing.device.host_bandwidth
-        size = self.cached(self._activations, stage).copied
+        size = self._activations(stage).copied
         if not (rate and size):
             return Cost()
         stages = self.stages if self.request.units else [stage]
-        cost = summed(Cost(), (self.cached_time(self._cost, costing, each) for each in stages))
-        whole = sum(self.cached(self._activations, each).copied for each in stages)
+        cost = summed(Cost(), (self._cost(costing, each) for each in stages))
+        whole = sum(self._activations(each).copied for each in stages)
         copied_ns = -(-whole * _NS // rate)
         waits = max(0, copied_ns - cost.f), max(0, copied_ns - cost.i - cost.w)
         return Cost(f=waits[0] * size // whole, i=waits[1] * size // whole)
 
+    @_cached_in("known")
     def _activation_items(self, stage: Stage) -> list[ActivationBytes]:
         """Return the bytes that each item of a stage keeps of a microbatch."""
         model, part = self.model, self.part
         items = items_of(
-            model, [stage], layer=lambda kind: self.cached(self._layer_activations, self._same(kind)),
+            model, stage, layer=lambda kind: self._layer_activations(self._same(kind)),
             embedding=memory.embedding_activations(model, part),
             prediction=memory.prediction_activations(model, part),
             head=memory.head_activations(model, part, self.options),
         )  # fmt: skip
         if model.recompute_method == "uniform":
             layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
-            items[0][layers] = memory.grouped(items[0][layers], model.recompute_num_layers or 1)
-        if stage.encoders:
-            items = in_front(items, [stage], [tower.activations() for tower in self.towers])
-        return items[0]
+            items[layers] = memory.grouped(items[layers], model.recompute_num_layers or 1)
+        return [*encoder_items(stage, [tower.activations() for tower in self.towers]), *items]
 
-    def layer_parameters(self, kind: Layer) -> memory.ParameterCounts:
-        """Return a layer's parameters."""
-        return self.cached(self._layer_parameters, self._same(kind))
-
+    @_cached_in("known")
     def _layer_parameters(self, kind: Layer) -> memory.ParameterCounts:
         return memory.layer_parameters(self.model, self.part, kind)
 
+    @_cached_in("known")
     def _layer_activations(self, kind: Layer) -> ActivationBytes:
         return memory.layer_activations(self.model, self.part, kind)
 
@@ -744,21 +739,21 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def segments(self) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, on its device."""
-        distinct = [self.cached_time(self._segments, costing, stage) for costing, stage in self.placed.distinct]
+        distinct = [self._segments(costing, stage) for costing, stage in self.placed.distinct]
         return {kind: [distinct[number][kind] for number in self.placed.places.tolist()] for kind in distinct[0]}
 
+    @_cached_in("known_times")
     def _segments(self, costing: Costing, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
-        return stage_segments(costing, self.towers, stage, self.cached(self._activation_items, stage))
+        return stage_segments(costing, self.towers, stage, self._activation_items(stage))
 
+    @_cached_in("known")
     def parameters(self, stage: Stage) -> memory.ParameterCounts:
         """Return the parameters of a stage on one device."""
-        return self.cached(self._parameters, stage)
+        return summed(memory.ParameterCounts(), self._parameter_items(stage))
 
-    def _parameters(self, stage: Stage) -> memory.ParameterCounts:
-        return summed(memory.ParameterCounts(), self.cached(self._parameter_items, stage))
-
+    @_cached_in("known")
     def _activations(self, stage: Stage) -> ActivationBytes:
-        return summed(memory.ActivationBytes(), self.cached(self._activation_items, stage))
+        return summed(memory.ActivationBytes(), self._activation_items(stage))
 
     def beyond_bytes(self) -> int:
         """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
@@ -771,12 +766,13 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         if self.options.deferred_frees:
             in_flight = min(self.request.ranks, self.request.microbatches)
             fixed += memory.deferred_bytes(self.model, self.part, len(self.stages[0].layers), in_flight)
-        return fixed + max(self.cached_time(self._beyond, stage) for _, stage in self.placed.distinct)
+        return fixed + max(self._beyond(stage) for _, stage in self.placed.distinct)
 
+    @_cached_in("known_times")
     def _beyond(self, stage: Stage) -> int:
-        parameters, activations, buffers = self.parameters(stage), self.cached(self._activations, stage), 0
-        if self.options.zero == memory.WEIGHTS:
-            items = self.cached(self._parameter_items, stage)
+        parameters, activations, buffers = self.parameters(stage), self._activations(stage), 0
+        if self.options.zero == WEIGHTS:
+            items = self._parameter_items(stage)
             parameters = max(items, key=memory.ParameterCounts.trained, default=parameters)
             buffers = memory.gather_buffer_bytes(self.model, self.part, items) * self.options.copied_shards
         pending = memory.pending_bytes(self.model, self.options, parameters)
@@ -785,6 +781,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         gradients = memory.score_gradient_bytes(self.model, self.part, stage.layers)
         return activations.transient + gradients + max(0, pending - activations.activation) + dummies + buffers
 
+    @_cached_in("known_times")
     def state(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the training state of a stage in bytes, and the time of its update in ns."""
         state = _total(map(self.module_state, self._modules(costing, stage)))
@@ -794,6 +791,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
             "transient_bytes": memory.loss_bytes(self.model, self.part, self.options) * stage.head,
         }
 
+    @_cached_in("known_times")
     def replica_times(self, costing: Costing, stage: Stage) -> dict[str, int]:
         """Return the times of a stage's reductions and gathers between replicas, in ns."""
         return _total(map(self.module_times, self._modules(costing, stage)))
@@ -803,7 +801,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
         Its replicas are those devices, which reduce its gradients.
         """
-        items, modules, first = self.cached(self._parameter_items, stage), list[_Module](), 0
+        items, modules, first = self._parameter_items(stage), list[_Module](), 0
         others: list[memory.ParameterCounts] = []
         for part in stage.encoders:
             tower, end = self.towers[part.encoder], first + part.layers + part.projector
@@ -847,7 +845,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     def _separates_groups(self) -> bool:
         """Whether the reduction between shard groups is an action of each stage."""
         is_last = self.request.reduce_groups == "last" or self.options.outer_sharding
-        return is_last and self.request.reduce_each and self.options.zero >= memory.GRADIENTS
+        return is_last and self.request.reduce_each and self.options.zero >= GRADIENTS
 
     def _muon_matrices(self, costing: Costing, stages: Iterable[Stage]) -> muon.Matrices:
         """Return the matrices of stages that Muon updates."""
@@ -856,6 +854,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         layers = [layer for stage in stages for layer in (*stage.layers, *stage.predictions)]
         return muon.matrices(costing, layers)
 
+    @_cached_in("known")
     def _parameter_items(self, stage: Stage) -> list[memory.ParameterCounts]:
         """Return the parameters of each item of a stage.
 
@@ -867,18 +866,16 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
             return parameters.untrained() if model.frozen else parameters
 
         def layer(kind: Layer) -> memory.ParameterCounts:
-            return freeze(self.layer_parameters(kind._replace(received=1.0, sent=1.0)))
+            return freeze(self._layer_parameters(self._same(kind._replace(received=1.0, sent=1.0))))
 
         embedding = freeze(memory.embedding_parameters(model, part))
-        (items,) = items_of(
-            model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_parameters(model, part),
+        items = items_of(
+            model, stage, layer=layer, embedding=embedding, prediction=memory.prediction_parameters(model, part),
             head=freeze(memory.head_parameters(model, part, with_embedding=stage.embedding or self.request.units)),
             heads=1,
         )  # fmt: skip
         copied = [embedding] if stage.predictions and not (stage.embedding or self.request.units) else []
-        if self.towers:
-            (items,) = in_front([items], [stage], [tower.parameters() for tower in self.towers])
-        return [*items, *copied]
+        return [*encoder_items(stage, [tower.parameters() for tower in self.towers]), *items, *copied]
 
 
 class _PlacedStages(NamedTuple):

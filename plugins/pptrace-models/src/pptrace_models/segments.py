@@ -25,7 +25,7 @@ from pptrace_models import layer_times
 from pptrace_models.layer import FIRST_HALF
 from pptrace_models.layer_times import Cost, again_ns, again_of
 from pptrace_models.options import gradient_bytes
-from pptrace_models.stages import in_front, items_of
+from pptrace_models.stages import encoder_items, items_of
 from pptrace_models.transformer import Layer
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def stage_segments(
             forward allocates them, and its last segment of a backward frees them.
     """
     model = costing.model
-    (order,) = units = items_of(
-        model, [stage], layer=partial(costing.once, _layer), embedding=costing.once(_embedding),
+    order = items_of(
+        model, stage, layer=partial(costing.once, _layer), embedding=costing.once(_embedding),
         prediction=costing.once(_prediction), head=costing.once(_head),
     )  # fmt: skip
     if stage.encoders:
         pairs = [(_encoder(costing, tower), _projector(costing, tower)) for tower in towers]
-        (order,) = in_front(units, [stage], pairs)
+        order = [*encoder_items(stage, pairs), *order]
     actions = _Actions(
         units=_with_memory(order, activations),
         host_ns=costing.stage_host_ns(stage.layers),

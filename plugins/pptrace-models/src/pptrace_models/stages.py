@@ -190,27 +190,18 @@ def units_of(model: Transformer, units: int) -> list[Stage]:
     ]
 
 
-def in_front(
-    items: list[list[_Item]], stages: Sequence[Stage], encoders: Sequence[tuple[_Item, _Item]]
-) -> list[list[_Item]]:
-    """Return the values of all items of each stage, with those of encoders first.
+def encoder_items(stage: Stage, encoders: Sequence[tuple[_Item, _Item]]) -> list[_Item]:
+    """Return a value, such as a time, for each layer and projector of the encoders on a stage.
 
     Args:
-        items: the values of the other items of each stage.
-        stages: the stages.
+        stage: the items of the stage.
         encoders: the values of a layer and of the projector of each encoder.
     """
     return [
-        [
-            *(
-                value
-                for part in stage.encoders
-                for value, count in zip(encoders[part.encoder], (part.layers, part.projector), strict=True)
-                for _ in range(count)
-            ),
-            *stage_items,
-        ]
-        for stage, stage_items in zip(stages, items, strict=True)
+        value
+        for part in stage.encoders
+        for value, count in zip(encoders[part.encoder], (part.layers, part.projector), strict=True)
+        for _ in range(count)
     ]
 
 
@@ -229,35 +220,31 @@ def _decoder(model: Transformer, stages: int) -> list[Stage]:
 
 def items_of(
     model: Transformer,
-    stages: Sequence[Stage],
+    stage: Stage,
     *,
     layer: Callable[[Layer], _Item],
     embedding: _Item,
     prediction: _Item,
     head: _Item,
     heads: int = 0,
-) -> list[list[_Item]]:
-    """Return a value, such as a time, for each item of each stage.
+) -> list[_Item]:
+    """Return a value, such as a time, for each item of a stage except those of encoders.
 
     Args:
         model: the model.
-        stages: the items of each stage.
+        stage: the items of the stage.
         layer: returns the value of a layer.
         embedding: the value of the embedding.
         prediction: the value of a module of multi-token prediction without its layer.
         head: the value of the LM head and the loss.
         heads: how often the LM head counts; 0 for once plus once per module of multi-token prediction.
     """
-    distinct = dict.fromkeys(kind for stage in stages for kind in (*stage.layers, *stage.predictions))
-    kinds = {kind: layer(kind) for kind in distinct}
+    layers = {kind: layer(kind) for kind in dict.fromkeys((*stage.layers, *stage.predictions))}
     return [
-        [
-            *([embedding] if stage.embedding else []),
-            *(kinds[kind] for kind in stage.layers),
-            *(item for kind in stage.predictions for item in (kinds[kind], prediction)),
-            *([head] * (heads or 1 + model.mtp) if stage.head else []),
-        ]
-        for stage in stages
+        *([embedding] if stage.embedding else []),
+        *(layers[kind] for kind in stage.layers),
+        *(item for kind in stage.predictions for item in (layers[kind], prediction)),
+        *([head] * (heads or 1 + model.mtp) if stage.head else []),
     ]
 
 
