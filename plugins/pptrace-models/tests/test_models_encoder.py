@@ -578,8 +578,8 @@ def test_every_schedule_runs_stages_without_a_backward(schedule: str) -> None:
     ({"stages_of_its_own": 7}, {}, "model.encoder.stages: 7 are more than layers (6)"),
     ({"stages_of_its_own": 4}, {}, "model.encoder.stages: 4 of 4 stages leave none for the decoder"),
     ({"heads": 4}, {"tp": 8}, "parallel.tp: 8 does not divide model.encoder.heads (4)"),
-    ({"frozen": 2}, {}, "model.encoder.frozen: input should be a valid boolean"),
-    ({"layers": 0}, {}, "model.encoder.layers: input should be greater than or equal to 1"),
+    ({"frozen": 2}, {}, "model.encoder.frozen: must be true or false, not 2"),
+    ({"layers": 0}, {}, "model.encoder.layers: must be at least 1, not 0"),
 ])  # fmt: skip
 def test_a_wrong_encoder_is_one_line(
     costs: Callable[..., Workload], own: dict[str, Any], sizes: dict[str, Any], said: str

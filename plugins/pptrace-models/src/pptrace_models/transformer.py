@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from pptrace.plugin import ConfigError, Parameters, divisors_near, memoized, nearest
+from pptrace.plugin import Parameters, divisors_near, memoized, validate_options
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PARAMETER_ROWS = 100
@@ -22,25 +22,12 @@ def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
     given = {name: value for name, value in values.items() if value is not None}
 
     def validate() -> _Model:
-        return model.model_validate(given, context={"integers": True})
+        try:
+            return model.model_validate(given, context={"integers": True})
+        except ValidationError:
+            return validate_options(model, given, key)  # which has the message, and takes longer
 
-    try:
-        return memoized(validate, ("checked", repr(given)), model, rows=_PARAMETER_ROWS)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join([key, *(str(part) for part in first["loc"])])
-    message = first["msg"].removeprefix("Value error, ").replace("\n", " ")
-    field, colon, rest = message.partition(": ")
-    if colon and first["type"] == "value_error" and field.isidentifier():
-        raise ConfigError(rest, key=f"{place}.{field}")
-    if first["type"] == "extra_forbidden":
-        message = f"unknown key{nearest(str(first['loc'][-1]), model.model_fields)}"
-    elif first["type"] == "missing":
-        message = "missing; it has no default"
-    else:
-        message = f"{message[:1].lower()}{message[1:]}"
-        message += f", not {first['input']!r}" if message.startswith("input should") else ""
-    raise ConfigError(message, key=place)
+    return memoized(validate, ("checked", repr(given)), model, rows=_PARAMETER_ROWS)
 
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
