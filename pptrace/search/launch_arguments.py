@@ -33,7 +33,7 @@ from pptrace.steps.pytorch_tables import unsupported_parts
 from pptrace.steps.text_forms import group_in_megatron, unsupported_by_megatron
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from pptrace.config.schema import Experiment
     from pptrace.steps.schedule import Schedule
@@ -53,12 +53,23 @@ _OTHER_MODULES = {"full_attn", "mlp_act", "alternate_products"}
 class Arguments(Struct, frozen=True, kw_only=True):
     """Launch arguments of a framework."""
 
-    words: tuple[str, ...]
-    """The arguments."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments by name: true for one without a value, a list for several values."""
+    commands: tuple[str, ...] = ()
+    """Words after these arguments."""
     without: tuple[str, ...]
     """Parts of the simulated step that the framework does not run with these arguments."""
     notes: tuple[str, ...] = ()
     """What to set besides the arguments."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of the command line."""
+        words: list[str] = []
+        for name, value in self.values.items():
+            items = value if isinstance(value, list) else [value]
+            words += [f"--{name}", *([] if value is True else map(str, items))]
+        return (*words, *self.commands)
 
     @property
     def text(self) -> str:
@@ -84,45 +95,42 @@ def megatron_arguments(experiment: Experiment, table: Schedule) -> Arguments:
     Arguments of the pipeline are those with which it runs the table. If it cannot, they are omitted.
 
     Args:
-        experiment: the configuration with all options of its cost model.
+        experiment: the configuration of a step, with all options of its cost model.
         table: the schedule's table.
     """
     parallel, batch = experiment.parallel, experiment.batch
     pipeline, without, notes = _megatron_pipeline(experiment, table)
-    microbatches = batch.known_microbatches or table.microbatches
-    values: dict[str, Any] = {
+    settings, further, further_notes = _megatron_settings(experiment) if experiment.model else ({}, [], [])
+    values = {
         "tensor-model-parallel-size": parallel.tp, "pipeline-model-parallel-size": table.ranks,
         "context-parallel-size": parallel.cp, "expert-model-parallel-size": parallel.ep,
-        **({"expert-tensor-parallel-size": parallel.etp} if parallel.etp else {}),
-        "micro-batch-size": batch.micro,
-        "global-batch-size": batch.global_batch or batch.micro * microbatches * parallel.dp,
-        **({"seq-length": batch.sequence} if batch.sequence else {}),
+        "expert-tensor-parallel-size": parallel.etp or None, "micro-batch-size": batch.micro,
+        "global-batch-size": batch.global_batch, "seq-length": batch.sequence, **pipeline, **settings,
     }  # fmt: skip
-    words, further, further_notes = _megatron_settings(experiment) if experiment.model else ([], [], [])
     return Arguments(
-        words=(*flag_words(values), *pipeline, *words),
+        values={name: value for name, value in values.items() if value is not None and value is not False},
         without=(*without, *_without_insertions(experiment), *further),
         notes=(*notes, *further_notes),
     )
 
 
-def _megatron_pipeline(experiment: Experiment, table: Schedule) -> tuple[list[str], list[str], list[str]]:
+def _megatron_pipeline(experiment: Experiment, table: Schedule) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return the arguments with which Megatron-LM runs a table, the reason why it does not, and notes.
 
     Differences of messages are notes: a policy that the user writes is a choice of the simulation.
     """
     for fault in _megatron_faults(experiment, table):
-        return [], [f"schedule {experiment.schedule.name}: {fault}"], []
+        return {}, [f"schedule {experiment.schedule.name}: {fault}"], []
     ranks, chunks = table.ranks, table.stages // table.ranks
-    words, notes = _megatron_layers(values_of(experiment.model), ranks, chunks)
+    values, notes = _megatron_layers(values_of(experiment.model), ranks, chunks)
     group = group_in_megatron(table)
     if chunks > 1 and group != ranks:
-        words += flag_words({"microbatch-group-size-per-virtual-pipeline-stage": group})
+        values["microbatch-group-size-per-virtual-pipeline-stage"] = group
     if table.has_pairs:
-        words += ["--overlap-moe-expert-parallel-comm"]
-        words += ["--delay-wgrad-compute"] if values_of(experiment.costs).get("delay_wgrad", True) else []
-    messages, differences = _megatron_messages(experiment, chunks) if ranks > 1 else ([], [])
-    return [*words, *messages], [], [*notes, *differences]
+        values["overlap-moe-expert-parallel-comm"] = True
+        values["delay-wgrad-compute"] = bool(values_of(experiment.costs).get("delay_wgrad", True))
+    messages, differences = _megatron_messages(experiment, chunks) if ranks > 1 else ({}, [])
+    return values | messages, [], [*notes, *differences]
 
 
 _OTHER_ORDER = "the order of actions: it runs 1f1b, interleaved-1f1b and combined-1f1b"
@@ -130,11 +138,10 @@ _OTHER_ORDER = "the order of actions: it runs 1f1b, interleaved-1f1b and combine
 
 def _megatron_faults(experiment: Experiment, table: Schedule) -> Iterator[str]:
     """Yield the parts of a table that Megatron-LM does not run, or rejects."""
-    microbatches = experiment.batch.known_microbatches or table.microbatches
-    yield from _megatron_table_faults(experiment.schedule.name, table, microbatches)
+    yield from _megatron_table_faults(experiment.schedule.name, table, experiment.batch.known_microbatches)
     if table.has_pairs:
         model, costs = values_of(experiment.model), values_of(experiment.costs)
-        yield from _combined_faults(model, costs, experiment.parallel.ep or 1, table.ranks)
+        yield from _combined_faults(model, costs, experiment.parallel.ep, table.ranks)
 
 
 def _megatron_table_faults(schedule: str, table: Schedule, microbatches: int) -> Iterator[str]:
@@ -179,17 +186,21 @@ def _combined_faults(model: Mapping[str, Any], costs: Mapping[str, Any], ep: int
         yield "it needs zero of 1 or less in a pipeline"
 
 
-def _megatron_layers(model: dict[str, Any], ranks: int, chunks: int) -> tuple[list[str], list[str]]:
+def _megatron_layers(model: dict[str, Any], ranks: int, chunks: int) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of virtual stages and of the split of layers, and a note on a missing split."""
     layout = model.get("layout") or _layout(model.get("layers_per_stage"), int(model.get("mtp") or 0))
     if layout:
-        return ["--pipeline-model-parallel-layout", layout], []
-    words = flag_words({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
-    ends, missing = _uneven(int(model["layers"]), ranks * chunks) if model.get("layers") else ([], [])
-    return [*words, *ends], missing
+        return {"pipeline-model-parallel-layout": layout}, []
+    values: dict[str, Any] = {"num-virtual-stages-per-pipeline-rank": chunks} if chunks > 1 else {}
+    layers, stages = int(model.get("layers") or 0), ranks * chunks
+    if layers and stages > 1 and 0 < stages - layers <= len(_ENDS):
+        ends = {f"account-for-{end}-in-pipeline-split": True for end in _ENDS[: stages - layers]}
+        return values | ends, []
+    missing = f"{layers} layers on {stages} stages: write --pipeline-model-parallel-layout"
+    return values, [missing] if layers % stages else []
 
 
-def _megatron_messages(experiment: Experiment, chunks: int) -> tuple[list[str], list[str]]:
+def _megatron_messages(experiment: Experiment, chunks: int) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of messages, and differences of its messages from the simulated ones.
 
     Source: ``core_transformer_config_from_args`` in ``megatron/training/argument_utils.py``: messages are in
@@ -197,67 +208,74 @@ def _megatron_messages(experiment: Experiment, chunks: int) -> tuple[list[str], 
     """
     policy, options = experiment.p2p.policy, experiment.p2p.options
     if policy != "megatron":
-        return [], [f"p2p {policy}: it issues messages as p2p megatron"]
+        return {}, [f"p2p {policy}: it issues messages as p2p megatron"]
     overlap = options.get("overlap_p2p_comm")
     overlap = chunks > 1 if overlap is None else overlap
-    words = ["--no-overlap-p2p-communication"] if chunks > 1 and not overlap else []
-    if options.get("overlap_p2p_comm_warmup_flush"):
-        words += ["--overlap-p2p-communication-warmup-flush"]
+    values = {
+        "no-overlap-p2p-communication": chunks > 1 and not overlap,
+        "overlap-p2p-communication-warmup-flush": bool(options.get("overlap_p2p_comm_warmup_flush")),
+    }
     without = []
     batch = options.get("batch_p2p_comm")
     if batch is not None and batch == overlap:
         without.append("p2p.options.batch_p2p_comm: it is true unless messages overlap")
     if overlap and not options.get("deallocate_pipeline_outputs"):
         without.append("p2p.options.deallocate_pipeline_outputs: it is true")
-    return words, without
+    return values, without
 
 
-_FUSED_ROUTING = {"router": "--moe-router-fusion", "permutation": "--moe-permute-fusion"}
+_FUSED_ROUTING = {"router": "moe-router-fusion", "permutation": "moe-permute-fusion"}
 
 
-def _megatron_settings(experiment: Experiment) -> tuple[list[str], list[str], list[str]]:
-    """Return the arguments of parallelism, optimizer and recomputation, parts without arguments, and notes."""
+def _megatron_settings(experiment: Experiment) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the arguments of parallelism, optimizer and recomputation, parts without arguments, and notes.
+
+    Arguments that are false are absent.
+    """
     parallel, model, costs = experiment.parallel, values_of(experiment.model), values_of(experiment.costs)
+    overlap, zero = bool(experiment.data_parallel.overlap), int(costs.get("zero") or 0)
     without: list[str] = []
-    words = ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
-    if (parallel.ep or 1) > 1:
-        dispatcher = "flex" if costs.get("dispatcher") == "deduplicated" else "alltoall"
-        words += flag_words({"moe-token-dispatcher-type": dispatcher})
+    values: dict[str, Any] = {"sequence-parallel": parallel.sequence_parallel and parallel.tp > 1}
+    if parallel.ep > 1:
+        is_deduplicated = costs.get("dispatcher") == "deduplicated"
+        values["moe-token-dispatcher-type"] = "flex" if is_deduplicated else "alltoall"
         fused = costs.get("fused_routing", True)
-        words += [flag for part, flag in _FUSED_ROUTING.items() if fused is True or (fused and part in fused)]
-    zero = int(costs.get("zero") or 0)
-    words += ["--use-distributed-optimizer"] if zero else []
+        values |= {name: fused is True or part in (fused or ()) for part, name in _FUSED_ROUTING.items()}
+    values["use-distributed-optimizer"] = zero > 0
     state_types = {name: costs.get(name.replace("-", "_")) for name in _TYPED_STATE}
     if any(state_types.values()):
-        omitted = {None, "remainder", "mxfp8"}
-        types = {f"{name}-dtype": kind for name, kind in state_types.items() if kind not in omitted}
         if "mxfp8" in state_types.values():
             without.append("moments in mxfp8: write fp8 or bf16 in costs.exp_avg and costs.exp_avg_sq")
-        words += ["--use-precision-aware-optimizer", *flag_words(types)]
+        values["use-precision-aware-optimizer"] = True
+        values |= {
+            f"{name}-dtype": kind for name, kind in state_types.items() if kind not in {"remainder", "mxfp8"}
+        }
     shards, notes = _megatron_shards(experiment)
-    words += shards
     if _has_weight_shards(experiment) and not costs.get("outer_sharding"):
         without.append("costs.outer_sharding false: all replicas share the optimizer state")
-    words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
-    # Without this argument, gathers of sharded weights are not overlapped.
-    words += ["--overlap-param-gather"] if experiment.data_parallel.overlap and zero > 1 else []
-    words += ["--grad-reduce-in-bf16"] if costs.get("gradients") == "bf16" else []
-    words += ["--tp-comm-overlap"] if costs.get("overlap_tp") and parallel.tp > 1 else []
-    if costs.get("fp8_param_gather") and model.get("precision") in {"fp8", "mxfp8"}:
-        words += ["--fp8-param-gather"]
-        words += ["--reuse-grad-buf-for-mxfp8-param-ag"] if model["precision"] == "mxfp8" else []
-    if costs.get("fused_loss") is True:
-        words += ["--cross-entropy-loss-fusion", *flag_words({"cross-entropy-fusion-impl": "te"})]
-    words += _recompute(model)
-    offloaded = int(model.get("offloaded_layers") or 0)
-    if offloaded and (parallel.pp or 1) > 1:
+    keeps_fp8 = costs.get("fp8_param_gather") and model.get("precision") in {"fp8", "mxfp8"}
+    fuses_loss = costs.get("fused_loss") is True
+    values |= {
+        **shards,
+        "overlap-grad-reduce": overlap,
+        # Without this argument, gathers of sharded weights are not overlapped.
+        "overlap-param-gather": overlap and zero > 1,
+        "grad-reduce-in-bf16": costs.get("gradients") == "bf16",
+        "tp-comm-overlap": bool(costs.get("overlap_tp")) and parallel.tp > 1,
+        "fp8-param-gather": bool(keeps_fp8),
+        "reuse-grad-buf-for-mxfp8-param-ag": bool(keeps_fp8) and model["precision"] == "mxfp8",
+        "cross-entropy-loss-fusion": fuses_loss,
+        "cross-entropy-fusion-impl": "te" if fuses_loss else None,
+        **_recompute(model),
+        "cpu-offloading-num-layers": model.get("offloaded_layers") or None,
+        "fine-grained-activation-offloading": bool(model.get("offload_modules")),
+        "offload-modules": model.get("offload_modules") or None,
+    }
+    if model.get("offloaded_layers") and (parallel.pp or 1) > 1:
         without.append("model.offloaded_layers in a pipeline: it copies model.offload_modules there")
-    words += flag_words({"cpu-offloading-num-layers": offloaded}) if offloaded else []
-    if model.get("offload_modules"):
-        words += ["--fine-grained-activation-offloading", "--offload-modules", *model["offload_modules"]]
     modules = model.get("recompute_modules") or []
     without += [f"recompute_modules: {module}" for module in modules if module in _OTHER_MODULES]
-    return words, without, notes
+    return values, without, notes
 
 
 def _has_weight_shards(experiment: Experiment) -> bool:
@@ -265,30 +283,24 @@ def _has_weight_shards(experiment: Experiment) -> bool:
     return experiment.data_parallel.units == "weights"
 
 
-def _megatron_shards(experiment: Experiment) -> tuple[list[str], list[str]]:
+def _megatron_shards(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of sharded gradients and weights, and notes."""
     parallel, reduction, costs = experiment.parallel, experiment.data_parallel, values_of(experiment.costs)
     zero, shard = int(costs.get("zero") or 0), reduction.shard or parallel.dp
     if _has_weight_shards(experiment):
         expert_shards = (parallel.etp or parallel.tp) * (reduction.expert_shard or 1)
-        shards = {
+        return {
             "tensor-parallel-num-weight-shards": parallel.tp * shard,
-            **({"expert-tensor-parallel-num-weight-shards": expert_shards} if parallel.ep > 1 else {}),
-        }  # fmt: skip
-        return flag_words(shards), ["shards of weights need Transformer Engine 2.19"]
-    words: list[str] = []
-    if zero > 1:
-        words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
-        words += ["--ckpt-format", "fsdp_dtensor"]
+            "expert-tensor-parallel-num-weight-shards": expert_shards if parallel.ep > 1 else None,
+        }, ["shards of weights need Transformer Engine 2.19"]
     groups = parallel.dp // shard
-    words += flag_words({"num-distributed-optimizer-instances": groups}) if groups > 1 else []
-    words += flag_words({"outer-dp-sharding-strategy": "optim"}) if costs.get("outer_sharding") else []
-    return words, ["CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1"] if zero > 1 else []
-
-
-def flag_words(values: dict[str, Any]) -> list[str]:
-    """Return values by name as words of a command line."""
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    return {
+        "use-megatron-fsdp": zero > 1,
+        "data-parallel-sharding-strategy": _MEGATRON_SHARDS[zero] if zero > 1 else None,
+        "ckpt-format": "fsdp_dtensor" if zero > 1 else None,
+        "num-distributed-optimizer-instances": groups if groups > 1 else None,
+        "outer-dp-sharding-strategy": "optim" if costs.get("outer_sharding") else None,
+    }, ["CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1"] if zero > 1 else []
 
 
 def values_of(choice: Any) -> dict[str, Any]:
@@ -296,20 +308,17 @@ def values_of(choice: Any) -> dict[str, Any]:
     return choice.values if choice else {}
 
 
-def _recompute(model: dict[str, Any]) -> list[str]:
+def _recompute(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of recomputation."""
     recompute = model.get("recompute")
     if recompute == "full":
         method, layers = model.get("recompute_method") or "uniform", model.get("recompute_num_layers") or 1
-        return flag_words(
-            {"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers}
-        )
-    if recompute == "selective":
-        requested = model.get("recompute_modules") or []
-        modules = [module for module in requested if module not in _OTHER_MODULES]
-        if requested and not modules:
-            return []
-        return ["--recompute-granularity", "selective", *(["--recompute-modules", *modules] if modules else [])]
-    return []
+        return {"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers}
+    requested = model.get("recompute_modules") or []
+    modules = [module for module in requested if module not in _OTHER_MODULES]
+    if recompute != "selective" or (requested and not modules):
+        return {}
+    return {"recompute-granularity": "selective", "recompute-modules": modules or None}
 
 
 def _layout(split: list[int] | None, mtp: int) -> str | None:
@@ -320,14 +329,6 @@ def _layout(split: list[int] | None, mtp: int) -> str | None:
     stages[0] = "E" + stages[0]
     stages[-1] += "m" * mtp + "L"
     return "|".join(stages)
-
-
-def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
-    """Return the arguments that count head and embedding as layers, or the missing split."""
-    if stages > 1 and 0 < stages - layers <= len(_ENDS):
-        return [f"--account-for-{end}-in-pipeline-split" for end in _ENDS[: stages - layers]], []
-    missing = f"{layers} layers on {stages} stages: write --pipeline-model-parallel-layout"
-    return [], [missing] if layers % stages else []
 
 
 def _without_insertions(experiment: Experiment) -> list[str]:
@@ -345,8 +346,6 @@ _SEVERAL_STAGES = {"interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedB
 """Schedules with PyTorch's order for all costs, unlike zero-bubble schedules of the same name."""
 _LAYERS_PER_STAGE = "layers per stage: write module_fqns_per_model_part in the configuration"
 _SEQUENTIAL_PAIRS = "overlapped pairs: it runs their actions one after the other"
-_DEFAULT_GLOBAL_BATCH = -1
-"""Local batch times data-parallel ranks."""
 
 
 def torchtitan_schedule(experiment: Experiment, table: Schedule) -> str:
@@ -363,11 +362,9 @@ def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str | No
     Args:
         experiment: the configuration with all options of its cost model.
         table: the schedule's table.
-        file: the CSV file of the table; empty if torchtitan's schedule of the same name has the order. By default
-            :data:`TABLE_FILE` where torchtitan has no such schedule.
+        file: the CSV file of the table; by default :data:`TABLE_FILE` if torchtitan has no schedule of the same
+            name with this order.
     """
-    if file is None:
-        file = "" if torchtitan_schedule(experiment, table) else TABLE_FILE
     parallel, batch = experiment.parallel, experiment.batch
     values, without, notes = _pipeline(experiment, table, file)
     words: list[str] = []
@@ -378,24 +375,21 @@ def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str | No
             "parallelism.context_parallel_degree": parallel.cp,
             "parallelism.expert_parallel_degree": parallel.ep,
             **sharding, **values,
-            "training.global_batch_size": batch.global_batch or _DEFAULT_GLOBAL_BATCH,
-            **({"training.seq_len": batch.sequence} if batch.sequence else {}),
+            "training.global_batch_size": batch.global_batch, "training.seq_len": batch.sequence,
         }  # fmt: skip
         is_old = experiment.stack in _OLD
         if parallel.tp > 1 and not parallel.sequence_parallel:
             words += [] if is_old else ["--parallelism.no-enable_sequence_parallel"]
             without += ["sequence_parallel false: it splits activations"] if is_old else []
-        recomputation, recomputation_differences = _torchtitan_recompute(
-            values_of(experiment.model), is_old=is_old
-        )
-        words += recomputation
+        recompute, recompute_differences = _torchtitan_recompute(experiment.model.values, is_old=is_old)
+        words += recompute
         differences += ["data_parallel.units weights: it gathers layers"] * _has_weight_shards(experiment)
-        without += [*differences, *recomputation_differences, *_without_insertions(experiment)]
+        without += [*differences, *recompute_differences, *_without_insertions(experiment)]
     if experiment.stack == _MAIN:
         values = _in_tokens(values, batch.micro, batch.sequence)
-    if experiment.stack not in _OLD and (table.ranks > 1 or (parallel.ep or 1) > 1):
+    if experiment.stack not in _OLD and (table.ranks > 1 or parallel.ep > 1):
         words.insert(0, "--training.disable_cuda_graphs")
-    return Arguments(words=(*flag_words(values), *words), without=tuple(without), notes=tuple(notes))
+    return Arguments(values=values, commands=tuple(words), without=tuple(without), notes=tuple(notes))
 
 
 _OLD, _MAIN = ("torchtitan-0.1", "torchtitan-0.2"), "torchtitan-main"
@@ -418,7 +412,7 @@ def _in_tokens(values: Mapping[str, Any], micro: int, sequence: int | None) -> d
         ),
         "training.global_batch_size": (
             "training.num_tokens_per_train_step",
-            total if total == _DEFAULT_GLOBAL_BATCH else total * sequence if total and sequence else None,
+            total * sequence if total and sequence else None,
         ),
         "training.seq_len": ("training.max_context_length", sequence),
     }  # fmt: skip
@@ -434,31 +428,35 @@ def _torchtitan_recompute(model: dict[str, Any], *, is_old: bool) -> tuple[list[
     elif model.get("recompute_method"):
         without.append("recompute_method: it recomputes every layer")
     without += [f"model.{key}" for key in ("offloaded_layers", "offload_modules") if model.get(key)]
-    words = flag_words({"activation_checkpoint.mode": recompute})
-    if recompute == "selective":
-        words += flag_words({"activation_checkpoint.selective_ac_option": "op"})
-    return words if is_old else [f"activation-checkpoint:{recompute}"], without
+    if not is_old:
+        return [f"activation-checkpoint:{recompute}"], without
+    option = ["--activation_checkpoint.selective_ac_option", "op"] if recompute == "selective" else []
+    return ["--activation_checkpoint.mode", recompute, *option], without
 
 
-def _pipeline(experiment: Experiment, table: Schedule, file: str) -> tuple[dict[str, Any], list[str], list[str]]:
+def _pipeline(
+    experiment: Experiment, table: Schedule, file: str | None
+) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return the arguments of the pipeline and its microbatches, the parts that torchtitan rejects, and notes."""
     batch, ranks = experiment.batch, table.ranks
     if ranks == 1:
         return {"parallelism.pipeline_parallel_degree": 1, "training.local_batch_size": batch.micro}, [], []
-    microbatches = batch.known_microbatches or table.microbatches
-    name = "parallelism.pipeline_parallel_{}"
-    if file:
-        faults = list(_table_faults(table, microbatches))
-        order = {"schedule": _schedule_of_placement(table), "schedule_csv": file}
-    else:
-        faults, order = [], {"schedule": torchtitan_schedule(experiment, table)}
+    name, schedule, faults = (
+        "parallelism.pipeline_parallel_{}",
+        torchtitan_schedule(experiment, table),
+        list[str](),
+    )
+    order = {"schedule": schedule}
+    if file or not schedule:
+        faults = list(_table_faults(table, batch.known_microbatches))
+        order = {"schedule": _schedule_of_placement(table), "schedule_csv": file or TABLE_FILE}
     split = _stages(values_of(experiment.model), ranks, table.stages // ranks)
     values = {
         name.format("degree"): ranks,
         **{name.format(key): value for key, value in order.items() if not faults},
         **split,
         name.format("microbatch_size"): batch.micro,
-        "training.local_batch_size": batch.micro * microbatches,
+        "training.local_batch_size": batch.micro * batch.known_microbatches,
     }
     if table.has_pairs:
         faults.append(_SEQUENTIAL_PAIRS)
@@ -549,14 +547,15 @@ def _stages(model: dict[str, Any], ranks: int, chunks: int) -> dict[str, Any]:
     return {}
 
 
-def pytorch_arguments(experiment: Experiment, table: Schedule, file: str = TABLE_FILE) -> Arguments:
+def pytorch_arguments(experiment: Experiment, table: Schedule) -> Arguments:
     """Return the file of the table as the argument of PyTorch's pipeline runtime.
 
     Model, parallelism and optimizer are the program's own.
     """
     without = [*map(": ".join, unsupported_parts(table)), *_without_insertions(experiment)]
     without += [_SEQUENTIAL_PAIRS] if table.has_pairs else []
-    return Arguments(words=(file,), without=tuple(without), notes=(f"_PipelineScheduleRuntime loads {file}",))
+    notes = (f"_PipelineScheduleRuntime loads {TABLE_FILE}",)
+    return Arguments(commands=(TABLE_FILE,), without=tuple(without), notes=notes)
 
 
 class Framework(Struct, frozen=True, kw_only=True):
@@ -677,7 +676,6 @@ _SAME_SETTINGS = {
     "comm_overlap.overlap_grad_reduce": "ddp.overlap_grad_reduce",
 }
 """Settings that the library keeps twice."""
-_LISTS = {"recompute-modules", "offload-modules"}
 _TYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
 _FP8_RECIPES = {
     "tensorwise": ("fp8cs", "fp8_current_scaling"), "delayed": ("fp8ds", "fp8_delayed_scaling"),
@@ -722,7 +720,7 @@ def bridge_recipe(experiment: Experiment, arguments: Arguments, table: Schedule,
     tag, mixed_precision = _precision(experiment)
     gpus, chunks = parallel.tp * parallel.cp * parallel.dp * table.ranks, table.stages // table.ranks
     function, base = f"{stem}_pretrain_{gpus}gpu_{accelerator}_{tag}_config", f"{stem}_pretrain_config"
-    settings = dict(_settings(arguments.words))
+    settings = dict(_settings(arguments.values))
     settings["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     if "model.cpu_offloading_num_layers" in settings:
         settings["model.cpu_offloading"] = True
@@ -761,25 +759,16 @@ def _precision(experiment: Experiment) -> tuple[str, str]:
     return tag, f"bf16_with_{scaling}_mixed"
 
 
-def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _settings(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the settings of Megatron-LM's arguments, then those of absent arguments."""
     written = {}
-    for argument, value in _arguments(words):
+    for argument, value in arguments.items():
         setting = f"{_SECTIONS.get(argument, 'model')}.{argument.replace('-', '_')}"
         written[_SETTINGS.get(argument, setting)] = False if argument in _OPPOSITES else value
     for key, value in {**written, **{key: value for key, value in _UNSET.items() if key not in written}}.items():
         yield key, value
         if key in _SAME_SETTINGS:
             yield _SAME_SETTINGS[key], value
-
-
-def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield arguments by name: true without a value, a list for modules."""
-    names = [index for index, word in enumerate(words) if word.startswith("--")]
-    for index, end in zip(names, [*names[1:], len(words)], strict=True):
-        name, values = words[index].removeprefix("--"), words[index + 1 : end]
-        numbers = [int(value) if value.isdecimal() else value for value in values]
-        yield name, numbers if name in _LISTS else numbers[0] if numbers else True
 
 
 def _literal(key: str, value: Any) -> str:

@@ -25,7 +25,6 @@ from pptrace.search.launch_arguments import (
     megatron_arguments,
     titan_split,
     torchtitan_arguments,
-    torchtitan_schedule,
 )
 from pptrace.search.space_bounds import default_split
 from pptrace.steps.schedule import Schedule
@@ -108,8 +107,7 @@ def flag_words(**changed: Any) -> tuple[Arguments, Arguments]:
     """Return the arguments for a small model, with settings by section laid over one another."""
     prepared = small_step(**changed)
     experiment, table = prepared.resolved.experiment, prepared.schedule
-    file = "" if torchtitan_schedule(experiment, table) else FILE
-    return megatron_arguments(experiment, table), torchtitan_arguments(experiment, table, file)
+    return megatron_arguments(experiment, table), torchtitan_arguments(experiment, table)
 
 
 def small_step(**changed: Any) -> StepInputs:
@@ -414,8 +412,7 @@ def test_torchtitan_builds_the_stages_and_microbatches_of_the_table(name: str) -
     prepared = scheduled(name, chunks)
     table = prepared.schedule
 
-    named = torchtitan_schedule(prepared.resolved.experiment, table)
-    values = parsed(torchtitan_arguments(prepared.resolved.experiment, table, "" if named else FILE).words)
+    values = parsed(torchtitan_arguments(prepared.resolved.experiment, table).words)
 
     assert values["pipeline_parallel_schedule"] == schedule
     assert values.get("pipeline_parallel_schedule_csv") == (None if name in RUNNABLE else FILE)
