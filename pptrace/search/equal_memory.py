@@ -66,8 +66,8 @@ class EqualSchedule(Struct, frozen=True, kw_only=True):
     """The settings of all its variants: the schedule's name and settings, and the limit."""
     messages: Mapping[str, Any] = field(default_factory=dict)
     """Overrides of ``p2p`` if the configured policy cannot place its messages."""
-    common_policy_variants: SettingsSearch | None = None
-    """The same search under a policy for all tables, if a schedule needs that policy."""
+    under_common_policy: EqualSchedule | None = None
+    """This schedule under the policy for all tables, if a schedule needs that policy and this one fits."""
     reason: str = ""
     """The reason why the configured variant, or every variant, cannot run, in one line."""
     needs_memory: bool = False
@@ -93,39 +93,14 @@ class EqualSchedule(Struct, frozen=True, kw_only=True):
         return self.variants.best if self.variants else None
 
     @property
-    def common_policy_best(self) -> Tried | None:
-        """The best variant under the common policy; None if no variant fits, or without a common policy."""
-        search = self.common_policy_variants
-        return search.best if search and search.fits else None
-
-    @property
-    def common_policy_step_ns(self) -> int | None:
-        """The step of the best variant under the common policy; None without such a variant."""
-        return self.common_policy_best.step_ns if self.common_policy_best else None
-
-    @property
-    def common_policy_variant(self) -> str:
-        """The settings of the best variant under the common policy; empty if it is also the best variant."""
-        common_best, best = self.common_policy_best, self.best
-        if not common_best or not best or not self.variants or common_best.change == best.change:
-            return ""
-        return variant_text(common_best.change, self.variants.configured.change) or "as configured"
-
-    @property
-    def common_policy_arguments(self) -> str:
-        """The arguments of ``pptrace simulate`` that reproduce the best variant under the common policy."""
-        best, change = self.common_policy_best, Change(settings=self.common_policy_settings)
-        return change.with_settings(best.change.settings).arguments if best else ""
+    def step_ns(self) -> int | None:
+        """The step of the best variant; None if no variant fits."""
+        return self.best.step_ns if self.fits and self.best else None
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the best variant that override the configuration."""
         return {**self.given, **(self.best.change.settings if self.best else {})}
-
-    @property
-    def common_policy_settings(self) -> Mapping[str, Any]:
-        """The settings of all its variants under the common policy."""
-        return {**{key: value for key, value in self.given.items() if not key.startswith("p2p.")}, **ANY_TABLE}
 
     @property
     def arguments(self) -> str:
@@ -135,9 +110,19 @@ class EqualSchedule(Struct, frozen=True, kw_only=True):
     @property
     def variant(self) -> str:
         """The settings in which the best variant differs from the configured one."""
-        return (
-            variant_text(self.best.change, self.variants.configured.change) if self.best and self.variants else ""
-        )
+        if self.best is None or self.variants is None:
+            return ""
+        return variant_text(self.best.change, self.variants.configured.change)
+
+    @property
+    def common_policy_variant(self) -> str:
+        """The settings of the best variant under the common policy; empty if it is also the best variant."""
+        common = self.under_common_policy
+        if not common or not common.best or not self.best or not self.variants:
+            return ""
+        change = common.best.change
+        text = variant_text(change, self.variants.configured.change) or "as configured"
+        return "" if change == self.best.change else text
 
 
 def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
@@ -281,8 +266,8 @@ def compare_equal(
     rows = searches.rows(entries, roots)
     if not any(row.fits for row in rows):
         raise none_fits(rows, limit)
-    steps = [row.best.step_ns if row.fits and row.best else None for row in rows]
-    rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
+    ranks = ranked([row.step_ns for row in rows])
+    rows = [replace(row, rank=rank) for row, rank in zip(rows, ranks, strict=True)]
     if len({POLICY in row.messages for row in rows if row.fits}) > 1:
         rows = [searches.with_common_policy(row, root) for row, root in zip(rows, roots, strict=True)]
     return EqualComparison(
@@ -377,18 +362,20 @@ class _Searches(Struct, frozen=True, kw_only=True):
         return search
 
     def with_common_policy(self, row: EqualSchedule, root: Resolved) -> EqualSchedule:
-        """Return a schedule with the search of its variants under the policy for all tables.
+        """Return a schedule with its result under the policy for all tables.
 
         The search includes the best variant under the configured policy, so its result is no worse.
-        Schedules that set a policy have no such search.
+        Schedules that set a policy have no such result.
         """
         if row.best is None or not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
             return row
-        if POLICY in row.messages:
-            return replace(row, common_policy_variants=row.variants)
-        title = f"{row.entry.label} under {ANY_TABLE[POLICY]}"
-        search = self._search(row.entry, root, row.common_policy_settings, title, row.best.change)
-        return replace(row, common_policy_variants=search)
+        given = {**{key: value for key, value in row.given.items() if not key.startswith("p2p.")}, **ANY_TABLE}
+        search = row.variants
+        if POLICY not in row.messages:
+            title = f"{row.entry.label} under {ANY_TABLE[POLICY]}"
+            search = self._search(row.entry, root, given, title, row.best.change)
+        common = replace(row, variants=search, given=given)
+        return replace(row, under_common_policy=common if common.fits else None)
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
@@ -413,12 +400,13 @@ def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
 def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
     """Return one row of a tidy table: times in ns, sizes in bytes, memory of the fullest rank."""
     cells: Row = {"schedule": row.entry.label, "rank": row.rank}
+    common = row.under_common_policy
     if row.run is not None:
         cells |= {
             "variant": row.variant,
             "arguments": row.arguments,
-            "common_policy_step_ns": row.common_policy_step_ns,
-            "common_policy_arguments": row.common_policy_arguments or None,
+            "common_policy_step_ns": common.step_ns if common else None,
+            "common_policy_arguments": common.arguments if common else None,
             **_figures(row.run, limit_bytes),
         }
     if row.variants is not None:
@@ -520,7 +508,7 @@ def _fastest(rows: Sequence[EqualSchedule]) -> list[str]:
     """Return the line of the fastest schedule, after that under the common policy if there is one."""
     runs = [(row.entry.label, row.run) for row in rows if row.run]
     uncertainty = uncertainty_of(run for _, run in runs)
-    common = [(row.common_policy_best.step_ns or 0, row.entry.label) for row in rows if row.common_policy_best]
+    common = [(each.step_ns or 0, each.entry.label) for row in rows if (each := row.under_common_policy)]
     lines = []
     if common:
         lines = [_common_variants(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(common, uncertainty)}"]
@@ -538,7 +526,7 @@ def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
 
 def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Column]:
     runs = {schedule.entry.label: schedule.run for schedule in schedules if schedule.run}
-    has_common = any(schedule.common_policy_best for schedule in schedules)
+    has_common = any(schedule.under_common_policy for schedule in schedules)
 
     def size_text(*sizes_bytes: int) -> str:
         return format_size(sum(sizes_bytes))
@@ -575,9 +563,8 @@ def _common_variants(rows: Sequence[EqualSchedule]) -> str:
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
     names = ", ".join(setting.name for setting in varied)
-    searches = [row.variants for row in rows if row.variants]
-    common = [row.common_policy_variants for row in rows if row.common_policy_variants is not row.variants]
-    searches += filter(None, common)
+    common = [row.under_common_policy for row in rows if row.under_common_policy]
+    searches = {id(row.variants): row.variants for row in (*rows, *common) if row.variants}.values()
     simulated = sum(len(search.tried) for search in searches)
     candidates = sum(search.candidates for search in searches)
     untimed = without_copy_times(rows, varied)

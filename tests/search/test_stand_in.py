@@ -105,10 +105,11 @@ def test_on_equal_memory_the_best_variant_under_one_policy_is_searched() -> None
         "",
     )
     again = simulate(step, schedule="interleaved-1f1b", vp=4, p2p="ordered").metrics.step_ns
-    assert interleaved.common_policy_arguments.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
-    assert interleaved.common_policy_step_ns == again
+    common = interleaved.under_common_policy
+    assert common.arguments.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
+    assert common.step_ns == again
     assert again < simulate(step, schedule="interleaved-1f1b", vp=2, p2p="ordered").metrics.step_ns
-    assert zb_v.common_policy_step_ns == zb_v.variants.best.step_ns
+    assert zb_v.under_common_policy.step_ns == zb_v.variants.best.step_ns
 
 
 @pytest.mark.parametrize("values", [{}, {"memory": "1 GiB", "vary": "vp"}])
