@@ -18,7 +18,7 @@ from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid, parse_value
 from pptrace.config.places import Place, key_text
 from pptrace.config.resolution import document_of
-from pptrace.config.schema import Experiment, ScheduleChoice, is_yaml_file
+from pptrace.config.schema import Experiment, Parallel, ScheduleChoice, is_yaml_file
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError, nearest
 from pptrace.search.basis import BaseConfiguration, Entry, digest_of, parse_entries, split_outside
@@ -484,13 +484,23 @@ def check_replicas(gpus: int, overrides: Sequence[Assignment], axes: Sequence[Ax
 
 
 def replicas_of(tree: Mapping[str, Any], gpus: int) -> tuple[int, str]:
-    """Return the replicas for a number of GPUs, and the reason if there are none."""
-    parallel = tree.get("parallel") or {}
-    sizes = {name: parallel.get(name) or 1 for name in ("pp", "tp", "cp")}
-    if not all(isinstance(size, int) for size in sizes.values()):
+    """Return the replicas for a number of GPUs, and the reason if there are none.
+
+    An encoder on separate GPUs whose replicas are configured has the same GPUs for any number of replicas.
+    """
+    sizes = tree.get("parallel") or {}
+    try:
+        parallel, doubled = (Parallel.model_validate({**sizes, "dp": dp}) for dp in (1, 2))
+    except ValueError:
         return 1, ""
-    dp, remainder = divmod(gpus, prod(sizes.values()))
-    if dp and not remainder:
+    replica = doubled.processes - parallel.processes
+    if replica < 1:  # as other invalid sizes, an error of the whole configuration
+        return 1, ""
+    fixed = parallel.processes - replica
+    dp, remainder = divmod(gpus - fixed, replica)
+    if dp > 0 and not remainder:
         return dp, ""
-    factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
-    return 1, f"{factors} is a replica of {prod(sizes.values())} GPUs, which do not divide {gpus}"
+    factors = f"pp {parallel.pp or 1} x tp {parallel.tp} x cp {parallel.cp}"
+    factors += " with its encoders" if parallel.branches else ""
+    left = f"{gpus - fixed} ({gpus} without {fixed} of encoders)" if fixed else str(gpus)
+    return 1, f"{factors} is a replica of {replica} GPUs, which do not divide {left}"

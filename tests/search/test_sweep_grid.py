@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from pptrace.config.overrides import parse_value
 from pptrace.errors import ConfigError
-from pptrace.search.grid import Grid, grid_of, parse_axes
+from pptrace.search.grid import Grid, grid_of, parse_axes, replicas_of
 
 STEP = """\
 schedule: eager
@@ -155,6 +156,27 @@ def test_replicas_follow_from_a_number_of_gpus() -> None:
     assert [(sizes["pp"], sizes["dp"]) for sizes in said] == [(2, 2), (4, 2), (3, 1)]
     assert [bool(point.refused) for point in made.points] == [False] * 4 + [True] * 2
     assert made.configuration != grid("layout={pp: 2, tp: 2},{pp: 4},{pp: 3}", "schedule=a,b").configuration
+
+
+@pytest.mark.parametrize(
+    ("encoder", "gpus", "replicas"),
+    [("{pp: 1, tp: 1}", 10, 2), ("{pp: 1, tp: 1, dp: 2}", 10, 2), ("{tp: 1}", 12, 2), ("{pp: 6, tp: 1}", 12, 1)],
+)
+def test_replicas_count_the_gpus_of_encoders(encoder: str, gpus: int, replicas: int) -> None:
+    """A replica has two decoder ranks of two GPUs beside the encoder's, except for an encoder on the decoder's."""
+    tree = {"parallel": {"pp": 3, "tp": 2, "encoder": parse_value(encoder, "")}}
+
+    assert replicas_of(tree, gpus) == (replicas, "")
+
+
+def test_replicas_that_do_not_fill_the_gpus_beside_encoders_are_refused() -> None:
+    tree = {"parallel": {"pp": 3, "tp": 2, "encoder": {"pp": 1, "tp": 1, "dp": 2}}}
+
+    replicas, reason = replicas_of(tree, 12)
+
+    assert replicas == 1
+    assert reason.startswith("pp 3 x tp 2 x cp 1 with its encoders is a replica of 4 GPUs")
+    assert reason.endswith("which do not divide 10 (12 without 2 of encoders)")
 
 
 def test_replicas_are_not_said_beside_a_number_of_gpus() -> None:
