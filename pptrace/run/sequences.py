@@ -227,8 +227,7 @@ class Packing(Struct, frozen=True, kw_only=True):
         if self.dynamic:
             return self._in_groups(lengths, known=known, balanced=balanced)
         if not whole:
-            tokens_and_squares = self._cut(lengths, self.replicas * self.microbatches * self.micro)
-            return self._dealt([Bin(self.limit, each, self.cp) for each in tokens_and_squares], balanced=balanced)
+            return self._dealt([Bin(self.limit, each, self.cp) for each in self._cut(lengths)], balanced=balanced)
         if known:
             return self._of_known(np.concatenate([*lengths]), balanced=balanced)
         documents = self._in_order(chain.from_iterable(part.tolist() for part in lengths), self._sequences)
@@ -245,18 +244,18 @@ class Packing(Struct, frozen=True, kw_only=True):
     def _bin(self, documents: Sequence[int], cp: int = 0) -> Bin:
         return Bin(sum(documents), sum(length * length for length in documents), cp or self.cp)
 
-    def _cut(self, lengths: Iterable[Int64s], sequences: int) -> list[int]:
+    def _cut(self, lengths: Iterable[Int64s]) -> list[int]:
         """Return the sum of squares of each sequence; documents continue in the next sequence."""
-        squares, filled = np.zeros(sequences, dtype=np.int64), 0
+        squares, filled, most = np.zeros(self._sequences, dtype=np.int64), 0, self._sequences * self.limit
         for part in lengths:
             stops = filled + np.cumsum(part)
-            stop = min(int(stops[-1]), sequences * self.limit)
+            stop = min(int(stops[-1]), most)
             borders = np.arange(filled // self.limit + 1, stop // self.limit + 1) * self.limit
             edges = np.unique(np.concatenate([[filled], stops[stops < stop], borders, [stop]]))
             pieces = np.diff(edges)
             np.add.at(squares, edges[:-1] // self.limit, pieces * pieces)
             filled = stop
-            if filled == sequences * self.limit:
+            if filled == most:
                 break
         result: list[int] = squares.tolist()
         return result

@@ -54,10 +54,6 @@ class BaseConfiguration(Struct, frozen=True, kw_only=True):
         """Return the configuration of one run."""
         return load(self.document, self.sets, self.flags, [*varied, *entry.varied])
 
-    def basis(self, registry: Registry) -> Basis:
-        """Return the configuration with plugins."""
-        return Basis(document=self.document, sets=self.sets, flags=self.flags, registry=registry)
-
 
 class Basis(BaseConfiguration, frozen=True, kw_only=True):
     """The common configuration of the runs of a search, with plugins."""

@@ -366,7 +366,7 @@ class Search:
             member_bounds = []
             for candidate, member in zip(candidates, self._members(part), strict=True):
                 self._tick(candidate)
-                member_bounds += self.space_bounds.outline_bounds(part.group.group, [member])
+                member_bounds.append(self.space_bounds.outline_bound(part.group.group, member))
         for candidate, member_bound in zip(candidates, member_bounds, strict=True):
             self._apply(candidate, member_bound)
             if candidate.is_bounded and member_bound.foreign:
@@ -562,7 +562,7 @@ class Search:
                 self._refine(candidate)
                 tables += 1
             else:
-                self._apply(candidate, self.space_bounds.foreign_bound(*candidate.origin))
+                self._apply(candidate, self.space_bounds.outline_bound(*candidate.origin, foreign=True))
                 outlined.add(candidate.number)
             if candidate.outcome is Outcome.FOREIGN and candidate not in batch:
                 heappush(queue, (candidate.score, candidate.number, candidate))
@@ -579,7 +579,7 @@ class Search:
         for candidate in self._foreign:
             if candidate.origin is not None and not self._is_excluded(candidate.score):
                 self._tick()
-                self._apply(candidate, self.space_bounds.foreign_bound(*candidate.origin))
+                self._apply(candidate, self.space_bounds.outline_bound(*candidate.origin, foreign=True))
         return [candidate for candidate in self._foreign if candidate.outcome is Outcome.FOREIGN]
 
     def _rank_foreign(self, batch: Sequence[Candidate]) -> None:

@@ -372,15 +372,10 @@ def run_point(entry: Entry, *, base: BaseConfiguration, registry: Registry | Non
     plugins = registry or installed()
 
     def simulate_row() -> Row:
-        run = base.basis(plugins).run(entry)
-        figures = metrics_row(at_levels(run))
-        prepared = run.prepared
-        return {
-            **inputs_of(prepared.resolved),
-            **figures,
-            "error": None,
-            "plugins": plugins_text(prepared.plugins),
-        }
+        run = simulate(base.resolve(entry), plugins, may_drop_chunks=not entry.sets("parallel.vp"))
+        inputs = inputs_of(run.prepared.resolved)
+        plugin_versions = plugins_text(run.prepared.plugins)
+        return {**inputs, **metrics_row(at_levels(run)), "error": None, "plugins": plugin_versions}
 
     return row_or_error(simulate_row, str, actions) | {"pptrace": __version__}
 

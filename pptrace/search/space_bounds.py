@@ -319,20 +319,17 @@ class SpaceBounds:
         self._costs_of(group, "").workload(group.layout.pp, edges=group.layout.edges)
 
     def part_bounds(self, item: tuple[tuple[int, bool], Sequence[GroupMember]]) -> list[MemberBound]:
-        """Return :meth:`outline_bounds` for members of the group with a number."""
+        """Return the bounds of members of the group with a number, from the outlines of their tables."""
         (number, _), members = item
-        return self.outline_bounds(self.space.group(number), members)
+        group = self.space.group(number)
+        return [self.outline_bound(group, member) for member in members]
 
-    def outline_bounds(self, group: LayoutGroup, members: Sequence[GroupMember]) -> list[MemberBound]:
-        """Return the bounds of members from the outlines of their tables.
+    def outline_bound(self, group: LayoutGroup, member: GroupMember, *, foreign: bool = False) -> MemberBound:
+        """Return the bound of a member from the outline of its table.
 
-        Members that the framework of the plan does not run have the bounds of their group.
+        Unless ``foreign``, a member that the framework of the plan does not run has the bound of its group.
         """
-        return [self._guarded(self._bound_outline, group, member) for member in members]
-
-    def foreign_bound(self, group: LayoutGroup, member: GroupMember) -> MemberBound:
-        """Return the bound of a member that the framework does not run, from the outline of its table."""
-        return self._guarded(partial(self._bound_outline, foreign=True), group, member)
+        return self._guarded(partial(self._bound_outline, foreign=foreign), group, member)
 
     def table_bound(self, group: LayoutGroup, member: GroupMember) -> MemberBound:
         """Return the bound of a member from its whole table."""
@@ -357,7 +354,7 @@ class SpaceBounds:
         return result
 
     def _bound_outline(
-        self, result: MemberBound, group: LayoutGroup, member: GroupMember, *, foreign: bool = False
+        self, result: MemberBound, group: LayoutGroup, member: GroupMember, *, foreign: bool
     ) -> None:
         entry, layout = self.entries[member.entry], group.layout
         key = entry.label, layout.pp, layout.branches, layout.microbatches, member.chunks
@@ -869,20 +866,15 @@ class TableCache:
         )
         if entry.label in self._timed:
             return timed
-        reads: list[bool] = []
-
-        def read_times() -> dict[str, Any]:
-            reads.append(True)
-            return _TIMES
-
-        table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, read_times))
+        lazy = LazyRequest.of(request, lambda: _TIMES)
+        table = build_schedule(self.registry.schedules[entry.name], lazy)
         table_chunks, rest = divmod(table.stages, table.ranks)
         if rest:
             raise ScheduleError(f"{entry.name} has stages beside the chunks of ranks, which plans do not divide")
         if table.placement.has_host_state:
             raise ScheduleError(f"{entry.name} keeps the state of stages in host memory, which plans do not bound")
         table = with_branches(table, layout.branches)
-        if not reads:
+        if not lazy.reads_costs:
             return replace(timed, table=table, digest=_table_digest(table), chunks=table_chunks)
         if table_chunks == request.chunks:
             self._timed.add(entry.label)

@@ -307,7 +307,7 @@ def test_the_bound_of_an_outline_is_at_most_that_of_its_table(registry: Registry
             if member.reason or member.is_covered:
                 continue
             space_bounds = plan_result.search.space_bounds
-            (outline,) = space_bounds.outline_bounds(group.group, [member])
+            outline = space_bounds.outline_bound(group.group, member)
             table = space_bounds.table_bound(group.group, member)
             if outline.bound and table.bound:
                 assert outline.bound.step_ns <= table.bound.step_ns
