@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pptrace.steps.actions import Cells
-from pptrace.steps.kinds import COMPUTE, TABLE, Stream
+from pptrace.steps.kinds import TABLE, Stream
 from pptrace.timeline.kernels import rows as kernels
 from pptrace_kernel import run
 
@@ -124,35 +124,6 @@ def _hidden_time(timeline: Timeline, hidden_ns: Int64s) -> tuple[NDArray[np.intp
         work=len(timeline) if lanes.size else 0,
     )  # fmt: skip
     return lanes, total, hidden
-
-
-class ComputeClock(NamedTuple):
-    """Computation time of a rank as a function of time."""
-
-    start: Int64s
-    """Start of each computation."""
-    end: Int64s
-    """End of each computation."""
-    before: Int64s
-    """Shape (computations + 1,): computation time before each computation, then the total."""
-
-    @classmethod
-    def of(cls, timeline: Timeline, lane: int) -> ComputeClock:
-        """Return the clock of a compute stream's lane."""
-        rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
-        rows = rows[COMPUTE.mask(timeline.kind[rows])]
-        start, end = timeline.start_ns[rows], timeline.end_ns[rows]
-        return cls(start, end, np.concatenate([[0], np.cumsum(end - start)]))
-
-    def at(self, time_ns: Int64s) -> Int64s:
-        """Return the computation time up to each time."""
-        done = np.searchsorted(self.end, time_ns, side="right")
-        if not self.start.size:
-            return np.zeros_like(time_ns)
-        running = np.minimum(done, self.start.size - 1)
-        part = np.where(done < self.start.size, np.clip(time_ns - self.start[running], 0, None), 0)
-        computed_ns: Int64s = self.before[done] + part
-        return computed_ns
 
 
 def actions_in_parts(timeline: Timeline) -> Actions:

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from pptrace.config.quantities import format_duration
 from pptrace.steps.columns import distinct
-from pptrace.steps.kinds import BACKWARD, Kind, Stream
-from pptrace.timeline.actions import ComputeClock, GroupTime, group_times, in_group
+from pptrace.steps.kinds import BACKWARD, COMPUTE, Kind, Stream
+from pptrace.timeline.actions import GroupTime, group_times, in_group
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
 from pptrace.timeline.memory import Memory, measure_memory
@@ -177,10 +177,16 @@ def hidden_ns(timeline: Timeline) -> Int64s:
     for group in group_times(timeline):
         total += group.hidden_ns
     receiver, start_ns, arrived_ns = received_spans(timeline)
-    compute = np.flatnonzero(timeline.lane_stream == Stream.COMPUTE)
-    for rank, lane in zip(timeline.lane_rank[compute].tolist(), compute.tolist(), strict=True):
-        clock, to_rank = ComputeClock.of(timeline, lane), receiver == rank
-        total[rank] += int((clock.at(arrived_ns[to_rank]) - clock.at(start_ns[to_rank])).sum())
+    for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist():
+        rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
+        rows = rows[COMPUTE.mask(timeline.kind[rows])]
+        times_ns = np.append(0, np.stack([timeline.start_ns[rows], timeline.end_ns[rows]], axis=1))
+        in_computation = np.arange(times_ns.size) % 2 == 0  # from each start to the end after it
+        computed_ns = np.cumsum(np.diff(times_ns, prepend=0) * in_computation)
+        rank = timeline.lane_rank[lane]
+        spans_ns = (at_ns[receiver == rank] for at_ns in (start_ns, arrived_ns))
+        before_ns, after_ns = (np.interp(at_ns, times_ns, computed_ns) for at_ns in spans_ns)
+        total[rank] += int((after_ns - before_ns).sum())
     return total
 
 
