@@ -553,28 +553,14 @@ def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
 
 def concurrent_ranks(step: Computations) -> NDArray[np.float64]:
     """Return the mean number of computing ranks during each action; 0 for an empty action."""
-    starts, ends = _busy_intervals(step)
-    times, index = np.unique(np.concatenate([starts, ends]), return_inverse=True)
-    change = np.concatenate([np.ones(starts.size), -np.ones(ends.size)])
+    # Actions of a rank do not overlap, so each running action is a computing rank.
+    times, index = np.unique(np.concatenate([step.start_ns, step.end_ns]), return_inverse=True)
+    change = np.repeat([1.0, -1.0], len(step))
     ranks = np.cumsum(np.bincount(index.reshape(-1), change))
     integral = np.concatenate([[0.0], np.cumsum(ranks[:-1] * np.diff(times))])
     duration_ns = step.end_ns - step.start_ns
     rank_ns = np.interp(step.end_ns, times, integral) - np.interp(step.start_ns, times, integral)
     return np.where(duration_ns > 0, rank_ns / np.maximum(duration_ns, 1), 0.0)
-
-
-def _busy_intervals(step: Computations) -> tuple[Int64s, Int64s]:
-    """Return starts and ends of computing intervals of ranks, with overlapping actions merged."""
-    starts, ends = [], []
-    for rank in range(step.placement.ranks):
-        actions = np.flatnonzero(step.rank == rank)
-        actions = actions[np.argsort(step.start_ns[actions], kind="stable")]
-        start_ns, latest_ns = step.start_ns[actions], np.maximum.accumulate(step.end_ns[actions])
-        first = np.ones(actions.size, dtype=np.bool_)
-        first[1:] = start_ns[1:] > latest_ns[:-1]
-        starts.append(start_ns[first])
-        ends.append(latest_ns[np.roll(first, -1)])
-    return np.concatenate(starts), np.concatenate(ends)
 
 
 _CONFIDENCE = 0.9

@@ -55,17 +55,6 @@ def test_ranks_meanwhile_are_those_that_compute_at_each_nanosecond(schedule: str
     assert concurrent_ranks(computations) == pytest.approx(np.array(counted))
 
 
-def test_actions_of_one_rank_that_overlap_count_as_one_rank() -> None:
-    computations = step()
-    first = np.flatnonzero(computations.rank == 0)[:2]
-    start = computations.start_ns.copy()
-    start[first[1]] -= 5_000
-
-    overlapped = concurrent_ranks(replace(computations, start_ns=start))
-
-    assert overlapped[first[0]] == concurrent_ranks(computations)[first[0]]
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_four_ranks_on_two_processors_are_seen(schedule: str) -> None:
     steps = [on_processors(step(schedule), 2, seed) for seed in range(3)]
