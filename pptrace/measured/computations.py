@@ -12,7 +12,7 @@ Then the message has the usual transfer time of its link, and the wait counts as
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from msgspec.structs import asdict, replace
@@ -237,19 +237,12 @@ class Computations(Cells, frozen=True, kw_only=True):
         return ActionTimes(place=place, duration_ns=duration_ns, gap_ns=gap_ns, transfer_ns=transfer_ns)
 
 
-class Extent(NamedTuple):
-    """The number of computations of a step and their span."""
-
-    computations: int
-    span_ns: int
-
-
-def extent(timeline: Timeline) -> Extent:
-    """Return the number of computations and their span, without extracting them."""
+def extent(timeline: Timeline) -> tuple[int, int]:
+    """Return the number of computations and their span in nanoseconds, without extracting them."""
     timeline = folded(timeline)
     rows = np.concatenate([*compute_rows(timeline), np.zeros(0, dtype=np.int64)]).astype(np.int64)
     span = int(timeline.end_ns[rows].max() - timeline.start_ns[rows].min()) if rows.size else 0
-    return Extent(rows.size, span)
+    return rows.size, span
 
 
 def extract_computations(

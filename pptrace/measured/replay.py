@@ -113,7 +113,7 @@ class Resimulation(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             columns += [times.gap_ns, times.transfer_ns]
         key = b"".join(column.tobytes() for column in columns)
         if key not in self._spans_ns:
-            self._spans_ns[key] = extent(self.run(times)).span_ns
+            _, self._spans_ns[key] = extent(self.run(times))
         return self._spans_ns[key]
 
 
@@ -160,8 +160,8 @@ def replay(
     step = extract_computations(timeline, lacks_ranks=lacks_ranks)
     chosen = None if policy is None else policy(step.order)
     replayed = run_order(step.order, step.times(with_blocked=chosen is None), chosen, partial=step.partial)
-    opened, closed = window(timeline)
-    return Replayed(step, replayed, extent(replayed).span_ns, int(closed - opened))
+    (_, replayed_ns), (opened, closed) = extent(replayed), window(timeline)
+    return Replayed(step, replayed, replayed_ns, int(closed - opened))
 
 
 _TIE = 0.001

@@ -317,11 +317,11 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     """
     if not measurement.steps:
         raise NoActionsError(measurement, name)
-    extents = [extent(step.timeline) for step in measurement.steps]
-    most = max(size.computations for size in extents)
-    complete = [number for number, size in enumerate(extents) if size.computations == most]
+    counts, spans_ns = zip(*(extent(step.timeline) for step in measurement.steps), strict=True)
+    most = max(counts)
+    complete = [number for number, count in enumerate(counts) if count == most]
     if step in {"median", "all"}:
-        lengths = [extents[number].span_ns for number in complete]
+        lengths = [spans_ns[number] for number in complete]
         chosen = complete[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
     else:
         chosen = _step_index(measurement, step)
@@ -336,10 +336,10 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         workload=Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0),
         measurement=measurement,
         incomplete=tuple(
-            f"{measurement.steps[number].label} has {size.computations} of {most} actions"
+            f"{measurement.steps[number].label} has {count} of {most} actions"
             f"{': skipped' if number not in kept else ''}"
-            for number, size in enumerate(extents)
-            if size.computations < most
+            for number, count in enumerate(counts)
+            if count < most
         ),
         pools=step == "all" and len(kept) > 1,
         numbers=measurement.numbers,
