@@ -104,21 +104,21 @@ class LinkChange(Struct, frozen=True, kw_only=True):
 class Blame(Struct, frozen=True, kw_only=True):
     """Relative slowdowns: medians over actions, divided by the slowdowns that they have in common."""
 
-    common: Figure
+    common: Figure = Figure(0.0)
     """The common slowdown of ranks: the median; of two middle values, the value nearer to 0."""
-    kinds: Mapping[int, Figure]
+    kinds: Mapping[int, Figure] = {}
     """The slowdown of each kind on all ranks beyond the common slowdown; 0 where kinds differ by chance only."""
-    ranks: Mapping[int, Figure]
+    ranks: Mapping[int, Figure] = {}
     """The slowdown of each rank beyond the common slowdown and that of kinds."""
-    stages: Mapping[tuple[int, int], Figure]
+    stages: Mapping[tuple[int, int], Figure] = {}
     """The same of each stage of a rank."""
-    cells: Mapping[Cell, Figure]
+    cells: Mapping[Cell, Figure] = {}
     """The same of each kind of a stage with enough actions."""
     links: Mapping[Ends, LinkChange]
     """Changes of links with enough observed messages, by sender and receiver."""
     network: Figure
     """The common slowdown of links."""
-    before_ns: Mapping[Cell, float]
+    before_ns: Mapping[Cell, float] = {}
     """The time of each rank, stage and kind in the first step."""
 
 
@@ -130,10 +130,7 @@ def attribute_slowdown(
     nonzero = a.duration_ns[matched.first] > 0
     i, j = matched.first[nonzero], matched.second[nonzero]
     if i.size < _FEWEST:
-        return Blame(
-            common=Figure(0.0), kinds={}, ranks={}, stages={}, cells={}, links=link_changes, network=network,
-            before_ns={},
-        )  # fmt: skip
+        return Blame(links=link_changes, network=network)
     first_ns = a.duration_ns[i].astype(np.float64)
     ratio = b.duration_ns[j] / first_ns
     rank, stage, kind = (column.astype(np.int64) for column in (b.rank[j], b.stage[j], b.kind[j]))
@@ -144,13 +141,10 @@ def attribute_slowdown(
     return Blame(
         common=Figure(common - 1), kinds={each: Figure(factor - 1) for each, factor in of_kinds.items()},
         ranks={number: share for (number,), share in _shares(residual, rank).items()},
-        stages={(number, place): share for (number, place), share in _shares(residual, rank, stage).items()},
-        cells={(r, s, k): share for (r, s, k), share in cells.items() if counts[r, s, k] >= _FEWEST},
+        stages=_shares(residual, rank, stage),
+        cells={cell: share for cell, share in cells.items() if counts[cell] >= _FEWEST},
         links=link_changes, network=network,
-        before_ns={
-            (r, s, k): time
-            for (r, s, k), time in _grouped(lambda index: np.bincount(index, first_ns), rank, stage, kind).items()
-        },
+        before_ns=_grouped(lambda index: np.bincount(index, first_ns), rank, stage, kind),
     )  # fmt: skip
 
 
@@ -187,18 +181,18 @@ def _distance_from_equal(ratio: float) -> float:
     return abs(ratio - 1)
 
 
-def _grouped(function: Callable[[Int64s], NDArray[Any]], *columns: Int64s) -> dict[tuple[int, ...], float]:
+def _grouped(function: Callable[[Int64s], NDArray[Any]], *columns: Int64s) -> dict[Any, float]:
     """Return a value per group of rows with equal columns; the function takes the number of each row's group."""
     groups, index = np.unique(np.stack(columns), axis=1, return_inverse=True)
     keys = zip(*(column.tolist() for column in groups), strict=True)
     return dict(zip(keys, function(index.reshape(-1)).tolist(), strict=True))
 
 
-def _medians(values: NDArray[np.float64], *columns: Int64s) -> dict[tuple[int, ...], float]:
+def _medians(values: NDArray[np.float64], *columns: Int64s) -> dict[Any, float]:
     return _grouped(lambda index: group_quantiles(values, index)[0], *columns)
 
 
-def _shares(values: NDArray[np.float64], *columns: Int64s) -> dict[tuple[int, ...], Figure]:
+def _shares(values: NDArray[np.float64], *columns: Int64s) -> dict[Any, Figure]:
     return {group: Figure(median - 1) for group, median in _medians(values, *columns).items()}
 
 
@@ -319,7 +313,12 @@ def candidates(
         tolerance: the relative change that counts as none.
         steps: the slowdowns of each step of the second side; the slowest rank of most steps is no noise.
     """
-    changes = [*_duration_candidates(blame, tolerance), *_link_candidates(blame, uncertainty_ns, links, tolerance)]
+    changes = [
+        candidate
+        for candidate in _duration_candidates(blame, tolerance)
+        if abs(candidate.cause.share.value) > tolerance
+    ]
+    changes += _link_candidates(blame, uncertainty_ns, links, tolerance)
     slowest, count = _slowest_of_most(steps)
     kept = []
     for candidate in changes:
@@ -351,52 +350,44 @@ def _slowest_of_most(steps: Sequence[Blame]) -> tuple[int | None, int]:
     return (rank, count) if 2 * count > trials and tail <= _CHANCE else (None, 0)
 
 
-class _SlowActions(NamedTuple):
-    """Actions that may be slow."""
-
-    kind: str
-    what: str
-    share: Figure
-    of: tuple[int | None, int | None, int | None] = (None, None, None)
-    """Rank, stage and kind of the actions; None for all."""
-
-
 def _duration_candidates(blame: Blame, tolerance: float) -> Iterator[Candidate]:
-    for part in _slow_parts(blame, tolerance):
-        if abs(part.share.value) > tolerance:
-            before_ns = sum(
-                time
-                for cell, time in blame.before_ns.items()
-                if all(wanted in {None, value} for wanted, value in zip(part.of, cell, strict=True))
-            )
-            yield Candidate(
-                cause=_cause(part.kind, part.what, part.share, part.share.value * before_ns),
-                without=partial(_without_durations, of=part.of, factor=1 + part.share.value),
-                rank=part.of[0] if part.kind == "rank" else None,
-            )
-
-
-def _slow_parts(blame: Blame, tolerance: float) -> Iterator[_SlowActions]:
     """Yield all ranks, kinds, and of each rank: the rank, or its slow stages and the kinds of its other stages."""
-    yield _SlowActions("drift", "all ranks", blame.common)
+    yield _slow_actions(blame, "drift", "all ranks", blame.common)
     for kind, share in blame.kinds.items():
-        yield _SlowActions("kind", f"{Kind(kind).word} on all ranks", share, (None, None, kind))
+        yield _slow_actions(blame, "kind", f"{Kind(kind).word} on all ranks", share, kind=kind)
     for rank, of_rank in blame.ranks.items():
         stages = [place for number, place in blame.stages if number == rank]
         slow = [stage for stage in stages if _is_slow_stage(blame, rank, stage, tolerance)]
         if slow == stages:
             note = "" if len(stages) > 1 else f" (its one stage, {stages[0]})"
-            yield _SlowActions("rank", f"rank {rank}{note}", of_rank, (rank, None, None))
+            yield _slow_actions(blame, "rank", f"rank {rank}{note}", of_rank, rank)
             continue
         for stage in slow:
-            yield _SlowActions(
-                "stage", f"stage {stage} on rank {rank}", blame.stages[rank, stage], (rank, stage, None)
+            yield _slow_actions(
+                blame, "stage", f"stage {stage} on rank {rank}", blame.stages[rank, stage], rank, stage
             )
         for cell, of_cell in blame.cells.items():
             if cell[0] == rank and cell[1] not in slow:
-                yield _SlowActions(
-                    "stage", f"{Kind(cell[2]).word} of stage {cell[1]} on rank {rank}", of_cell, cell
-                )
+                what = f"{Kind(cell[2]).word} of stage {cell[1]} on rank {rank}"
+                yield _slow_actions(blame, "stage", what, of_cell, *cell)
+
+
+def _slow_actions(
+    blame: Blame, category: str, what: str, share: Figure, rank: int | None = None, stage: int | None = None,
+    kind: int | None = None,
+) -> Candidate:  # fmt: skip
+    """Return the candidate of the actions of a rank, stage and kind; None for all."""
+    of = rank, stage, kind
+    before_ns = sum(
+        time
+        for cell, time in blame.before_ns.items()
+        if all(wanted in {None, value} for wanted, value in zip(of, cell, strict=True))
+    )
+    return Candidate(
+        cause=_cause(category, what, share, share.value * before_ns),
+        without=partial(_without_durations, of=of, factor=1 + share.value),
+        rank=rank if category == "rank" else None,
+    )
 
 
 def _is_slow_stage(blame: Blame, rank: int, stage: int, tolerance: float) -> bool:
@@ -502,20 +493,22 @@ def spikes(
     spiking_ranks = []
     for rank in np.unique(b.rank[j][is_spike]).tolist():
         chosen = is_spike & (b.rank[j] == rank)
-        excess_ns = np.zeros(len(b), dtype=np.int64)
-        excess_ns[j[chosen]] = deviation_ns[chosen]
         count, total_ns = int(np.count_nonzero(chosen)), int(deviation_ns[chosen].sum())
         what = f"{count} action{'s' if count > 1 else ''} of rank {rank}"
         spiking_ranks.append(Candidate(
             cause=Cause(kind="spikes", what=what, share=Figure(0.0), total_ns=total_ns),
-            without=partial(_without_excess, column="duration_ns", excess_ns=excess_ns),
+            without=partial(_without_excess, column="duration_ns", rows=j[chosen], excess_ns=deviation_ns[chosen]),
         ))  # fmt: skip
     return spiking_ranks
 
 
-def _without_excess(step: Computations, column: str, excess_ns: Int64s) -> Computations:
-    """Return a step with shorter durations or gaps."""
-    return replace(step, **{column: np.maximum(getattr(step, column) - excess_ns, 0)})
+def _without_excess(
+    step: Computations, column: str, rows: Int64s, excess_ns: NDArray[np.number[Any]]
+) -> Computations:
+    """Return a step with shorter durations or gaps of some computations."""
+    times_ns = getattr(step, column).copy()
+    times_ns[rows] = np.maximum(times_ns[rows] - excess_ns.astype(np.int64), 0)
+    return replace(step, **{column: times_ns})
 
 
 def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolerance: float) -> list[Candidate]:
@@ -528,11 +521,9 @@ def late_hosts(a: Computations, b: Computations, matched: MatchedActions, tolera
         total_ns = int(change_ns[rows].sum())
         if abs(total_ns) <= tolerance * int(a.duration_ns[i[rows]].sum()):
             continue
-        excess_ns = np.zeros(len(b), dtype=np.int64)
-        excess_ns[j[rows]] = change_ns[rows]
         late_ranks.append(Candidate(
             cause=Cause(kind="host gaps", what=f"rank {rank}", share=Figure(0.0), total_ns=total_ns),
-            without=partial(_without_excess, column="gap_ns", excess_ns=excess_ns),
+            without=partial(_without_excess, column="gap_ns", rows=j[rows], excess_ns=change_ns[rows]),
             only_replayed=True,
         ))  # fmt: skip
     return late_ranks
