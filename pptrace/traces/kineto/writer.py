@@ -267,14 +267,8 @@ _KERNEL = [b'"%s%s' % (word.name.encode(), b" " * bool(n)) for word, n in zip(_K
 _UNNUMBERED = frozenset(np.flatnonzero(~NUMBERED).tolist())
 _KIND_COLORS = [b'"%s"' % color.encode() for color in COLORS]
 _SLICE_COLORS = [b'"%s"' % color.encode() for color in _MICROBATCH_COLORS]
-_OPTIONAL = {
-    "span": b',"span":',
-    "lag_ns": b',"lag_ns":',
-    "uncontended_ns": b',"uncontended_ns":',
-    "collective_ns": b',"collective_ns":',
-    "size_bytes": b',"bytes":',
-    "pair": b',"pair":',
-}
+_OPTIONAL = ("span", "lag_ns", "uncontended_ns", "collective_ns", "size_bytes", "pair")
+"""Columns that a chunk of lines has only where a value differs from its default."""
 _FIRST = 100_000
 """Correlation of the first row. HTA chooses the integer type of event numbers by the size of correlations."""
 
@@ -457,10 +451,10 @@ class LineFormatter:
         stage, microbatch = _shared_number(timeline.stage[rows]), _shared_number(timeline.microbatch[rows])
         parts: list[Part] = [b',"stage":', stage, b',"microbatch":', microbatch]
         defaults = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "pair": -1}
-        for name, key in _OPTIONAL.items():
+        for name in _OPTIONAL:
             values = getattr(timeline, name)[rows]
             if (values != defaults.get(name, 0)).any():
-                parts += [key, _shared_number(values)]
+                parts += [b',"%s":' % name.removeprefix("size_").encode(), _shared_number(values)]
         if self.scene.loads.size and (self.scene.loads[rows] >= 0).any():
             parts += [b',"load":', _shared_number(self.scene.loads[rows])]
         return [*parts, b',"cause":', _shared_number(_row_ids(timeline.cause[rows]))]

@@ -41,30 +41,12 @@ FILE_NAME = "proto/pptrace.proto"
 PACKAGE = "pptrace"
 MESSAGE = "Step"
 
-FIELD_NUMBERS = {
-    "row": 7610,
-    "kind": 7611,
-    "rank": 7612,
-    "stage": 7613,
-    "microbatch": 7614,
-    "span": 7615,
-    "peer": 7616,
-    "bytes": 7617,
-    "enter_ns": 7618,
-    "lag_ns": 7619,
-    "uncontended_ns": 7620,
-    "collective_ns": 7621,
-    "cause": 7622,
-    "pair": 7623,
-    "link": 7624,
-    "transfer": 7625,
-    "hop": 7626,
-    "segment_number": 7627,
-    "segment": 7628,
-    "shown": 7629,
-    "load": 7630,
-}
-"""Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
+_FIELDS = (
+    "row", "kind", "rank", "stage", "microbatch", "span", "peer", "bytes", "enter_ns", "lag_ns", "uncontended_ns",
+    "collective_ns", "cause", "pair", "link", "transfer", "hop", "segment_number", "segment", "shown", "load",
+)  # fmt: skip
+FIELD_NUMBERS = {name: number for number, name in enumerate(_FIELDS, 7610)}
+"""Field numbers of ``proto/pptrace.proto``; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
 
 
 def descriptor_set() -> FileDescriptorSet:
