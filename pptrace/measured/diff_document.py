@@ -111,8 +111,8 @@ def _describe_matches(findings: StepDiff) -> str:
     parts = [
         f"matched {len(pairs)} actions{f', {pairs.by_order} of them by order alone' if pairs.by_order else ''}"
     ]
-    if pairs.only_first.size or pairs.only_second.size:
-        parts.append(f"{pairs.only_first.size} are in the first step only, {pairs.only_second.size} in the second")
+    if pairs.only_first or pairs.only_second:
+        parts.append(f"{pairs.only_first} are in the first step only, {pairs.only_second} in the second")
     if findings.folded:
         parts.append(
             f"stage {', '.join(map(str, findings.folded))}: input and weight gradient taken as one backward"
@@ -188,7 +188,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "change": findings.change,
         "matched": {
             "actions": len(pairs), "by_order": pairs.by_order,
-            "only_first": int(pairs.only_first.size), "only_second": int(pairs.only_second.size),
+            "only_first": pairs.only_first, "only_second": pairs.only_second,
             "folded_stages": findings.folded,
         },
         "ladder": findings.ladder,

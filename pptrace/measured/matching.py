@@ -34,10 +34,10 @@ class MatchedActions(Struct, frozen=True, kw_only=True):
     """Positions in the second step."""
     by_order: int
     """The number of pairs that match by order only, with different microbatch numbers."""
-    only_first: Int64s
-    """Positions that only the first step has."""
-    only_second: Int64s
-    """Positions that only the second step has."""
+    only_first: int
+    """The number of computations that only the first step has."""
+    only_second: int
+    """The number of computations that only the second step has."""
 
     def __len__(self) -> int:
         return int(self.first.size)
@@ -92,8 +92,7 @@ def match(a: Computations, b: Computations) -> MatchedActions:
     pairs = pairs[np.lexsort((b.rank[pairs[:, 1]], b.start_ns[pairs[:, 1]]))]
     return MatchedActions(
         first=pairs[:, 0], second=pairs[:, 1], by_order=len(by_order),
-        only_first=np.setdiff1d(unmatched[0], by_order[:, 0]),
-        only_second=np.setdiff1d(unmatched[1], by_order[:, 1]),
+        only_first=len(a) - len(pairs), only_second=len(b) - len(pairs),
     )  # fmt: skip
 
 

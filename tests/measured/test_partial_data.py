@@ -44,7 +44,7 @@ def test_a_missing_rank_leaves_the_times_of_other_ranks_as_they_are(kept: tuple[
     assert found.ladder == ()
     assert "partial" in found.no_ladder
     assert found.orders == ()
-    assert not found.matched.only_first.size
+    assert not found.matched.only_first
     assert {row.stage for row in found.kinds.values()} == set(kept)
     assert all(found.kinds[key].ratio == whole.kinds[key].ratio for key in found.kinds)
     assert {change.rank for change in found.changes} == ({1} & set(kept))
