@@ -416,11 +416,6 @@ def check_explanation_targets(targets: Sequence[str]) -> None:
         OutputError: a file has another suffix, or two are the same.
     """
     check_targets(targets, (_PAGE, *_PICTURES, *_TRACES), "an explanation")
-    for target in targets:
-        if target.lower().endswith(_PICTURES):
-            from pptrace.report.charts import check_picture
-
-            check_picture(Path(target))
 
 
 def analyse(measurement: Measurement, step: Step, registry: Registry) -> dict[str, ExplanationPart]:
