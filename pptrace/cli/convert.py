@@ -81,9 +81,10 @@ def command(
     if to_table and only:
         raise click.UsageError("--only is for traces: name a .pftrace or .json as the target")
     if to_table:
-        from pptrace.timeline.messages import computed_order
+        from pptrace.measured.computations import extract_computations
 
-        schedule = read_table(sources[0]).schedule if from_table else computed_order(_read(sources, step, options))
+        computed = None if from_table else extract_computations(_read(sources, step, options))
+        schedule = read_table(sources[0]).schedule if computed is None else computed.order
         paths = [_convert_table(schedule, target, messages, waits=waits)]
     else:
         from pptrace.plugins.registry import Registry

@@ -10,8 +10,8 @@ from msgspec import Struct
 from pptrace.memo import memoized
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
-from pptrace.steps.schedule import Schedule, StageGraph, graph_of
-from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
+from pptrace.steps.schedule import StageGraph, graph_of
+from pptrace.timeline.actions import first_segments, last_segments, segment_rows
 from pptrace.timeline.kernels.rows import RowIndex, index_rows
 from pptrace_kernel import run
 
@@ -143,13 +143,3 @@ def compute_rows(timeline: Timeline) -> list[Int64s]:
         rows = np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) if lane >= 0 else np.arange(0)
         by_rank.append(rows[_IN_TABLES.mask(timeline.kind[rows])])
     return by_rank
-
-
-def computed_order(timeline: Timeline) -> Schedule:
-    """Return the schedule table of the actions that each rank computed, one row per action."""
-    timeline = folded(timeline)
-    by_rank = compute_rows(timeline)
-    rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
-    return Schedule.of_cells(
-        timeline.placement, np.cumsum([0, *(rank_rows.size for rank_rows in by_rank)]), timeline.cells.taken(rows)
-    )
