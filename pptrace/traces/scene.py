@@ -85,22 +85,6 @@ def stream_title(stream: Stream) -> str:
     return _STREAM_TITLES.get(stream.name) or stream.name.lower().replace("_", " ")
 
 
-def loads_of(timeline: Timeline) -> Int32s:
-    """Return :attr:`Scene.loads` of a timeline; empty for equal loads."""
-    kinds = timeline.provenance.get(LOADS_KEY, {}).get("microbatches", [])
-    if not kinds:
-        return np.zeros(0, dtype=np.int32)
-    parts = max(timeline.placement.microbatches // len(kinds), 1)
-    place = np.minimum(timeline.microbatch // parts, len(kinds) - 1)
-    load = np.array(kinds, dtype=np.int32)[np.maximum(place, 0)]
-    chosen = COMPUTE.mask(timeline.kind) & (timeline.microbatch >= 0)
-    if timeline.parts is not None:
-        names = timeline.parts.names
-        is_of_experts = np.array([*(name.startswith(_OF_EXPERTS) for name in names), True])
-        chosen &= is_of_experts[timeline.parts.name]
-    return np.where(chosen, load, np.int32(-1))
-
-
 _OF_EXPERTS = ("experts", "dispatch", "combine")
 """First words of the names of segments whose time depends on the loads of experts."""
 
@@ -128,8 +112,23 @@ class Scene(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def loads(self) -> Int32s:
-        """Shape (rows,): load of experts of each action, or of its segments of experts; -1 for others."""
-        return loads_of(self.timeline)
+        """Shape (rows,): load of experts of each action, or of its segments of experts; -1 for others.
+
+        Empty for equal loads.
+        """
+        timeline = self.timeline
+        kinds = timeline.provenance.get(LOADS_KEY, {}).get("microbatches", [])
+        if not kinds:
+            return np.zeros(0, dtype=np.int32)
+        parts = max(timeline.placement.microbatches // len(kinds), 1)
+        place = np.minimum(timeline.microbatch // parts, len(kinds) - 1)
+        load = np.array(kinds, dtype=np.int32)[np.maximum(place, 0)]
+        chosen = COMPUTE.mask(timeline.kind) & (timeline.microbatch >= 0)
+        if timeline.parts is not None:
+            names = timeline.parts.names
+            is_of_experts = np.array([*(name.startswith(_OF_EXPERTS) for name in names), True])
+            chosen &= is_of_experts[timeline.parts.name]
+        return np.where(chosen, load, np.int32(-1))
 
     @classmethod
     def of(cls, timeline: Timeline, options: Mapping[str, Any]) -> Self:
