@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from pptrace.steps.columns import empty_columns
 from pptrace.steps.kinds import COMPUTE, Kind
 from pptrace.timeline.idle import waits
-from pptrace.timeline.kernels.rows import follow_causes
 from pptrace.timeline.timeline import OnPath, Why, take, window
-from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,12 +81,12 @@ def on_path(timeline: Timeline, rows: Int32s | None = None) -> OnPath:
 
 def _path(timeline: Timeline) -> Int32s:
     """Return the rows on the chain of causes of the row that ends last, first to last."""
-    if not len(timeline):
-        return np.zeros(0, dtype=np.int32)
-    (path,) = empty_columns(len(timeline), np.int32)
-    last = _last_row(timeline)
-    length = run(follow_causes, (timeline.cause, last), (path,), work=len(timeline))
-    return path[:length][::-1].copy()
+    rows, cause = [], memoryview(timeline.cause)
+    row = _last_row(timeline) if len(timeline) else -1
+    while row >= 0 and len(rows) < len(timeline):
+        rows.append(row)
+        row = cause[row]
+    return np.array(rows[::-1], dtype=np.int32)
 
 
 def _last_row(timeline: Timeline) -> int:

@@ -1,4 +1,4 @@
-"""Kernels that index rows or pass once over them: peaks of memory, hidden communication, causes, and free lanes.
+"""Kernels that index rows or pass once over them: peaks of memory, hidden communication, and free lanes.
 
 In indices, the results of a stage are its forwards' (0), which the next stages need, and its backwards' (1), which
 the previous stages need.
@@ -186,17 +186,6 @@ def _computed(until, low, high, done, excluded, rows, kinds):
         low += 1
     running = max(0, until - rows.start[low] - excluded * rows.collective[low]) if low < high else 0
     return low, done, done + running
-
-
-def follow_causes(cause, last, path):
-    """Follow the causes back from ``last``; return the length of the path, which has the last row first."""
-    length = 0
-    row = last
-    while row >= 0 and length < len(path):
-        path[length] = row
-        length += 1
-        row = cause[row]
-    return length
 
 
 def assign_lanes(ptr, start, end, until, place, lanes):
