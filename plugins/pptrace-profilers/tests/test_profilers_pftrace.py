@@ -42,7 +42,7 @@ def test_names_and_arguments_may_be_interned(tmp_path: Path) -> None:
     event(trace, 100, BEGIN, name_iid=4)
     event(trace, 900, END)
 
-    found = read_pftrace(written(tmp_path, trace), BUILT_IN)
+    (found,) = read_pftrace(written(tmp_path, trace), BUILT_IN)
 
     executions = found.executions
     assert list(map(str, executions.action)) == ["3F1"]
@@ -59,7 +59,7 @@ def test_slices_of_one_track_nest_and_those_without_an_end_are_counted(tmp_path:
     event(trace, 40, END)
     event(trace, 50, BEGIN, name="PP:0F1")
 
-    found = read_pftrace(written(tmp_path, trace), BUILT_IN)
+    (found,) = read_pftrace(written(tmp_path, trace), BUILT_IN)
 
     assert found.windows == (("ProfilerStep#2", 0, 30),)
     assert list(map(str, found.executions.action)) == ["0F0"]
@@ -86,7 +86,7 @@ def test_collectives_carry_their_arguments(tmp_path: Path) -> None:
         kernel.debug_annotations.add(name=key, string_value=text)
     event(trace, 30, END, track=8)
 
-    operations = read_pftrace(written(tmp_path, trace), BUILT_IN).operations
+    operations = read_pftrace(written(tmp_path, trace), BUILT_IN)[0].operations
 
     assert operations is not None
     ((said_of,),) = operations.payloads.values()
@@ -117,7 +117,7 @@ def test_starts_before_all_ends_pair_in_their_order(tmp_path: Path) -> None:
     for _, _, end in spans:
         event(trace, end, END)
 
-    found = read_pftrace(written(tmp_path, trace), BUILT_IN)
+    (found,) = read_pftrace(written(tmp_path, trace), BUILT_IN)
 
     assert found.windows == (("ProfilerStep#1", 0, 90),)
     executions = found.executions
@@ -137,7 +137,7 @@ def test_waits_of_a_stream_are_no_work_and_copies_are_copies(tmp_path: Path) -> 
         stage = trace.packet.add(timestamp=100 * iid, trusted_packet_sequence_id=1).gpu_render_stage_event
         stage.duration, stage.stage_iid = 10, iid
 
-    operations = read_pftrace(written(tmp_path, trace), BUILT_IN).operations
+    operations = read_pftrace(written(tmp_path, trace), BUILT_IN)[0].operations
 
     assert operations is not None
     assert [operations.names[number] for number in operations.name] == ["Kernel", "Memcpy", "Memset"]
@@ -146,10 +146,10 @@ def test_waits_of_a_stream_are_no_work_and_copies_are_copies(tmp_path: Path) -> 
 
 def test_a_packed_trace_is_read_as_an_unpacked_one(pipeline: Any, tmp_path: Path) -> None:
     path = pipeline.pftrace(tmp_path)[0]
-    plain = read_pftrace(path, BUILT_IN)
+    (plain,) = read_pftrace(path, BUILT_IN)
     path.write_bytes(gzip.compress(path.read_bytes()))
 
-    packed = read_pftrace(path, BUILT_IN).executions
+    packed = read_pftrace(path, BUILT_IN)[0].executions
     for column in fields(packed):
         assert np.array_equal(getattr(packed, column.name), getattr(plain.executions, column.name))
 
@@ -158,7 +158,7 @@ def test_a_trace_that_was_cut_gives_what_came_before(pipeline: Any, tmp_path: Pa
     path = pipeline.pftrace(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-3])
 
-    found = read_pftrace(path, BUILT_IN)
+    (found,) = read_pftrace(path, BUILT_IN)
 
     assert any("ends in the middle" in note for note in found.notes)
     assert len(found.executions) == 8

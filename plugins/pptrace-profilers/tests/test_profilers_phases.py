@@ -65,7 +65,7 @@ def twin(folder: Path, stall_us: int = 0) -> Path:
 
 def test_every_phase_and_operation_of_the_twin_is_attributed(tmp_path: Path) -> None:
     path = twin(tmp_path)
-    recording = read_kineto(path, BUILT_IN)
+    (recording,) = read_kineto(path, BUILT_IN)
     measured = measure_kineto([path], ImportRequest())
 
     assert recording.operations is not None
@@ -137,7 +137,7 @@ def test_every_command_takes_the_twin_and_waits_that_nothing_hid_are_reported(tm
 @pytest.mark.skipif(not PUBLISHED, reason="PPTRACE_DEEPSEEK_PROFILE names no file")
 def test_every_phase_and_operation_of_the_published_profile_is_attributed(tmp_path: Path) -> None:
     path = Path(str(PUBLISHED))
-    recording = read_kineto(path, BUILT_IN)
+    (recording,) = read_kineto(path, BUILT_IN)
 
     assert recording.operations is not None
     assert int((recording.operations.action >= 0).sum()) == recording.operations.action.size == 983

@@ -16,10 +16,8 @@ import msgspec
 
 from pptrace.plugin import TraceError, UnpackedFile, check_events, named_damage
 from pptrace_profilers.events import Arguments, EventBuilder, microseconds, parse_integer
-from pptrace_profilers.measurement import measure_recordings
-from pptrace_profilers.naming_rules import read_rules
+from pptrace_profilers.measurement import measure_files
 from pptrace_profilers.pytorch_process import recording_of
-from pptrace_profilers.recording import read_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,14 +45,10 @@ def measure_linked(paths: Sequence[Path], request: ImportRequest) -> Measurement
         TraceError: no file can be read, none has times, or the recordings do not form a pipeline.
         ConfigError: a rule, layout or replica is invalid.
     """
-    rules = read_rules(request.rules)
-    rules.check_names_alone("PyTorch's execution traces")
-    files, unread = read_files(paths, lambda path: rules.ranked([_read(path, rules)]))
-    recordings = [recording for contents in files.values() for recording in contents]
-    return measure_recordings(recordings, request, unread)
+    return measure_files(_read, paths, request, "PyTorch's execution traces")
 
 
-def _read(path: Path, rules: Rules) -> Recording:
+def _read(path: Path, rules: Rules) -> list[Recording]:
     raw = UnpackedFile.read_whole(path)
     if not raw.lstrip().startswith(b"{"):
         raise TraceError(f"has no times: {_CONVERTED}", file=path)
@@ -69,7 +63,7 @@ def _read(path: Path, rules: Rules) -> Recording:
             if node["id"] in spans:
                 _add(builder, node, spans)
         groups = [node["inputs"]["values"][0] for node in nodes if _GROUP_NODE in node["name"]]
-        return recording_of(builder.events(path, _metadata(groups)), rules)
+        return [recording_of(builder.events(path, _metadata(groups)), rules)]
 
 
 def _span_ns(node: Mapping[str, Any]) -> tuple[int, int] | None:

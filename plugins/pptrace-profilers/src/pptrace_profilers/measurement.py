@@ -24,15 +24,24 @@ from pptrace.plugin import (
 from pptrace_profilers.action_inference import infer
 from pptrace_profilers.alignment import align
 from pptrace_profilers.gpu_spans import totals, union_ns
-from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, list_some, members_of, pipeline_group
+from pptrace_profilers.naming_rules import read_rules
+from pptrace_profilers.recording import (
+    MOST_RANKS,
+    NO_STAGE,
+    list_some,
+    members_of,
+    pipeline_group,
+    read_files,
+)
 from pptrace_profilers.timeline_assembly import assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pptrace.plugin import ImportRequest
     from pptrace_profilers.alignment import Transfers
+    from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Operations, Recording
 
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
@@ -288,6 +297,36 @@ def measure_recordings(
         except (ConfigError, TraceError) as error:
             unread.append(f"replica {name} is not compared: {error}")
     return replace(measured, replicas=tuple(replicas), notes=(*measured.notes, *unread))
+
+
+def measure_files(
+    read: Callable[[Path, Rules], Sequence[Recording]], paths: Sequence[Path], request: ImportRequest,
+    profiler: str = "",
+) -> Measurement:  # fmt: skip
+    """Read the files of a run by rules, and measure their recordings; unreadable files are noted.
+
+    Args:
+        read: returns the recordings of a file.
+        paths: the files.
+        request: options.
+        profiler: name of a profiler that identifies actions by the names of annotations alone; empty for others.
+
+    Raises:
+        TraceError: no file can be read, or the recordings do not form a pipeline.
+        ConfigError: a rule, layout or replica is invalid, or a rule does not apply to these files.
+    """
+    rules = read_rules(request.rules)
+    if profiler:
+        rules.check_names_alone(profiler)
+    files, unread = read_files(paths, lambda path: read(path, rules))
+    recordings = [
+        recording
+        for contents in files.values()
+        for recording in (rules.ranked(contents) if profiler else contents)
+    ]
+    if not recordings:
+        raise TraceError("holds nothing of any rank", file=paths[0])
+    return measure_recordings(recordings, request, unread)
 
 
 def _measure_pipeline(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from pptrace.plugin import CommandOffer, TraceError, deferred, hookimpl
+from pptrace.plugin import CommandOffer, deferred, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -214,24 +214,13 @@ def is_chrome(head: bytes) -> bool:
 
 
 def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read the files of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.pytorch_process import read_kineto
-
-    def read(path: Path, rules: Rules) -> Sequence[Recording]:
-        return [read_kineto(path, rules, operators=request.operators)]
-
-    return _measure_named("PyTorch's profiler", read, paths, request)
-
-
-def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read the Perfetto traces of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.torch_perfetto import read_pftrace
-
-    return _measure_named("PyTorch's profiler", lambda path, rules: [read_pftrace(path, rules)], paths, request)
+    """Read the files of PyTorch's profiler, one per process; raises as ``measure_files``."""
+    read = partial(deferred("pptrace_profilers.pytorch_process:read_kineto"), operators=request.operators)
+    return _measure_files(read, paths, request, "PyTorch's profiler")
 
 
 def measure_xplane(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read XPlane files, one per host; raises what :func:`measure_chrome` does.
+    """Read XPlane files, one per host; raises as ``measure_files``.
 
     Ranks are counted host after host, in the order of the files.
     """
@@ -245,21 +234,7 @@ def measure_xplane(paths: Sequence[Path], request: ImportRequest) -> Measurement
         ranks = recordings[-1].rank + 1
         return recordings
 
-    return _measure_named("XPlane", read, paths, request)
-
-
-def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read any Chrome JSON by a file of rules; a file may hold one rank or several.
-
-    Raises:
-        TraceError: no file can be read, or the recordings do not form a pipeline.
-        ConfigError: a rule, layout or replica is invalid, or a rule does not apply to these files.
-    """
-    from pptrace_profilers.chrome import read_chrome
-    from pptrace_profilers.naming_rules import read_rules
-
-    rules = read_rules(request.rules)
-    return _measure(paths, request, lambda path: read_chrome(path, rules))
+    return _measure_files(read, paths, request, "XPlane")
 
 
 def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
@@ -289,31 +264,12 @@ def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     return measure_recordings(recordings, replace(request, layout=request.layout or layout), notes)
 
 
-def _measure_named(
-    profiler: str, read: Callable[[Path, Rules], Sequence[Recording]], paths: Sequence[Path],
-    request: ImportRequest,
-) -> Measurement:  # fmt: skip
-    """Read files of a profiler that names actions only in annotations; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.naming_rules import read_rules
-
-    rules = read_rules(request.rules)
-    rules.check_names_alone(profiler)
-    return _measure(paths, request, lambda path: rules.ranked(read(path, rules)))
-
-
-def _measure(
-    paths: Sequence[Path], request: ImportRequest, read: Callable[[Path], Sequence[Recording]]
-) -> Measurement:
-    """Read files by the reader of a format; unreadable files are noted."""
-    from pptrace_profilers.measurement import measure_recordings
-    from pptrace_profilers.recording import read_files
-
-    files, unread = read_files(paths, read)
-    recordings = [recording for contents in files.values() for recording in contents]
-    if not recordings:
-        raise TraceError("holds nothing of any rank", file=paths[0])
-    return measure_recordings(recordings, request, unread)
-
-
-measure_nsys = partial(_measure_named, "Nsight Systems", deferred("pptrace_profilers.nsys:read_nsys"))
-measure_rocprofv3 = partial(_measure_named, "rocprofv3", deferred("pptrace_profilers.rocprofv3:read_rocprofv3"))
+_measure_files: Callable[..., Measurement] = deferred("pptrace_profilers.measurement:measure_files")
+measure_chrome = partial(_measure_files, deferred("pptrace_profilers.chrome:read_chrome"))
+measure_nsys = partial(_measure_files, deferred("pptrace_profilers.nsys:read_nsys"), profiler="Nsight Systems")
+measure_pftrace = partial(
+    _measure_files, deferred("pptrace_profilers.torch_perfetto:read_pftrace"), profiler="PyTorch's profiler"
+)
+measure_rocprofv3 = partial(
+    _measure_files, deferred("pptrace_profilers.rocprofv3:read_rocprofv3"), profiler="rocprofv3"
+)

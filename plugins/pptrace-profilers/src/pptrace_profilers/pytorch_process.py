@@ -561,7 +561,7 @@ OPERATORS = frozenset({"cpu_op", "Operator"})
 """Categories of operators on the host."""
 
 
-def read_kineto(path: Path, rules: Rules, *, operators: bool = False) -> Recording:
+def read_kineto(path: Path, rules: Rules, *, operators: bool = False) -> list[Recording]:
     """Read one process's file; ``operators`` also reads the operators that launched operations of GPUs.
 
     Operators of a file without GPU operations are read if it has actions, in a second pass.
@@ -571,6 +571,6 @@ def read_kineto(path: Path, rules: Rules, *, operators: bool = False) -> Recordi
     """
     with_operators = replace(_KEEP, categories=_KEEP.categories | OPERATORS)
     recording = recording_of(read_events(path, with_operators if operators else _KEEP), rules)
-    if operators or recording.operations is not None or not len(recording.executions):
-        return recording
-    return recording_of(read_events(path, with_operators), rules)
+    if not operators and recording.operations is None and len(recording.executions):
+        recording = recording_of(read_events(path, with_operators), rules)
+    return [recording]

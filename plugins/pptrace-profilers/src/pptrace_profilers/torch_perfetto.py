@@ -49,13 +49,13 @@ _SYNCHRONIZATION = "cuda_sync_kind"
 _BEGIN, _END, _INSTANT = 1, 2, 3
 
 
-def read_pftrace(path: Path, rules: Rules) -> Recording:
+def read_pftrace(path: Path, rules: Rules) -> list[Recording]:
     """Read one process's file.
 
     Raises:
         TraceError: the file cannot be read, is no Perfetto trace, or has no slice.
     """
-    return replace(recording_of(read_slices(path, _DESCRIBED), rules), has_clock=True)
+    return [replace(recording_of(read_slices(path, _DESCRIBED), rules), has_clock=True)]
 
 
 def read_slices(path: Path, details: frozenset[str]) -> Events:
