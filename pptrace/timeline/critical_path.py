@@ -81,7 +81,8 @@ def on_path(timeline: Timeline, rows: Int32s | None = None) -> OnPath:
 
 def _path(timeline: Timeline) -> Int32s:
     """Return the rows on the chain of causes of the row that ends last, first to last."""
-    rows, cause = [], memoryview(timeline.cause)
+    rows: list[int] = []
+    cause = timeline.cause.data  # whose single values are read faster than those of an array
     row = _last_row(timeline) if len(timeline) else -1
     while row >= 0 and len(rows) < len(timeline):
         rows.append(row)
