@@ -160,7 +160,8 @@ def chart_of(timeline: Timeline) -> Chart:
     ]  # fmt: skip
     windows = _windows(timeline, work, span)
     drawn_ns = sum(end - start for start, end in windows)
-    sampled = sum(layer.count(*window) for layer in layers for window in windows) > _MOST_BARS
+    counts = [np.count_nonzero(layer.is_within(*window)) for layer in layers for window in windows]
+    sampled = sum(map(int, counts)) > _MOST_BARS
     bars = [
         bar
         for layer in layers
@@ -222,13 +223,9 @@ class _Layer(Struct, frozen=True):
     texts: Callable[[int], tuple[str, str]]
     """Returns the label and the tooltip of a bar."""
 
-    def count(self, opened_ns: int, closed_ns: int) -> int:
-        """Return the number of bars in a window."""
-        return int(np.count_nonzero(self._is_within(opened_ns, closed_ns)))
-
     def bars(self, opened_ns: int, closed_ns: int) -> Iterator[Bar]:
         """Yield each bar with a length in a window, cut at the edges of the window."""
-        for index in np.flatnonzero(self._is_within(opened_ns, closed_ns)).tolist():
+        for index in np.flatnonzero(self.is_within(opened_ns, closed_ns)).tolist():
             label, title = self.texts(index)
             yield Bar(
                 rank=int(self.rank[index]), level=self.level, start_ns=max(int(self.start_ns[index]), opened_ns),
@@ -236,7 +233,8 @@ class _Layer(Struct, frozen=True):
                 label=label, title=title,
             )  # fmt: skip
 
-    def _is_within(self, opened_ns: int, closed_ns: int) -> NDArray[np.bool_]:
+    def is_within(self, opened_ns: int, closed_ns: int) -> NDArray[np.bool_]:
+        """Return which bars have a length in a window."""
         return (self.end_ns > self.start_ns) & (self.end_ns > opened_ns) & (self.start_ns < closed_ns)
 
     def samples(self, opened_ns: int, closed_ns: int, drawn_ns: int) -> Iterator[Bar]:
