@@ -9,6 +9,7 @@ import numpy as np
 
 from pptrace.config.limits import UnpackedFile, check_events, gibibytes, memory_key, most_parsed
 from pptrace.errors import TraceError
+from pptrace.steps.columns import find
 from pptrace.timeline.timeline import Counter
 from pptrace.traces.assembly import DAMAGE, StepPart, join_parts, links_of
 from pptrace.traces.kineto.writer import FORMAT, process_of
@@ -91,8 +92,8 @@ def _launches(events: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
 
 def _enter_ns(row: NDArray[np.int64], launches: NDArray[np.int64]) -> NDArray[np.int64]:
     launched, launch_ns = launches[:, np.argsort(launches[0], kind="stable")]
-    index = np.searchsorted(launched, row)
-    if not np.array_equal(launched[np.minimum(index, launched.size - 1)], row):
+    index = find(launched, row)
+    if (index < 0).any():
         msg = "a kernel has lost its launch"
         raise ValueError(msg)
     enter_ns: NDArray[np.int64] = launch_ns[index]
