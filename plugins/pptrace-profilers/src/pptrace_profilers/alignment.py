@@ -404,13 +404,14 @@ def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
     """Return the rank of each stage and microbatch."""
     holders: dict[tuple[int, int], int] = {}
     for number, rank in enumerate(ranks):
-        for action in _passes(rank):
+        for action in passes_of(rank):
             for microbatch in range(action.microbatch, action.microbatch + action.span):
                 holders.setdefault((action.stage, microbatch), number)
     return holders
 
 
-def _passes(rank: Recording) -> Iterator[Action]:
+def passes_of(rank: Recording) -> Iterator[Action]:
+    """Return the forwards and backwards of a rank, those in overlapped pairs included."""
     actions = (member for action in rank.executions.action for member in members_of(action))
     return (action for action in actions if action.kind in kinds.PASSES)
 
@@ -418,7 +419,7 @@ def _passes(rank: Recording) -> Iterator[Action]:
 def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
     """Return the actions of a rank whose activations or gradients another rank's stages receive, in order."""
     outputs = []
-    for action in _passes(rank):
+    for action in passes_of(rank):
         next_stage = action.stage + (1 if action.kind is Kind.F else -1)
         if action.kind is not Kind.W and holders.get((next_stage, action.microbatch)) == target:
             outputs.append(action)

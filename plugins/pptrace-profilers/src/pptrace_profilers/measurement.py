@@ -509,8 +509,7 @@ def _kernel_totals(rank: int, operations: Operations) -> Iterator[KernelTotal]:
     """Yield the totals of a rank's operations by name, stream and operator."""
     operator = np.full(operations.name.size, -1) if operations.operator is None else operations.operator
     keys, index = np.unique(np.stack([operations.name, operations.stream, operator]), axis=1, return_inverse=True)
-    counts = np.bincount(index.reshape(-1))
-    _, _, total_ns = totals(index.reshape(-1), operations.end_ns - operations.start_ns)
+    _, counts, total_ns = totals(index.reshape(-1), operations.end_ns - operations.start_ns)
     columns = (*keys.tolist(), counts.tolist(), total_ns.tolist())
     for name, stream, of, count, time_ns in zip(*columns, strict=True):
         yield KernelTotal(

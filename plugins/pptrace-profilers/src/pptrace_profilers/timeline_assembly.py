@@ -36,6 +36,7 @@ from pptrace_profilers.alignment import (
     count_payloads,
     match_ends,
     name_messages,
+    passes_of,
     shift_messages,
     split_steps,
 )
@@ -206,8 +207,7 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
     """Raise an error if several ranks run the same action, because they belong to different pipelines."""
     holders: dict[Action, int] = {}
     for number, rank in enumerate(ranks):
-        members = (member for action in rank.executions.action for member in members_of(action))
-        for action in (member for member in members if member.kind in kinds.PASSES):
+        for action in passes_of(rank):
             first = holders.setdefault(action, number)
             if first != number:
                 a, b = ranks[first].rank, rank.rank

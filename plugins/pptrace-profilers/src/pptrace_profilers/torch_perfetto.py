@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Recording
 
 _CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
-_PACKET_TAG, _LONGEST_VARINT = 0x0A, 10
+_PACKET_TAG = 0x0A
 _MOST_ANCESTORS = 8
 _STAGES = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 """Categories of render stages; all other stages are kernels."""
@@ -85,9 +85,8 @@ def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int
     while offset < len(raw):
         if raw[offset] != _PACKET_TAG:
             raise TraceError(f"is no Perfetto trace: byte {offset} starts no packet", file=path)
-        size, length = read_varint(raw[offset + 1 : offset + 1 + _LONGEST_VARINT], 0)
-        start = offset + 1 + length
-        if not length or start + size > len(raw):
+        size, start = read_varint(raw, offset + 1)
+        if not start or start + size > len(raw):
             slices.cut = True
             return
         yield start, start + size
