@@ -145,6 +145,20 @@ def test_torchtitan_recomputes_by_operation_and_scales_by_current_values() -> No
     assert values["costs.fp8_recipe"] == "tensorwise"
 
 
+@pytest.mark.parametrize(
+    ("stack", "attention", "fused", "chunks"),
+    [("torchtitan-0.2", "fused", False, 1), ("torchtitan-0.3", "flash-2", "attention", 8)],
+)
+def test_configurations_of_torchtitan_have_the_operators_of_their_release(
+    stack: str, attention: str, fused: object, chunks: int
+) -> None:
+    values = values_of(stack, model="llama3-8b")
+
+    assert values["costs.attention"] == attention
+    assert values["model.fused_projections"] == fused
+    assert values.get("costs.loss_chunks", 1) == chunks
+
+
 def lines_of(stack: StackOffer) -> str:
     inherited = (
         f" It has the rules of `{stack.inherits}`{', and:' if stack.rules else '.'}" if stack.inherits else ""

@@ -128,7 +128,7 @@ def test_separate_kernels_move_more_bytes_for_the_same_products(classic: dict[st
     s, h, f, kv = 2048, 1024, 4096, 256
     model = classic | {"gated": True, "flash_attention": True, "kv_heads": 4}
 
-    def moved(**changed: bool) -> list[int]:
+    def moved(**changed: Any) -> list[int]:
         part = checked(Transformer, model | changed, "model")
         request = CostRequest(ranks=1, stages=1, microbatches=1, sequence=s)
         operations = flops.layer(part, shard(part, request), 4, Layer())
@@ -149,6 +149,9 @@ def test_separate_kernels_move_more_bytes_for_the_same_products(classic: dict[st
     # values are not copied out of a common result, and three gradients not concatenated.
     again, split, joined = 2 * s * h * 3, 2 * 2 * s * (h + kv), 2 * 2 * s * (h + 2 * kv)
     assert moved(fused_projections=False) == [forward + again - split, backward + again + 2 * s * h * 7 - joined]
+    # Only the MLP's two inputs are separate: one product more, and a sum of two input gradients.
+    separate = moved(fused_projections="attention")
+    assert separate == [forward + 2 * s * h, backward + 2 * s * h * 4]
     # All three copied, keys and values joined and transposed; backward: joined, all three joined and transposed.
     both, whole = 2 * 2 * s * 2 * kv, 2 * 2 * s * (h + 2 * kv)
     assert moved(copied_kv=True) == [forward - split + whole + 2 * both, backward - joined + both + 2 * whole]

@@ -337,6 +337,26 @@ def test_pytorchs_loss_needs_fp32_tensors_of_the_size_of_the_logits_once(
         costs(options={"eager_loss": True, "fused_loss": True})
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_loss_in_chunks_keeps_the_gradient_of_its_input_in_place_of_the_logits(
+    costs: Callable[..., Workload], classic: dict[str, Any], tp: int
+) -> None:
+    whole, chunked = (costs(tp=tp, options={"eager_loss": True, "loss_chunks": count}) for count in (1, 8))
+    tokens, hidden, logits = 2048, classic["hidden"], 2048 * classic["vocabulary"] // tp
+
+    # The input of the norm and of the LM head, and fp32 logits; then the former and a gradient.
+    saved = (whole.activation_bytes - chunked.activation_bytes).tolist()
+    assert saved == [0, 0, 0, 4 * logits]
+    assert (whole.weight_activation_bytes - chunked.weight_activation_bytes).tolist()[:3] == [0, 0, 0]
+    transient = (whole.transient_bytes[3] + 4 * logits) // 8 + 4 * tokens * hidden
+    assert chunked.transient_bytes.tolist() == [0, 0, 0, transient]
+    # All passes of LM head and loss are in the forward; each chunk reads the weights and adds to their gradient.
+    passes = [workload.f_ns[3] + workload.b_ns[3] for workload in (whole, chunked)]
+    assert passes[0] < passes[1] < 1.3 * passes[0]
+    assert chunked.b_ns[3] < whole.b_ns[3]
+    assert chunked.w_ns[3] == chunked.w_ns[2]
+
+
 def test_offloaded_layers_keep_nothing_and_passes_last_as_long_as_their_copies(
     costs: Callable[..., Workload], devices: dict[str, Any]
 ) -> None:

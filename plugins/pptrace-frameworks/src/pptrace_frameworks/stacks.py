@@ -609,7 +609,23 @@ def _stacks() -> tuple[StackOffer, ...]:
             ),
         ),
         StackOffer(
-            name="torchtitan-0.3", summary="torchtitan 0.3 with its defaults.", inherits="torchtitan-0.2"
+            name="torchtitan-0.3", summary="torchtitan 0.3 with its defaults, and the loss of its configurations.",
+            inherits="torchtitan-0.2",
+            rules=(
+                _rule(
+                    "TT v0.3.0 torchtitan/models/common/config_utils.py get_attention_config: FlexAttention, at "
+                    "nine tenths of FlashAttention-2's rate (pytorch.org/blog/flexattention)",
+                    {"costs.attention": "flash-2"},
+                ),
+                _rule(
+                    "TT v0.3.0 torchtitan/models/llama3/__init__.py fuse_qkv: one matrix for query, key and value",
+                    {"model.fused_projections": "attention"},
+                ),
+                _rule(
+                    "TT v0.3.0 torchtitan/models/*/config_registry.py ChunkedLossWrapper, num_chunks: 8",
+                    {"costs.loss_chunks": 8}, when={"schedule.name": list(_OF_TORCH)},
+                ),
+            ),
         ),
         StackOffer(
             name="torchtitan-main", inherits="torchtitan-0.3",

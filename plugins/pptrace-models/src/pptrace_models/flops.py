@@ -141,13 +141,17 @@ def head(
     *,
     fused_loss: bool | Literal["compiled"],
     eager_loss: bool | Literal["in-place"] = False,
+    chunks: int = 1,
 ) -> tuple[Operation, ...]:
-    """Return the final norm, the LM head and the fp32 cross-entropy."""
+    """Return the final norm, the LM head and the fp32 cross-entropy.
+
+    With several chunks of a microbatch, LM head and loss have forward and backward of each in the forward.
+    """
     element, tokens = model.element_bytes, shard.tokens
     normed = shard.split_tokens * model.hidden * element
     logits = tokens * shard.vocabulary
     matrix = Linear(
-        group="head", inputs=model.hidden, outputs=shard.vocabulary, tokens=tokens,
+        group="head", inputs=model.hidden, outputs=shard.vocabulary, tokens=-(-tokens // chunks),
         precision=model.product_precisions.get("head"),
     )  # fmt: skip
     # Forward: read the logits, write them in fp32, read the fp32 logits for the maximum and for the sum.
@@ -160,11 +164,26 @@ def head(
     elif eager_loss:
         loss = _eager_loss_bytes(element, is_split=shard.tp > 1)
     logit = products("head", [matrix], element, gradient_bytes, unit="head")
-    return (
-        _memory("final norm", 2 * normed, 3 * normed),
-        _without_weight_gradient(logit) if model.frozen else logit,
-        _memory("loss", logits * loss[0], logits * loss[1]),
-    )
+    if model.frozen:
+        logit = _without_weight_gradient(logit)
+    operations = logit, _memory("loss", logits * loss[0], logits * loss[1])
+    if chunks > 1:
+        operations = _in_forward(logit, times=chunks), _in_forward(operations[1])
+    return (_memory("final norm", 2 * normed, 3 * normed), *operations)
+
+
+def _in_forward(operation: Operation, times: int = 1) -> Operation:
+    """Return an operation whose forward has the work of all passes a number of times."""
+    works = (operation.forward, operation.input_gradient, operation.weight_gradient) * times
+    return replace(
+        operation,
+        forward=Work(
+            flops=sum(work.flops for work in works), size_bytes=sum(work.size_bytes for work in works),
+            products=tuple(product for work in works for product in work.products),
+            beside_bytes=sum(work.beside_bytes for work in works), kernels=sum(work.kernels for work in works),
+        ),
+        input_gradient=Work(), weight_gradient=Work(),
+    )  # fmt: skip
 
 
 def _eager_loss_bytes(element: int, *, is_split: bool) -> tuple[int, int]:
@@ -320,7 +339,7 @@ def _activations(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Op
     if model.gated and not (experts or model.fused_activation):
         # The function (1 read and 1 write) and the product with the gate (2 and 1). Backward: the gradients of the
         # product's factors and of the function (2 and 1 each), and the concatenation of both halves (2 and 2).
-        forward, backward, kernels = 5, 9 + 4 * model.fused_projections, 2
+        forward, backward, kernels = 5, 9 + 4 * (model.fused_projections is True), 2
     inner_bytes = (shard.routed * shard.expert_ffn if experts else shard.tokens * shard.ffn) * model.element_bytes
     operations = [_memory("activation function", forward * inner_bytes, backward * inner_bytes, kernels=kernels)]
     if experts and model.fused_experts:

@@ -334,7 +334,7 @@ def _linears(model: Transformer, shard: Shard, kind: Layer) -> tuple[Linear, ...
         return attention
     if not kind.experts:
         up = Linear(group="mlp", inputs=h, outputs=up_matrices * shard.ffn, normed=True, **parallel)
-        ups = (up,) if model.fused_projections else _apart(up, [shard.ffn] * up_matrices)
+        ups = (up,) if model.fused_projections is True else _apart(up, [shard.ffn] * up_matrices)
         return (*attention, *ups, Linear(group="mlp", inputs=shard.ffn, outputs=h, **parallel))
     width, copies, shared = shard.expert_ffn, shard.experts, shard.shared_ffn
     shared_experts = (

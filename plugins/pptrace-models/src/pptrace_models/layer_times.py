@@ -430,7 +430,7 @@ class Costing(Struct, frozen=True, kw_only=True, dict=True):
         options = self.options
         return flops.head(
             self.model, self.shard, gradient_bytes(options),
-            fused_loss=options.fused_loss, eager_loss=options.eager_loss,
+            fused_loss=options.fused_loss, eager_loss=options.eager_loss, chunks=options.loss_chunks,
         )  # fmt: skip
 
     def work_ns(self, work: Work, unit: str) -> int:
@@ -535,7 +535,7 @@ def _copied_bytes(costing: Costing) -> tuple[float, float]:
     if options.overlap_tp:
         # Pieces of overlapped collectives are not copied. One kernel reads the pieces of a sum and writes it.
         summed = (1 + 1 / shard.tp) / 2 * model.element_bytes
-        return summed, 0 if model.fused_projections else model.element_bytes
+        return summed, 0 if model.fused_projections is True else model.element_bytes
     casting = Casting(precision=model.precision, recipe=options.fp8_recipe)
     forward, backward = (casting.gathered_bytes(gradient=gradient) for gradient in (False, True))
     regathered = forward if "alternate_products" in model.recomputed_modules else 0
@@ -561,7 +561,7 @@ def _exposed(costing: Costing, kind: Layer, group: GroupTimes) -> GroupTimes:
         return group
     return beside_products(
         group, costing.layer(kind), costing.shard.tp, partial(_product_ns, costing),
-        bulk=costing.model.fused_projections, regathers=_regathers(costing.model, kind),
+        bulk=costing.model.fused_projections is True, regathers=_regathers(costing.model, kind),
         sums=costing.options.overlap_tp != "gathers",
     )  # fmt: skip
 

@@ -111,19 +111,27 @@ def head_activations(model: Transformer, shard: Shard, options: RooflineOptions)
     """Return the bytes kept after the last layer: inputs of final norm and LM head, and logits.
 
     A fused or compiled loss keeps the logits; otherwise these are kept in fp32, or the result of ``log_softmax``
-    is. Only Megatron-LM gathers the LM head's input again.
+    is. Only Megatron-LM gathers the LM head's input again. With chunks, the gradient of that input is kept.
     """
     row = shard.split_tokens * model.hidden * model.element_bytes
-    factor = (shard.split_tokens if options.sequence_first else shard.tokens) * model.hidden * model.element_bytes
-    logits = shard.tokens * shard.vocabulary
-    of_loss = (model.element_bytes if options.fused_loss else _FP32) * logits
+    gathered = shard.tokens * model.hidden * model.element_bytes
+    if options.loss_chunks > 1:
+        return ActivationBytes(activation=row + gathered)
+    factor = row if options.sequence_first else gathered
+    of_loss = _kept_loss_bytes(model, shard, options)
     if model.frozen:
         return ActivationBytes(activation=row + of_loss)
-    return ActivationBytes(activation=row + factor + of_loss, weight_part=factor + model.element_bytes * logits)
+    return ActivationBytes(activation=row + factor + of_loss, weight_part=factor + logits_bytes(model, shard))
+
+
+def _kept_loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
+    return (model.element_bytes if options.fused_loss else _FP32) * shard.tokens * shard.vocabulary
 
 
 def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
     """Return the additional bytes during the backward of the loss, which runs for one microbatch at a time.
+
+    With chunks, these are all bytes of a chunk's logits, and the gradient of the LM head's input in fp32.
 
     This is the logits' gradient. Before, the logits have its place: Megatron-Core's
     ``tensor_parallel/cross_entropy.py`` copies them to fp32, and its gradient is cast back. A fused loss writes
@@ -131,11 +139,15 @@ def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> in
     ``log_softmax``: its gradient, and that of the logits. With logits that are split over devices, it also holds
     the exponentials of the result (``torch/distributed/tensor/parallel/loss.py``).
     """
+    size_bytes = logits_bytes(model, shard)
     if options.fused_loss is True:
-        return 0
-    if options.eager_loss is True:
-        return (3 if shard.tp > 1 else 2) * _FP32 * shard.tokens * shard.vocabulary
-    return logits_bytes(model, shard)
+        size_bytes = 0
+    elif options.eager_loss is True:
+        size_bytes = (3 if shard.tp > 1 else 2) * _FP32 * shard.tokens * shard.vocabulary
+    if options.loss_chunks == 1:
+        return size_bytes
+    kept = _kept_loss_bytes(model, shard, options)
+    return (kept + size_bytes) // options.loss_chunks + _FP32 * shard.tokens * model.hidden
 
 
 def score_gradient_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:

@@ -120,6 +120,10 @@ class RooflineOptions(Parameters):
     fused_loss: bool | Literal["compiled"] = False
     """Whether the loss writes its gradient over the logits (``--cross-entropy-fusion-impl te``). ``compiled``:
     beside them (``torch.compile``). Otherwise memory also holds the logits in fp32."""
+    loss_chunks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of parts of a microbatch whose logits exist one after another (torchtitan's ``ChunkedLossWrapper``).
+    With several, the forward of the last stage also has the backward of LM head and loss. Memory then keeps the
+    gradient of the LM head's input in place of the logits."""
     kept_casts: bool = False
     """Whether memory holds the cast weights of FP8, MXFP8 and NVFP4 beside the weights (Transformer Engine)."""
     early_stop: bool = False

@@ -374,10 +374,11 @@ class Transformer(Parameters):
     fused_norms: bool = True
     """Whether one kernel computes a norm. Otherwise PyTorch's operations of a root-mean-square norm in fp32 do,
     without ``torch.compile``."""
-    fused_projections: bool = True
+    fused_projections: bool | Literal["attention"] = True
     """Whether one product computes queries, keys and values, and another one both inputs of a dense gated MLP's
-    activation function. Otherwise each has a separate matrix, as in torchtitan. Each product then reads the input,
-    and other kernels sum the products' input gradients (``kernels: shapes``)."""
+    activation function. Otherwise each has a separate matrix, as in torchtitan 0.2. Each product then reads the
+    input, and other kernels sum the products' input gradients (``kernels: shapes``). ``attention``: only the
+    inputs of the activation function have separate matrices (torchtitan 0.3)."""
     fused_rotary: bool = True
     """Whether one kernel rotates queries, and another one keys. Otherwise separate kernels cast them to fp32,
     multiply complex numbers and cast them back, as in torchtitan: ``torch.compile`` does not fuse complex numbers
