@@ -10,9 +10,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import pptrace
+from pptrace.cli.main import cli
 from pptrace.cli.simulate import command as simulate
 from pptrace.config.places import Document
 from pptrace.config.resolution import load
@@ -722,3 +726,45 @@ def test_ends_without_layers_are_reported_to_frameworks() -> None:
     ends = [words[words.index(f"--parallelism.pipeline_parallel_{end}_stage_less_layers") + 1] for end in ENDS]
     assert titan_split(14, 16, *map(int, ends)) == [0, *[1] * 14, 0]
     assert words[words.index("--parallelism.pipeline_parallel_layers_per_stage") + 1] == "1"
+
+
+TITAN_JOBS = st.fixed_dictionaries({
+    "stack": st.sampled_from(["torchtitan-0.1", "torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"]),
+    "schedule": st.sampled_from([*RUNNABLE]), "pp": st.sampled_from([1, 2, 4]), "tp": st.sampled_from([1, 2]),
+    "dp": st.sampled_from([1, 4]), "shard": st.sampled_from([1, 2, 4]), "micro": st.sampled_from([1, 2]),
+    "recompute": st.sampled_from(["none", "selective", "full"]), "sequence_parallel": st.booleans(),
+    "reshard": st.sampled_from(["always", "never"]), "lighter": st.booleans(),
+})  # fmt: skip
+
+
+@settings(max_examples=15, deadline=None)
+@given(job=TITAN_JOBS)
+def test_arguments_of_torchtitan_are_read_back_as_the_same_step(job: dict[str, Any]) -> None:
+    chunks = RUNNABLE[job["schedule"]][0] if job["pp"] > 1 else 1
+    split = titan_split(32, job["pp"] * chunks, 1, 1) if job["lighter"] and job["pp"] > 1 else None
+    config: dict[str, Any] = {
+        "stack": job["stack"], "device": "h100-sxm", "network": "nvlink",
+        "model": {
+            "preset": "llama3-8b", "recompute": job["recompute"], **({"layers_per_stage": split} if split else {}),
+        },
+        "parallel": {axis: job[axis] for axis in ("pp", "tp", "dp")} | {"vp": chunks},
+        "batch": {"micro": job["micro"], "global": 8 * job["micro"] * job["dp"], "sequence": 2048},
+        "schedule": {"name": job["schedule"] if job["pp"] > 1 else "1f1b"},
+    }  # fmt: skip
+    if job["dp"] > 1:
+        config["costs"] = {"zero": 0 if job["shard"] == 1 else 3}
+        config["data_parallel"] = {"reshard": job["reshard"]} if job["shard"] > 1 else {}
+        config["data_parallel"] |= {"shard": 2} if job["shard"] == 2 else {}
+    prepared = prepare(load(config), Registry.load())
+    arguments = torchtitan_arguments(prepared.resolved.experiment, prepared.schedule)
+    assume(not arguments.notes)  # a split of layers that arguments cannot express
+    gpus = str(job["pp"] * job["tp"] * job["dp"])
+    options = ["--model", "llama3-8b", "--device", "h100-sxm", "--gpus", gpus, "--stack", job["stack"]]
+
+    answer = CliRunner().invoke(cli, ["recipe", "-", *options], input=arguments.text, catch_exceptions=False)
+
+    assert "without effect" not in answer.stderr
+    read = yaml.safe_load(answer.stdout) | {"network": "nvlink"}
+    first, second = (pptrace.simulate(each).metrics for each in (config, read))
+    assert second.step_ns == first.step_ns
+    assert second.memory.fullest_bytes == first.memory.fullest_bytes

@@ -7,7 +7,9 @@ A recipe becomes settings by the names that Megatron-Core has for them, such as 
   Programs of NeMo 2 that have a function ``recipe`` (``scripts/performance`` of NeMo).
 - YAML: ``perf_matrix`` of Megatron-Bridge 0.1, ``MODEL_ARGS`` of Megatron-LM's test cases, ``trainer`` and
   ``model`` of NeMo, and other mappings of settings.
-- Text: the arguments of Megatron-LM, as a line or in a shell script.
+- Text: the arguments of Megatron-LM or torchtitan, as a line or in a shell script.
+- torchtitan: files in TOML (up to 0.2), and functions of a ``config_registry.py`` (since 0.3). Settings that
+  Megatron-Core does not have keep their names.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import operator
 import os
 import re
 import shlex
+import tomllib
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +29,7 @@ from msgspec import Struct, field
 from pptrace.plugin import ConfigError, nearest, read_yaml
 from pptrace_frameworks.recipe_programs import (
     NEMO_RECIPE,
+    Fields,
     Unknown,
     evaluate_expression,
     evaluate_recipe,
@@ -67,6 +72,32 @@ _UNRELATED = frozenset({
     "defaults",
 })  # fmt: skip
 """Sections of a recipe without an effect on the time and memory of a step."""
+_TITAN_SECTIONS = frozenset({"training", "parallelism", "job", "activation_checkpoint", "compile"})
+"""Sections of torchtitan's settings, which its arguments name before a dot."""
+_TITAN_UNIQUE = frozenset({"training", "parallelism", "experimental"})
+"""Sections whose settings have names that no other section has."""
+_TITAN_NAMES = {
+    "tensor_parallel_degree": "tensor_model_parallel_size", "context_parallel_degree": "context_parallel_size",
+    "pipeline_parallel_degree": "pipeline_model_parallel_size", "seq_len": "seq_length",
+    "expert_parallel_degree": "expert_model_parallel_size", "max_context_length": "seq_length",
+    "expert_tensor_parallel_degree": "expert_tensor_parallel_size", "batch_size": "local_batch_size",
+    "enable_sequence_parallel": "sequence_parallel", "data_parallel_degree": "data_parallel_shard_degree",
+}  # fmt: skip
+"""Settings with another name in Megatron-Core, or in newer releases."""
+_DEGREES = (
+    "tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size",
+    "data_parallel_replicate_degree",
+)  # fmt: skip
+"""Sizes of groups whose product with the number of shards is the number of GPUs."""
+_IN_TOKENS = ("num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step", "num_pp_microbatches")
+"""Settings of batches in torchtitan's main branch since 20 August 2026."""
+_TITAN_MODELS = {
+    "deepseek_v3 671b": "deepseek-v3", "deepseek_v3 16b": "deepseek-v2-lite", "llama4 17bx16e": "llama4-scout",
+    "llama4 17bx128e": "llama4-maverick",
+}  # fmt: skip
+"""Presets of models whose flavor is not in the preset's name."""
+_LAUNCHER = ("nproc_per_node", "nnodes")
+"""Arguments of torchrun."""
 RELEASES = {
     (0, 1): "25.09", (0, 2): "25.11", (0, 3): "26.02", (0, 4): "26.04", (0, 5): "26.06", (0, 6): "26.08",
 }  # fmt: skip
@@ -80,16 +111,72 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """The file, for messages."""
     name: str
     """Name of the recipe, in which its model, device and precision are found."""
+    model: str = ""
+    """The name in which the model is found, in place of the recipe's; empty for none."""
     settings: Mapping[str, Any]
     """Settings by Megatron-Core's names."""
     stack: str = ""
     """The software stack; empty if the file's repository has no version."""
     is_command: bool = False
     """Whether settings that are absent have the defaults of Megatron-LM's arguments."""
+    is_torchtitan: bool = False
+    """Whether the settings are torchtitan's, with its defaults."""
     notes: tuple[str, ...] = field(default=())
     """What was not read."""
     ambiguous: frozenset[str] = frozenset()
     """Settings with several values in the file, of which the last one is read."""
+
+
+class Settings(Struct):
+    """Settings of a recipe, and those that were read."""
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    """What was assumed."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def read(self, name: str, default: Any = None) -> Any:
+        """Return a setting; the default if the recipe does not have it."""
+        self.used.add(name)
+        value = self.values.get(name, self.defaults.get(name))
+        return default if value is None or value == {} else value
+
+    def count(self, name: str, default: int = 0) -> int:
+        """Return a setting that is a whole number.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        value = self.read(name, default)
+        value = value[0] if isinstance(value, list) and value else value
+        is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+        if isinstance(value, bool) or not is_whole:
+            fix = (
+                ": set the variable in the environment, or write the number in its place"
+                if "$" in str(value)
+                else ""
+            )
+            raise ConfigError(f"must be a whole number, not {value!r}{fix}", key=name)
+        return int(value)
+
+    def size(self, name: str) -> int:
+        """Return a setting that is a positive whole number, by default 1.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        value = self.count(name, 1)
+        if value < 1:
+            raise ConfigError(f"must be 1 or more, not {value}", key=name)
+        return value
+
+    def words(self, name: str) -> list[str]:
+        """Return a setting that is a list of words, or a text such as ``[mlp moe_act]``; empty without it."""
+        return re.findall(r"\w+", str(self.read(name, [])))
 
 
 def recipe_names(file: Path) -> list[str]:
@@ -109,28 +196,23 @@ def read_recipe(file: Path, *words: str) -> Recipe:
     """Return a recipe of a file.
 
     Args:
-        file: a file in Python or YAML, or text with Megatron-LM's arguments.
-        words: name of the recipe in a file in Python or YAML, by default its only one; arguments of a script.
+        file: a file in Python, YAML or TOML, or text with arguments of Megatron-LM or torchtitan.
+        words: name of the recipe in a file in Python or YAML, by default its only one; arguments of a script, or
+            arguments of torchtitan in place of settings in TOML.
 
     Raises:
         ConfigError: the file cannot be read, or has no recipe of this name.
     """
     if file.suffix.lower() in {".py", ".yaml", ".yml"}:
-        name = _known_name(file, *words)
-        return _of_program(file, name) if file.suffix == ".py" else _of_yaml(file, name)
+        name, others = _known_name(file, *words[:1]), words[1:]
+        return _of_program(file, name, others) if file.suffix == ".py" else _of_yaml(file, name, others)
     if file.suffix.lower() == ".toml":
-        message = "is no recipe of Megatron; for torchtitan's settings, set the keys that docs/recipes.md lists"
-        raise ConfigError(message, file=file)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot be read: {reason}", file=file) from None
-    return recipe_of_text(text, str(file), _megatron_release(file), words)
+        return _of_torchtitan(_toml(file), file, arguments=_arguments(map(_policy, words))[0])
+    return recipe_of_text(_text(file), str(file), _megatron_release(file), words)
 
 
 def recipe_of_text(text: str, file: str, stack: str = "", parameters: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a line or script with the arguments of Megatron-LM.
+    """Return the recipe of a line or script with the arguments of Megatron-LM or torchtitan.
 
     Args:
         text: the line or script.
@@ -139,10 +221,14 @@ def recipe_of_text(text: str, file: str, stack: str = "", parameters: Sequence[s
         parameters: the script's own arguments, from ``$1`` on.
 
     Raises:
-        ConfigError: the text has no arguments of Megatron-LM.
+        ConfigError: the text has no arguments of Megatron-LM or torchtitan.
     """
-    words, has_alternatives = _words(text, parameters)
+    words, has_alternatives = _words(_PARAMETERS.sub(lambda _: shlex.join(parameters), text), parameters)
     arguments, ambiguous = _arguments(words)
+    if {"module", "config"} <= arguments.keys() or any(
+        name.partition(".")[0] in _TITAN_SECTIONS for name in arguments
+    ):
+        return _of_titan_arguments(arguments, Path(file))
     if not arguments:
         raise ConfigError("has no arguments of Megatron-LM, such as --tensor-model-parallel-size 8", file=file)
     settings = _renamed(arguments)
@@ -160,10 +246,8 @@ def recipe_of_text(text: str, file: str, stack: str = "", parameters: Sequence[s
     )  # fmt: skip
 
 
-def _known_name(file: Path, name: str = "", *others: str) -> str:
+def _known_name(file: Path, name: str = "") -> str:
     names = recipe_names(file)
-    if others:
-        raise ConfigError(f"has recipes with one name each, not {others[0]!r:.40} too", file=file)
     if name and name not in names:
         raise ConfigError(f"has no recipe {name!r}{nearest(name, names)}", file=file)
     if len(names) > 1 and not name:
@@ -171,11 +255,21 @@ def _known_name(file: Path, name: str = "", *others: str) -> str:
     return name or (names[0] if names else "")
 
 
-def _of_program(file: Path, name: str) -> Recipe:
+def _refuse_words(words: Sequence[str], file: Path) -> None:
+    if words:
+        raise ConfigError(f"has recipes with one name each, not {words[0]!r:.40} too", file=file)
+
+
+def _of_program(file: Path, name: str, words: Sequence[str]) -> Recipe:
     module = read_module(file)
     if not name:
         raise ConfigError("has no recipe: no name in upper case, and no function that ends in _config", file=file)
     values, left_out = evaluate_recipe(module, name)
+    notes = _left_out_notes(left_out)
+    if ("", "class") in values:
+        arguments, _ = _arguments(map(_policy, words))
+        return _of_torchtitan(_dotted(values), file, name=name, arguments=arguments, notes=notes)
+    _refuse_words(words, file)
     leaves = {key: value for (section, key), value in values.items() if section not in _UNRELATED}
     settings = _renamed(
         {key: value.name if isinstance(value, Unknown) else value for key, value in leaves.items()}
@@ -183,7 +277,6 @@ def _of_program(file: Path, name: str) -> Recipe:
     settings.setdefault("moe_flex_dispatcher_backend", "none")
     if any(section == "peft" for section, _ in values):
         settings["peft"] = "adapters"
-    notes = (f"not evaluated: {', '.join(left_out)}",) if left_out else ()
     if name == NEMO_RECIPE:
         settings.setdefault("num_gpus", _product(settings.pop("num_nodes", 0), settings.get("num_gpus_per_node")))
         return Recipe(file=str(file), name=file.stem, settings=settings, stack="nemo", notes=notes)
@@ -193,7 +286,145 @@ def _of_program(file: Path, name: str) -> Recipe:
     return Recipe(file=str(file), name=name, settings=settings, stack=_bridge_release(file), notes=notes)
 
 
-def _of_yaml(file: Path, name: str) -> Recipe:
+def _of_titan_arguments(arguments: dict[str, Any], script: Path) -> Recipe:
+    """Return the recipe of torchtitan's arguments, in place of those of the configuration that they name."""
+    folders = [script.absolute().parent, *script.absolute().parents, Path.cwd()]
+    config = arguments.pop("job.config_file", None)
+    if config:
+        file = next((folder / str(config) for folder in folders if (folder / str(config)).is_file()), None)
+        if file is None:
+            raise ConfigError(f"names {config}, which is not there: give its path", file=script)
+        return _of_torchtitan(_toml(file), file, arguments=arguments)
+    module, name = arguments.pop("module", ""), str(arguments.pop("config", ""))
+    place = Path("torchtitan/models", str(module), "config_registry.py")
+    registry = next((folder / place for folder in folders if name and (folder / place).is_file()), None)
+    if registry is None:
+        absent = (f"without the settings of {name}: {place} is not there",) if name else ()
+        return _of_torchtitan({}, script, name=name, arguments=arguments, notes=absent)
+    values, left_out = evaluate_recipe(read_module(registry), _known_name(registry, name))
+    notes = _left_out_notes(left_out)
+    return _of_torchtitan(_dotted(values), registry, name=name, arguments=arguments, notes=notes)
+
+
+def _of_torchtitan(
+    values: Mapping[str, Any],
+    file: Path,
+    *,
+    arguments: Mapping[str, Any],
+    name: str = "",
+    notes: tuple[str, ...] = (),
+) -> Recipe:
+    """Return the recipe of a job of torchtitan.
+
+    Args:
+        values: settings by section and name, with a dot between them.
+        file: the file of the settings.
+        arguments: arguments in place of settings.
+        name: the name of the recipe; that of the file if empty.
+        notes: what was not read.
+    """
+    values = {**values, **{key: value for key, value in arguments.items() if "." in key}}
+    settings = _titan_settings(values) | {name: arguments[name] for name in _LAUNCHER if name in arguments}
+    return Recipe(
+        file=str(file), name=name or file.stem, model=_titan_model(values, file.parent.name), settings=settings,
+        stack=_titan_release(file, values), notes=notes, is_torchtitan=True,
+    )  # fmt: skip
+
+
+def _titan_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name, from those by section and name with a dot between them.
+
+    Settings that Megatron-Core also has have its names. Those of other sections keep their section. Batches are in
+    sequences.
+    """
+    settings: dict[str, Any] = {"seq_length": 2048}
+    for key, value in values.items():
+        section, dot, name = key.partition(".")
+        name = name if section in _TITAN_UNIQUE else key
+        if dot and value is not None:
+            settings[_TITAN_NAMES.get(name, name)] = value
+    tokens, total, microbatches = (settings.pop(name, None) for name in _IN_TOKENS)
+    sequence = settings["seq_length"]
+    if all(isinstance(value, int) and value for value in (tokens, sequence)):
+        micro = max(tokens // sequence, 1)
+        settings |= {"local_batch_size": micro * (microbatches or 1), "pipeline_parallel_microbatch_size": micro}
+        if isinstance(total, int) and total > 0:
+            settings["global_batch_size"] = total // sequence
+    degrees = [settings.get(name, 1) for name in _DEGREES]
+    shard = settings.get("data_parallel_shard_degree", -1)
+    if all(isinstance(degree, int) and degree > 0 for degree in (shard, *degrees)):
+        settings["num_gpus"] = prod(degrees) * shard
+    return settings
+
+
+def _titan_model(values: Mapping[str, Any], module: str) -> str:
+    """Return the name in which the model's preset is found; empty if the settings have no flavor.
+
+    Args:
+        values: settings by section and name.
+        module: the folder of the model in ``torchtitan/models``, for settings without the model's name.
+    """
+    name, flavor = values.get("model.name", module), values.get("model.flavor", values.get("model_spec.flavor"))
+    return _TITAN_MODELS.get(f"{name} {flavor}".lower(), f"{name}{flavor}") if flavor else ""
+
+
+def _dotted(values: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    """Return settings of a program of torchtitan, with the names of classes in place of objects."""
+    return {
+        f"{section}.{name}" if section else name: [each.values.get("class") for each in value]
+        if isinstance(value, list) and all(isinstance(each, Fields) for each in value)
+        else value
+        for (section, name), value in values.items()
+    }
+
+
+def _left_out_notes(left_out: Iterable[str]) -> tuple[str, ...]:
+    names = ", ".join(left_out)
+    return (f"not evaluated: {names}",) if names else ()
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    """Return the settings of a file in TOML by section and name, with a dot between them.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not TOML.
+    """
+    try:
+        document = tomllib.loads(_text(file))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not TOML: {error}", file=file) from None
+    values: dict[str, Any] = {}
+    sections = [("", document)]
+    while sections:
+        prefix, section = sections.pop()
+        for name, value in section.items():
+            if isinstance(value, dict):
+                sections.append((f"{prefix}{name}.", value))
+            else:
+                values[f"{prefix}{name}"] = value
+    return values
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot be read: {reason}", file=file) from None
+
+
+def _titan_release(file: Path, values: Mapping[str, Any]) -> str:
+    """Return the stack of torchtitan's release: of the repository, or of the first one with such settings."""
+    if any("num_tokens_per" in name or name.endswith("num_pp_microbatches") for name in values):
+        return "torchtitan-main"
+    if file.suffix.lower() == ".toml" or "activation_checkpoint.mode" in values:
+        is_first = {"training.compile", "training.batch_size"} & values.keys()
+        return "torchtitan-0.1" if is_first else "torchtitan-0.2"
+    return "torchtitan-0.3"
+
+
+def _of_yaml(file: Path, name: str, words: Sequence[str]) -> Recipe:
+    _refuse_words(words, file)
     document = read_yaml(file).value
     if name:
         title = f"{file.stem} {name}"
@@ -323,6 +554,8 @@ _VARIABLE = re.compile(
 )
 _ARITHMETIC = re.compile(r"\$\(\((?P<expression>(?:[\w\s${}:+*/%-]|\([\w\s${}:+*/%-]*\))*)\)\)")
 _COMMAND = re.compile(r"\$\((?!\(|\s*(?:echo|cat)\b)[^()]*\)")
+_PARAMETERS = re.compile(r"\"\$@\"|\$[@*]")
+_POLICY = re.compile("^activation[-_]checkpoint:")
 _COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
 """A line with only a comment, whose backslash does not continue it."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
@@ -421,7 +654,12 @@ def _words(text: str, parameters: Sequence[str]) -> tuple[list[str], bool]:
                 elif value.strip("()[]{};"):
                     words.append(value)
         words.append(_END)
-    return words, branches.has_alternatives
+    return [*map(_policy, words)], branches.has_alternatives
+
+
+def _policy(word: str) -> str:
+    """Return the word that selects recomputation in torchtitan 0.3 as an argument; other words as they are."""
+    return _POLICY.sub("--activation_checkpoint.class=", word)
 
 
 def _output_name(command: re.Match[str]) -> str:
@@ -468,9 +706,9 @@ def _arguments(words: Iterable[str]) -> tuple[dict[str, Any], set[str]]:
     for word in words:
         if word.startswith("--") and len(word) > len("--x"):
             name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
+            section, name = name.replace("-", "_").rpartition(".")[::2]
             is_on = not name.startswith("no_")
-            name = name.removeprefix("no_")
+            name = f"{section}.{name.removeprefix('no_')}".lstrip(".")
             if name in arguments:
                 earlier.append((name, arguments[name]))
             arguments[name] = _typed(value) if equals else is_on

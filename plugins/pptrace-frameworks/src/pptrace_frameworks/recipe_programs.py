@@ -24,6 +24,8 @@ NEMO_RECIPE = "recipe"
 """The function that returns the recipe in a program of NeMo 2."""
 _RECIPE_END = "_config"
 """End of the names of Megatron-Bridge's functions that return recipes."""
+_TITAN_RECIPE = "Trainer.Config"
+"""End of the returned type of torchtitan's functions that return recipes."""
 _MOST_BYTES = 2**20
 _DEEPEST_CALL = 40
 _MOST_STEPS = 200_000
@@ -61,6 +63,11 @@ class Function(Struct, frozen=True, eq=False):
 
     module: Module
     node: ast.FunctionDef | ast.ClassDef
+
+    @property
+    def name(self) -> str:
+        """Name of the function or dataclass."""
+        return self.node.name
 
 
 class Module:
@@ -209,8 +216,9 @@ def _is_recipe(name: str, node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef):
         arguments = node.args
         needed = len(arguments.args) - len(arguments.defaults)
+        returns_job = node.returns is not None and ast.unparse(node.returns).endswith(_TITAN_RECIPE)
         return (
-            (name.endswith(_RECIPE_END) or name == NEMO_RECIPE)
+            (name.endswith(_RECIPE_END) or name == NEMO_RECIPE or returns_job)
             and not name.startswith("_")
             and not needed
             and not arguments.kwonlyargs
@@ -247,6 +255,8 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda left, right: left in right, ast.NotIn: lambda left, right: left not in right,
 }  # fmt: skip
 _COPIES = frozenset({"replace", "copy", "deepcopy"})
+_CONFIG = "Config"
+"""The class of the settings of another class, as in torchtitan."""
 
 
 class _ReturnedError(Exception):
@@ -442,6 +452,8 @@ class _Scope(ast.NodeVisitor):
             return self._computed(lambda: holder.get(*positional[:2]))
         if isinstance(holder, str) and name in {"upper", "lower", "startswith", "endswith"}:
             return self._computed(lambda: getattr(holder, name)(*positional))
+        if name == _CONFIG and not positional and isinstance(holder, Unknown | Function):
+            return Fields({"class": holder.name, **named})
         self._leave_out(name, [holder, *positional], named, node)
         return Fields()
 
@@ -545,6 +557,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bool": bool, "int": int, "float": float, "str": str, "len": len, "list": list, "tuple": tuple, "dict": dict,
     "min": min, "max": max, "replace": _updated, "copy": _updated, "deepcopy": _deep_copied, "field": _declared,
     "hasattr": _has_field, "getattr": _field, "setattr": _set_field, "isinstance": _is_instance,
+    "model_registry": lambda flavor, **named: Fields({"flavor": flavor, **named}),
     "set_cuda_graph_modules": lambda holder, modules: _set_field(holder, "cuda_graph_modules", modules),
     "set_full_iteration_cuda_graph": lambda holder: _set_field(holder, "cuda_graph_impl", "full_iteration"),
 }  # fmt: skip

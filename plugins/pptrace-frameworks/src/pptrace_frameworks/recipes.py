@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import Struct, field
+from msgspec import Struct
 
 from pptrace.plugin import ConfigError, Registry, print_or_write, yaml_text
-from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
+from pptrace_frameworks.recipe_files import Settings, read_recipe, recipe_names, recipe_of_text
 from pptrace_frameworks.recipe_programs import evaluate_expression
+from pptrace_frameworks.torchtitan import titan_notes, titan_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -112,82 +113,13 @@ class Given(Struct, frozen=True, kw_only=True):
     stack: str = ""
 
 
-class _Settings(Struct):
-    """Settings of a recipe, and those that were read."""
-
-    values: Mapping[str, Any]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    """What was assumed."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def read(self, name: str, default: Any = None) -> Any:
-        """Return a setting; the default if the recipe does not have it."""
-        self.used.add(name)
-        value = self.values.get(name, self.defaults.get(name))
-        return default if value is None or value == {} else value
-
-    def count(self, name: str, default: int = 0) -> int:
-        """Return a setting that is a whole number.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        value = self.read(name, default)
-        value = value[0] if isinstance(value, list) and value else value
-        is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
-        if isinstance(value, bool) or not is_whole:
-            fix = (
-                ": set the variable in the environment, or write the number in its place"
-                if "$" in str(value)
-                else ""
-            )
-            raise ConfigError(f"must be a whole number, not {value!r}{fix}", key=name)
-        return int(value)
-
-    def size(self, name: str) -> int:
-        """Return a setting that is a positive whole number, by default 1.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        value = self.count(name, 1)
-        if value < 1:
-            raise ConfigError(f"must be 1 or more, not {value}", key=name)
-        return value
-
-    def words(self, name: str) -> list[str]:
-        """Return a setting that is a list of words, or a text such as ``[mlp moe_act]``; empty without it."""
-        return re.findall(r"\w+", str(self.read(name, [])))
-
-    @property
-    def unresolved(self) -> list[str]:
-        """Settings of the computation whose value is a variable of a script."""
-        return [
-            f"{name} {value}" for name, value in self.values.items()
-            if "$" in str(value) and not name.startswith(_APART)
-        ]  # fmt: skip
-
-    @property
-    def unused(self) -> list[str]:
-        """Settings of the computation that nothing read."""
-        return sorted(
-            name for name, value in self.values.items()
-            if name not in self.used and not name.startswith(_APART)
-            and (value not in _ASSUMED[name] if name in _ASSUMED else value)
-        )  # fmt: skip
-
-
 def configuration(recipe: Recipe, given: Given, registry: Registry) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration that simulates a recipe, and notes on what has no effect.
 
     Raises:
         ConfigError: the model, the device or the number of GPUs is unknown, or a setting has an invalid value.
     """
-    settings = _Settings(recipe.settings, _ARGUMENT_DEFAULTS if recipe.is_command else {})
+    settings = Settings(recipe.settings, _ARGUMENT_DEFAULTS if recipe.is_command else {})
     try:
         return _configuration(recipe, settings, given, registry)
     except ConfigError as error:
@@ -198,21 +130,45 @@ def configuration(recipe: Recipe, given: Given, registry: Registry) -> tuple[dic
 
 def configuration_text(recipe: Recipe, sections: Mapping[str, Any]) -> str:
     """Return a configuration as YAML, with the recipe's file and name at its head."""
-    name = "" if recipe.name == recipe.file else recipe.name
+    name = "" if recipe.name in {recipe.file, Path(recipe.file).stem} else recipe.name
     return yaml_text(sections, head=f"# pptrace recipe {recipe.file} {name}".rstrip() + "\n")
 
 
 def _configuration(
-    recipe: Recipe, settings: _Settings, given: Given, registry: Registry
+    recipe: Recipe, settings: Settings, given: Given, registry: Registry
 ) -> tuple[dict[str, Any], list[str]]:
     parallel = _parallel(settings, given)
     model, layers = _model(recipe, settings, given, registry)
-    preset = registry.models[model["preset"]].offer.values if model.get("preset") in registry.models else {}
-    if recipe.is_command and parallel["tp"] > 1 and (model.get("num_experts") or preset.get("num_experts")):
-        parallel.setdefault("etp", parallel["tp"])
-    stages = parallel["pp"] * parallel["vp"]
-    model |= _split(settings, layers, stages)
-    model |= _recomputation(settings)
+    notes: list[str]
+    if recipe.is_torchtitan:
+        sections, notes = titan_sections(settings, parallel, layers[0]), titan_notes(settings)
+    else:
+        preset = registry.models[model["preset"]].offer.values if model.get("preset") in registry.models else {}
+        if recipe.is_command and parallel["tp"] > 1 and (model.get("num_experts") or preset.get("num_experts")):
+            parallel.setdefault("etp", parallel["tp"])
+        sections, notes = _megatron_sections(recipe, settings, parallel, layers), _notes(settings, parallel)
+    if parallel["pp"] * parallel["dp"] > 1:
+        notes.insert(0, "a recipe has no network: add network or cluster, or give --cluster")
+    values = {
+        "stack": given.stack or recipe.stack,
+        "model": model | sections.pop("model"),
+        "device": given.device or _found("device", recipe, registry.devices, "--device"),
+        "parallel": {
+            axis: size for axis, size in parallel.items() if size is True or size != 1 or axis in _ALWAYS
+        },
+        **sections,
+    }
+    ambiguous = sorted(recipe.ambiguous & settings.used)
+    if ambiguous:
+        notes.append(f"several values, of which the last one is used: {', '.join(ambiguous)}")
+    return {key: value for key, value in values.items() if value}, [*recipe.notes, *settings.notes, *notes]
+
+
+def _megatron_sections(
+    recipe: Recipe, settings: Settings, parallel: Mapping[str, Any], layers: tuple[int, int]
+) -> dict[str, dict[str, Any]]:
+    """Return the sections of the configuration except stack, device and parallel sizes."""
+    model = _split(settings, layers, parallel["pp"] * parallel["vp"]) | _recomputation(settings)
     offloaded = settings.count("cpu_offloading_num_layers")
     model |= {"offloaded_layers": offloaded} if offloaded else {}
     if settings.read("fine_grained_activation_offloading"):
@@ -229,30 +185,18 @@ def _configuration(
         model["flash_attention"] = False
     if settings.read("peft", "none") != "none":
         raise ConfigError("fine-tuning of adapters is not modelled", key="peft")
-    sections = {
-        "stack": given.stack or recipe.stack,
+    return {
         "model": model,
-        "device": given.device or _found("device", recipe, registry.devices, "--device"),
-        "parallel": {
-            axis: size for axis, size in parallel.items() if size is True or size != 1 or axis in _ALWAYS
-        },
         "batch": _batch(settings, parallel),
         "schedule": _schedule(settings, parallel),
         "p2p": _messages(settings, parallel),
         "data_parallel": _reduction(settings, parallel),
         "costs": _costs(recipe, settings, parallel),
     }
-    notes = [*recipe.notes, *settings.notes, *_notes(settings, parallel)]
-    ambiguous = sorted(recipe.ambiguous & settings.used)
-    if ambiguous:
-        notes.append(f"several values, of which the last one is used: {', '.join(ambiguous)}")
-    return {key: value for key, value in sections.items() if value}, notes
 
 
-def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
+def _notes(settings: Settings, parallel: Mapping[str, Any]) -> list[str]:
     notes = []
-    if parallel["pp"] * parallel["dp"] > 1:
-        notes.append("a recipe has no network: add network or cluster, or give --cluster")
     group = settings.count("microbatch_group_size_per_vp_stage")
     if group and group != parallel["pp"]:
         notes.append(
@@ -263,14 +207,23 @@ def _notes(settings: _Settings, parallel: Mapping[str, Any]) -> list[str]:
     modules = [module for module in settings.words("recompute_modules") if module not in _MODULES]
     if modules:
         notes.append(f"recompute_modules without effect: {', '.join(modules)}")
-    if settings.unresolved:
-        notes.append(f"variables without a value: {', '.join(settings.unresolved)}")
-    if settings.unused:
-        notes.append(f"without effect: {', '.join(settings.unused)}")
+    unresolved = [
+        f"{name} {value}" for name, value in settings.values.items()
+        if "$" in str(value) and not name.startswith(_APART)
+    ]  # fmt: skip
+    if unresolved:
+        notes.append(f"variables without a value: {', '.join(unresolved)}")
+    unused = sorted(
+        name for name, value in settings.values.items()
+        if name not in settings.used and not name.startswith(_APART)
+        and (value not in _ASSUMED[name] if name in _ASSUMED else value)
+    )  # fmt: skip
+    if unused:
+        notes.append(f"without effect: {', '.join(unused)}")
     return notes
 
 
-def _parallel(settings: _Settings, given: Given) -> dict[str, Any]:
+def _parallel(settings: Settings, given: Given) -> dict[str, Any]:
     tp = settings.size("tensor_model_parallel_size")
     pp = settings.size("pipeline_model_parallel_size")
     cp = settings.size("context_parallel_size")
@@ -293,14 +246,14 @@ def _parallel(settings: _Settings, given: Given) -> dict[str, Any]:
     return parallel
 
 
-def _launched(settings: _Settings) -> int:
+def _launched(settings: Settings) -> int:
     """Return the number of processes that torchrun starts; 0 if it is not in the line."""
-    if not {"nproc_per_node", "nnodes"} <= settings.values.keys():
+    if "nproc_per_node" not in settings:
         return settings.count("world_size")
-    return settings.count("nproc_per_node") * settings.count("nnodes")
+    return settings.count("nproc_per_node") * settings.count("nnodes", 1)
 
 
-def _chunks(settings: _Settings, ranks: int) -> int:
+def _chunks(settings: Settings, ranks: int) -> int:
     per_stage = settings.count("num_layers_per_virtual_pipeline_stage")
     if per_stage and settings.count("num_layers"):
         return max(settings.count("num_layers") // ranks // per_stage, 1)
@@ -318,7 +271,7 @@ def _stages_of(layout: str) -> int:
     return len([stage for stage in expanded.split("|") if stage])
 
 
-def _batch(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _batch(settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     total = settings.count("global_batch_size")
     micro = settings.size("micro_batch_size")
     if not total:
@@ -327,7 +280,7 @@ def _batch(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     return {"global": total, "micro": micro, **({"sequence": sequence} if sequence else {})}
 
 
-def _schedule(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _schedule(settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     if settings.read(_PAIRS) and parallel["ep"] > 1:
         group = settings.count("microbatch_group_size_per_vp_stage")
         options = {"options": {"round": group}} if group > parallel["pp"] else {}
@@ -335,7 +288,7 @@ def _schedule(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any
     return {"name": "interleaved-1f1b" if parallel["vp"] > 1 else "1f1b"}
 
 
-def _messages(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _messages(settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message policy where a setting differs from what follows from the number of chunks."""
     overlap, flush = settings.read("overlap_p2p_comm"), settings.read("overlap_p2p_comm_warmup_flush")
     settings.read("batch_p2p_comm")
@@ -346,7 +299,7 @@ def _messages(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any
     return {"policy": "megatron", "options": options} if options else {}
 
 
-def _reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _reduction(settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of reductions; Megatron-FSDP shards gradients and weights as soon as it can."""
     if _has_weight_shards(settings):
         return _weight_shard_reduction(settings, parallel)
@@ -362,7 +315,7 @@ def _reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, An
     return reduction
 
 
-def _weight_shards(settings: _Settings) -> tuple[int, int]:
+def _weight_shards(settings: Settings) -> tuple[int, int]:
     """Return the replicas that share a dense weight, and an expert's, with generalized tensor parallelism (GTP).
 
     Arguments count the shards of both kinds of tensor parallelism, and configurations of Megatron-Bridge those of
@@ -383,11 +336,11 @@ def _weight_shards(settings: _Settings) -> tuple[int, int]:
     return replicas[0], replicas[1]
 
 
-def _has_weight_shards(settings: _Settings) -> bool:
+def _has_weight_shards(settings: Settings) -> bool:
     return max(_weight_shards(settings)) > 1
 
 
-def _weight_shard_reduction(settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _weight_shard_reduction(settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of GTP, which gathers weights and scatters gradients asynchronously in each pass."""
     settings.read("overlap_grad_reduce")
     shard, expert_shard = _weight_shards(settings)
@@ -399,13 +352,13 @@ def _weight_shard_reduction(settings: _Settings, parallel: Mapping[str, Any]) ->
     )
 
 
-def _shard_groups(settings: _Settings, parallel: Mapping[str, Any]) -> int:
+def _shard_groups(settings: Settings, parallel: Mapping[str, Any]) -> int:
     """Return the number of groups of replicas that each share all sharded state; 1 if they do not divide them."""
     groups = settings.size("num_distributed_optimizer_instances")
     return groups if parallel["dp"] % groups == 0 else 1
 
 
-def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _costs(recipe: Recipe, settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     costs = _state(recipe, settings, parallel)
     overlap = settings.read("tp_comm_overlap")
     if parallel["tp"] > 1 and (not overlap or recipe.is_command) and overlap is not None:
@@ -427,7 +380,7 @@ def _costs(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
     return costs
 
 
-def _state(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
+def _state(recipe: Recipe, settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sharding and the precisions of gradients and of optimizer state."""
     costs: dict[str, Any] = {}
     zero = _zero(settings)
@@ -458,12 +411,12 @@ def _state(recipe: Recipe, settings: _Settings, parallel: Mapping[str, Any]) -> 
     return costs
 
 
-def _optimizer(settings: _Settings) -> str:
+def _optimizer(settings: Settings) -> str:
     """Return the name of the optimizer; ``dist_muon`` deals whole matrices to replicas."""
     return str(settings.read("optimizer", "adam"))
 
 
-def _zero(settings: _Settings) -> int | None:
+def _zero(settings: Settings) -> int | None:
     """Return the stage of ZeRO; None if the recipe does not have it."""
     strategy = settings.read("data_parallel_sharding_strategy", "optim_grads_params")
     shards = settings.read("use_distributed_optimizer")
@@ -480,7 +433,7 @@ def _zero(settings: _Settings) -> int | None:
     return None if shards is None else int(bool(shards))
 
 
-def _gradients(recipe: Recipe, settings: _Settings) -> str:
+def _gradients(recipe: Recipe, settings: Settings) -> str:
     """Return the type in which gradients are reduced; empty if the recipe does not have it."""
     wide, kind = settings.read("grad_reduce_in_fp32"), settings.read("main_grads_dtype")
     in_fp32 = settings.read("accumulate_allreduce_grads_in_fp32")
@@ -496,7 +449,7 @@ def _gradients(recipe: Recipe, settings: _Settings) -> str:
     return "fp16" if precision == "fp16" and not in_fp32 else "fp32"
 
 
-def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
+def _dispatcher(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     """Return how tokens reach their experts, and that DeepEP does not align their rows."""
     kind, backend = settings.read("moe_token_dispatcher_type"), settings.read("moe_flex_dispatcher_backend")
     has_backend = kind == "flex" if recipe.is_command else backend not in {None, "none"}
@@ -507,7 +460,7 @@ def _dispatcher(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
     return {"dispatcher": "all-to-all"} if kind or (backend and not recipe.is_command) else {}
 
 
-def _fused_routing(settings: _Settings) -> dict[str, Any]:
+def _fused_routing(settings: Settings) -> dict[str, Any]:
     """Return which parts of routing are fused kernels; nothing if the recipe does not say it."""
     fused = {
         "router": settings.read("moe_router_fusion"), "permutation": settings.read("moe_permute_fusion"),
@@ -518,7 +471,7 @@ def _fused_routing(settings: _Settings) -> dict[str, Any]:
     return {"fused_routing": len(parts) == len(fused) or parts or False}
 
 
-def _graphs(settings: _Settings) -> bool | list[str] | None:
+def _graphs(settings: Settings) -> bool | list[str] | None:
     """Return whether CUDA graphs issue layers, or which parts of them; None if the recipe does not have it."""
     impl, scopes = settings.read("cuda_graph_impl"), {*settings.words("cuda_graph_scope")}
     switches = [
@@ -536,7 +489,7 @@ def _graphs(settings: _Settings) -> bool | list[str] | None:
     return [part for part in _GRAPH_PARTS if part in scopes] or False
 
 
-def _scaling(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
+def _scaling(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     """Return the recipe of FP8, and whether weights are in FP8 or MXFP8 alone; nothing in other precisions."""
     precision, gather = _precision(recipe, settings), settings.read("fp8_param_gather")
     if precision not in {"fp8", "mxfp8"}:
@@ -553,7 +506,7 @@ def _scaling(recipe: Recipe, settings: _Settings) -> dict[str, Any]:
     return costs
 
 
-def _precision(recipe: Recipe, settings: _Settings) -> str | None:
+def _precision(recipe: Recipe, settings: Settings) -> str | None:
     """Return the precision of products; None if neither a setting nor the name has it."""
     names = ("fp8_recipe", "fp8", "fp4", "bf16", "fp16", "precision", "transformer_engine", "fp8_hybrid")
     words = {name: settings.read(name) for name in names}
@@ -569,7 +522,7 @@ def _precision(recipe: Recipe, settings: _Settings) -> str | None:
     return next((name for name in ("bf16", "fp16") if words[name]), None)
 
 
-def _bf16_layers(settings: _Settings) -> dict[str, int]:
+def _bf16_layers(settings: Settings) -> dict[str, int]:
     """Return the number of first and last layers that stay in BF16; Megatron-Core has one of each by default."""
     counts = {
         f"{key}_bf16_layers": settings.count(f"num_layers_at_{end}_in_bf16", 1)
@@ -580,7 +533,7 @@ def _bf16_layers(settings: _Settings) -> dict[str, int]:
     return {key: count for key, count in counts.items() if count}
 
 
-def _recomputation(settings: _Settings) -> dict[str, Any]:
+def _recomputation(settings: Settings) -> dict[str, Any]:
     """Return the settings of recomputation; empty if the recipe has none."""
     granularity, modules = settings.read("recompute_granularity"), settings.words("recompute_modules")
     layers, method = settings.count("recompute_num_layers"), settings.read("recompute_method")
@@ -598,7 +551,7 @@ def _recomputation(settings: _Settings) -> dict[str, Any]:
 
 
 def _model(
-    recipe: Recipe, settings: _Settings, given: Given, registry: Registry
+    recipe: Recipe, settings: Settings, given: Given, registry: Registry
 ) -> tuple[dict[str, Any], tuple[int, int]]:
     """Return the model, and its layers and modules of multi-token prediction."""
     has_sizes = {"num_layers", "hidden_size", "num_attention_heads"} <= settings.values.keys()
@@ -632,7 +585,7 @@ def _sequence(preset: str) -> int:
     return next(tokens for letters, tokens in _SEQUENCES if preset.startswith(letters))
 
 
-def _experts(settings: _Settings, model: dict[str, Any]) -> dict[str, Any]:
+def _experts(settings: Settings, model: dict[str, Any]) -> dict[str, Any]:
     """Add what a recipe says of the execution of experts."""
     capacity, pads = (
         settings.read("moe_expert_capacity_factor"),
@@ -653,7 +606,7 @@ def _experts(settings: _Settings, model: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-def _architecture(recipe: Recipe, settings: _Settings, registry: Registry) -> dict[str, Any]:
+def _architecture(recipe: Recipe, settings: Settings, registry: Registry) -> dict[str, Any]:
     """Return a model from the arguments of its layers, with Megatron-LM's defaults."""
     hidden, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
     gated = bool(settings.read("swiglu")) or "swiglu" in str(settings.read("activation"))
@@ -676,7 +629,7 @@ def _architecture(recipe: Recipe, settings: _Settings, registry: Registry) -> di
     return model | (_mixture(settings) if settings.count("num_moe_experts") else {})
 
 
-def _vocabulary(recipe: Recipe, settings: _Settings, registry: Registry) -> int:
+def _vocabulary(recipe: Recipe, settings: Settings, registry: Registry) -> int:
     """Return the number of tokens: as given, or of the preset in the name of the tokenizer or the recipe."""
     kind = settings.read("tokenizer_type", "GPT2BPETokenizer" if settings.read("merge_file") else "")
     file = str(settings.read("tokenizer_model", ""))
@@ -695,7 +648,7 @@ def _vocabulary(recipe: Recipe, settings: _Settings, registry: Registry) -> int:
     return size
 
 
-def _latent_attention(settings: _Settings) -> dict[str, Any]:
+def _latent_attention(settings: Settings) -> dict[str, Any]:
     """Return the widths of multi-head latent attention, with the defaults of ``MLATransformerConfig``."""
     settings.read("kv_channels")
     return {
@@ -705,13 +658,13 @@ def _latent_attention(settings: _Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mixture(settings: _Settings) -> dict[str, Any]:
+def _mixture(settings: Settings) -> dict[str, Any]:
     values = {"num_experts": settings.count("num_moe_experts"), "top_k": settings.count("moe_router_topk", 2)}
     values |= _given_sizes(settings, "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
     return values | _layers_with_experts(settings.read("moe_layer_freq", 1))
 
 
-def _given_sizes(settings: _Settings, *names: str) -> dict[str, int]:
+def _given_sizes(settings: Settings, *names: str) -> dict[str, int]:
     """Return settings of sizes by the keys of a model, without absent ones."""
     return {_SIZES[name]: settings.count(name) for name in names if settings.count(name)}
 
@@ -731,7 +684,7 @@ def _layers_with_experts(pattern: Any) -> dict[str, int]:
     )
 
 
-def _split(settings: _Settings, layers: tuple[int, int], stages: int) -> dict[str, Any]:
+def _split(settings: Settings, layers: tuple[int, int], stages: int) -> dict[str, Any]:
     """Return the layers of each stage where the recipe or the model's size does not leave an even split."""
     layout = settings.read("pipeline_model_parallel_layout")
     count, mtp = layers
@@ -786,9 +739,10 @@ def _found(what: str, recipe: Recipe, known: Iterable[str], option: str) -> str:
     Raises:
         ConfigError: there is none.
     """
-    preset = _preset_in(_title(recipe), known)
+    model = recipe.model if what == "model" else ""
+    preset = _preset_in(model or _title(recipe), known)
     if not preset:
-        raise ConfigError(f"no {what} preset is in the name {recipe.name}: add {option}", key=what)
+        raise ConfigError(f"no {what} preset is in the name {model or recipe.name}: add {option}", key=what)
     return preset
 
 
@@ -820,13 +774,14 @@ _EXAMPLES = """\b
 pptrace recipe deepseek_workload_base_configs.py
 pptrace recipe deepseek_workload_base_configs.py DEEPSEEK_V3_PRETRAIN_CONFIG_GB200_FP8_MX_V2 -o job.yaml
 pptrace recipe pretrain.sh --device h100-sxm --gpus 256 -o job.yaml
+pptrace recipe llama3_70b.toml --device h100-sxm --gpus 256 -- --parallelism.pipeline_parallel_degree 4
 pptrace simulate job.yaml
 """
 
 
 @click.command("recipe", epilog=_EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.argument("words", nargs=-1, metavar="[NAME]")
+@click.argument("words", nargs=-1, metavar="[NAME] [-- ARGUMENT...]")
 @click.option("--model", default="", metavar="PRESET", help="The model; by default that in the recipe's name.")
 @click.option("--device", default="", metavar="PRESET", help="The device; by default that in the recipe's name.")
 @click.option("--gpus", type=click.IntRange(1), default=None, metavar="N", help="The job's number of GPUs.")
@@ -848,10 +803,11 @@ def command(
 ) -> None:
     """Print the configuration that simulates the recipe NAME in FILE.
 
-    FILE has recipes of Megatron-Bridge (.py, .yaml), or a configuration of NeMo or of a test case of Megatron-LM
-    (.yaml). With another suffix, or - for standard input, it is a script or line with Megatron-LM's arguments.
-    Words after a script are its own arguments, $1 and so on. Without NAME, the names of several recipes are
-    printed. No code of a recipe runs.
+    FILE has recipes of Megatron-Bridge (.py, .yaml), a configuration of NeMo or of a test case of Megatron-LM
+    (.yaml), or configurations of torchtitan (.py, .toml). With another suffix, or - for standard input, it is a
+    script or line with the arguments of Megatron-LM or torchtitan. Words after a script are its own arguments, $1
+    and so on. Arguments of torchtitan replace settings. Without NAME, the names of several recipes are printed. No
+    code of a recipe runs.
     """
     if str(file) == "-":
         recipe = recipe_of_text(sys.stdin.read(), "standard input")
