@@ -20,9 +20,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 # Share of expert-parallel time that is hidden, in pytorch/torchtitan issue 3434. Exchanges take 477.6 ms with
-# equal loads and 982.2 ms with real routing. sigma is fitted to their ratio, and the speed to equal loads.
+# equal loads and 982.2 ms with real routing. sigma is fitted to their ratio.
 HIDDEN = {"uniform": "86.0, 86.7 %", "lognormal": "68.6, 62.5 %"}
-SPEEDS = {"as modelled": 1.0, "1.5 times as long": 0.67}
 
 
 def draw(workload: str) -> float:
@@ -33,25 +32,22 @@ def draw(workload: str) -> float:
     return float(found[1]) if found else 1.0
 
 
-def step(name: str, speed: float = 1.0, **load: Any) -> pptrace.Run:
-    """Simulate a step whose experts have loads of a distribution, with computation at a relative speed."""
+def step(name: str, **load: Any) -> pptrace.Run:
+    """Simulate a step whose experts have loads of a distribution."""
     loads = json.dumps({"name": name, "sigma": 0.5, "drift": 0.5, **load})
-    return pptrace.simulate(
-        "experts.yaml", sets=[f"model.expert_load={loads}", f"data_parallel.speeds.0-31={speed}"]
-    )
+    return pptrace.simulate("experts.yaml", sets=[f"model.expert_load={loads}"])
 
 
 print("workload  published  expected  one draw")
 for workload, (published, expected) in WORKLOADS.items():
     print(f"{workload:8}  {published:9.3f}  {expected:8.2f}  {draw(workload):8.2f}")
 
-print("\ncomputation        loads      hidden  published     exchanges")
-for text, speed in SPEEDS.items():
-    for name, expected_share in HIDDEN.items():
-        exchanges = next(group for group in step(name, speed).metrics.groups if group.name == "expert-parallel")
-        total_ns = int(exchanges.total_ns.sum())
-        hidden, total_ms = int(exchanges.hidden_ns.sum()) / total_ns, total_ns / 1e6 / 16  # of a microbatch
-        print(f"{text:17}  {name:9}  {hidden:6.1%}  {expected_share:12}  {total_ms:6.0f} ms")
+print("\nloads      hidden  published     exchanges")
+for name, expected_share in HIDDEN.items():
+    exchanges = next(group for group in step(name).metrics.groups if group.name == "expert-parallel")
+    total_ns = int(exchanges.total_ns.sum())
+    hidden, total_ms = int(exchanges.hidden_ns.sum()) / total_ns, total_ns / 1e6 / 16  # of a microbatch
+    print(f"{name:9}  {hidden:6.1%}  {expected_share:12}  {total_ms:6.0f} ms")
 
 # Placements for the loads of the step before, and equal loads as their bound.
 print("\nplacement                     step  saves  peak memory")
