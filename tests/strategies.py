@@ -182,12 +182,8 @@ def _canonical(stage_rank: np.ndarray, route: list[int], ranks: int) -> Placemen
     names: dict[tuple[int, ...], int] = {}
     rows = [tuple(stage_rank[r].tolist()) for r in route]
     microbatch_route = [names.setdefault(row, len(names)) for row in rows]
-    chained = Placement.of_stages(np.array(list(names)), len(route), ranks)
     return Placement(
-        ranks=ranks,
-        stage_rank=chained.stage_rank,
-        microbatch_route=np.array(microbatch_route, dtype=np.int32),
-        edges=chained.edges,
+        ranks=ranks, stage_rank=np.array(list(names)), microbatch_route=np.array(microbatch_route, dtype=np.int32)
     )
 
 

@@ -512,8 +512,6 @@ def reroute(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lo
         replica_of_rank[is_lost, rank] = np.resize(kept, is_lost.sum())
     worker = (replica_of_rank * ranks + np.arange(ranks)).astype(np.int32)
     routes, route = np.unique(worker[:, stage_rank], axis=0, return_inverse=True)
-    chain = np.stack([np.arange(stage_rank.size - 1), np.arange(1, stage_rank.size)], axis=1)
     return Placement(
-        ranks=replicas * ranks, stage_rank=routes, microbatch_route=route.reshape(-1).astype(np.int32),
-        edges=chain.astype(np.int32),
-    )  # fmt: skip
+        ranks=replicas * ranks, stage_rank=routes, microbatch_route=route.reshape(-1).astype(np.int32)
+    )

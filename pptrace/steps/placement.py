@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
 
 _NO_RANKS = column(np.empty((0, 0)).astype(np.int32), np.int32)
+_CHAIN = column(np.empty((0, 2)).astype(np.int32), np.int32)
 _MOST_NEIGHBOURS = 1024
 """Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
 
@@ -43,7 +44,7 @@ class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False, dict=True)
     """Shape (routes, stages): the rank that holds a stage on a route, -1 where the route skips it."""
     microbatch_route: Int32s
     """Shape (microbatches,): each microbatch's route."""
-    edges: Int32s
+    edges: Int32s = field(default_factory=lambda: _CHAIN)
     """Shape (edges, 2): the stages' graph as (from, to), forward; by default the chain of all stages."""
     backward_rank: Int32s = field(default_factory=lambda: _NO_RANKS)
     """As ``stage_rank``, for backwards, which may be on other ranks: activations then go to these through host
@@ -53,20 +54,17 @@ class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False, dict=True)
         Columns.__post_init__(self)
         if self.backward_rank.size == 0:
             force_setattr(self, "backward_rank", _NO_RANKS)
-        if self.edges.size == 0:
+        if self.edges is _CHAIN:
+            force_setattr(self, "edges", column(chain(self.stages), np.int32))
+        elif self.edges.size == 0:
             force_setattr(self, "edges", column(np.empty((0, 2)).astype(np.int32), np.int32))
 
     @classmethod
     def of_stages(cls, stage_rank: object, microbatches: int, ranks: int = 0) -> Self:
         """Place all microbatches on one route, or each on its own row of ``stage_rank``'s routes in turn."""
         table = np.atleast_2d(np.asarray(stage_rank, dtype=np.int32))
-        routes, stages = table.shape
-        return cls(
-            ranks=ranks or int(table.max()) + 1,
-            stage_rank=table,
-            microbatch_route=np.arange(microbatches, dtype=np.int32) % routes,
-            edges=chain(stages),
-        )
+        route = np.arange(microbatches, dtype=np.int32) % len(table)
+        return cls(ranks=ranks or int(table.max()) + 1, stage_rank=table, microbatch_route=route)
 
     @classmethod
     def looped(cls, ranks: int, microbatches: int, chunks: int = 1) -> Self:
@@ -268,7 +266,7 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     routes, microbatch_route = _routes(np.where(stage_rank < 0, default[None, :], stage_rank))
     routes = routes if microbatches else default[None, :]
     return Placement(
-        ranks=ranks, stage_rank=routes[:, :stages], microbatch_route=microbatch_route, edges=chain(stages),
+        ranks=ranks, stage_rank=routes[:, :stages], microbatch_route=microbatch_route,
         backward_rank=routes[:, stages:],
     )  # fmt: skip
 

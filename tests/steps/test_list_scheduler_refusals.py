@@ -10,7 +10,7 @@ import pytest
 from pptrace.errors import ScheduleError
 from pptrace.steps.kinds import Kind
 from pptrace.steps.list_scheduler import InFlight, list_schedule
-from pptrace.steps.placement import Placement, chain
+from pptrace.steps.placement import Placement
 
 SLOTS = {Kind.F: 1, Kind.B: 2}
 
@@ -80,9 +80,7 @@ def test_a_block_of_microbatches_on_two_routes_is_refused() -> None:
 
 
 def test_a_route_that_skips_a_stage_is_refused() -> None:
-    skipping = Placement(
-        ranks=2, stage_rank=np.array([[0, 1], [1, -1]]), microbatch_route=np.array([0, 1]), edges=chain(2)
-    )
+    skipping = Placement(ranks=2, stage_rank=np.array([[0, 1], [1, -1]]), microbatch_route=np.array([0, 1]))
 
     with pytest.raises(ValueError, match="every route visits every stage"):
         list_schedule(skipping, SLOTS)

@@ -93,8 +93,10 @@ def _placement(ranks: int, pipelines: int, microbatches: int, span: int) -> Plac
     down = np.arange(ranks, dtype=np.int32)
     shift = np.arange(pipelines // 2, dtype=np.int32)[:, None] * (2 * ranks // pipelines)
     both = np.stack([(down + shift) % ranks, (ranks - 1 - down + shift) % ranks], axis=1)
-    placement = Placement.of_stages(both.reshape(pipelines, ranks), microbatches, ranks)
-    return replace(placement, microbatch_route=np.arange(microbatches, dtype=np.int32) // span % pipelines)
+    return Placement(
+        ranks=ranks, stage_rank=both.reshape(pipelines, ranks),
+        microbatch_route=np.arange(microbatches, dtype=np.int32) // span % pipelines,
+    )  # fmt: skip
 
 
 def _times(request: ScheduleRequest) -> tuple[Int64s, Int64s]:

@@ -52,7 +52,6 @@ def build(request: ScheduleRequest) -> Schedule:
         ranks=ranks,
         stage_rank=np.stack([down, ranks - 1 - down]),
         microbatch_route=np.tile(np.repeat(np.arange(2, dtype=np.int32), ranks // 2), units),
-        edges=Placement.looped(2 * ranks, 1).edges,
     )
     rows = [_row(rank, ranks, units) for rank in range(ranks)]
     is_backward, stage, microbatch = (np.concatenate(columns) for columns in zip(*rows, strict=True))

@@ -61,7 +61,7 @@ def build(request: ScheduleRequest) -> Schedule:
     stage, offset = np.arange(2 * layers + 1), np.arange(ranks)[:, None]
     stage_rank = (stage // 2 + np.where(stage % 2, offset + 1, 0)) % ranks
     placement = Placement(
-        ranks=ranks, stage_rank=stage_rank.astype(np.int32), edges=Placement.looped(stage.size, 1).edges,
+        ranks=ranks, stage_rank=stage_rank.astype(np.int32),
         microbatch_route=(np.arange(count) // folds % ranks).astype(np.int32),
     )  # fmt: skip
     actions = np.concatenate([np.concatenate([row, row[::-1]]) for row in rows])

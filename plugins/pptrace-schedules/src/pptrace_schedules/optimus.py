@@ -128,9 +128,8 @@ def _table(request: ScheduleRequest, encoder: Encoder, times: Times) -> Schedule
     ordered = [action for row in rows for action in sorted(row, key=_order)]
     stage_rank = [[*ranks, *decoder.placement.stage_rank[0].tolist()] for ranks in encoder.groups]
     placement = Placement(
-        ranks=request.ranks, stage_rank=np.array(stage_rank), microbatch_route=np.array(group_of),
-        edges=Placement.looped(encoder.stages + decoder.stages, 1).edges,
-    )  # fmt: skip
+        ranks=request.ranks, stage_rank=np.array(stage_rank), microbatch_route=np.array(group_of)
+    )
     return Schedule.from_columns(
         placement, np.cumsum([0, *map(len, rows)]),
         [Kind.B if action.is_backward else Kind.F for action in ordered],

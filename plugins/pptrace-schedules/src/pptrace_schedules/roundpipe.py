@@ -115,7 +115,6 @@ def _table(request: ScheduleRequest, times: Times) -> Schedule:
     placement = Placement(
         ranks=ranks, stage_rank=rank_of[forward_pass].T, backward_rank=rank_of[backward_pass].T,
         microbatch_route=np.repeat([route.index(first) for first in firsts], ranks)[: request.microbatches],
-        edges=Placement.looped(count, 1).edges,
     )  # fmt: skip
     columns = zip(*(action for row in whole for action in row), strict=True)
     return Schedule.from_columns(placement, np.cumsum([0, *map(len, whole)]), *map(list, columns))
