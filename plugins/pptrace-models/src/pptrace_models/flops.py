@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pptrace.plugin import memoized
 from pptrace_models.accelerator import TokenExchange
-from pptrace_models.layer import Cast, Core, Linear, Operation, Product, Work, active_weights, linears
+from pptrace_models.layer import FP32_BYTES, Cast, Core, Linear, Operation, Product, Work, active_weights, linears
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Transformer
 
 
-_LOGITS_BYTES = 4
-"""The loss is computed in fp32."""
-_FP32_BYTES = 4
-"""Bytes of an fp32 element."""
 _SCORE_KERNELS, _SCORE_BYTES = (25, 11), (59, 32)
 """Kernels of an unfused router, and their bytes per token and expert, forward and backward."""
 _IN_PLACE_LOSS = (38, 14)
@@ -155,7 +151,7 @@ def head(
         precision=model.product_precisions.get("head"),
     )  # fmt: skip
     # Forward: read the logits, write them in fp32, read the fp32 logits for the maximum and for the sum.
-    loss = (element + 3 * _LOGITS_BYTES, _LOGITS_BYTES + element)
+    loss = (element + 3 * FP32_BYTES, FP32_BYTES + element)
     if fused_loss:
         # Read the logits for maximum and sum, read them again and write the gradient; scale it.
         loss = (3 * element, 2 * element)
@@ -195,9 +191,9 @@ def _eager_loss_bytes(element: int, *, is_split: bool) -> tuple[int, int]:
     sum and result are separate kernels with 5 reads and 3 writes. Their backward has 4 reads and 3 writes, and the
     zeros.
     """
-    cast = element + _LOGITS_BYTES
+    cast = element + FP32_BYTES
     forward, backward = (8, 8) if is_split else (4, 5)
-    return cast + forward * _LOGITS_BYTES, cast + backward * _LOGITS_BYTES
+    return cast + forward * FP32_BYTES, cast + backward * FP32_BYTES
 
 
 def step_flops(model: Transformer, sequences: int, sequence: int, document: int = 0) -> int:
@@ -396,7 +392,7 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
         moved = 2 * rotated + (shard.kv - rotated + shard.value) + (shard.kv + shard.value)
     copied_bytes = 0
     if not model.fused_rotary:
-        copied_bytes, kernels = 4 * _FP32_BYTES * rotated, 6
+        copied_bytes, kernels = 4 * FP32_BYTES * rotated, 6
     split = joined = 0
     counts, joint = (2, 1), shard.kv + shard.value
     if model.copied_kv:
@@ -430,7 +426,7 @@ def _routing(model: Transformer, shard: Shard, *, deduplicated: bool) -> Operati
     if deduplicated and shard.ep > 1:
         received = TokenExchange(size_bytes=shard.routed, top_k=model.top_k, experts=model.num_experts)
         copies = 2 * (received.to_places_bytes(shard.ep) + shard.routed) * row
-    scores = shard.split_tokens * model.num_experts * _LOGITS_BYTES
+    scores = shard.split_tokens * model.num_experts * FP32_BYTES
     return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, by_row=True)
 
 
@@ -569,9 +565,9 @@ def _state_space_passes(part: Mamba, element: int) -> tuple[tuple[int, int, int]
     inner, maps = part.output_width, part.groups * part.state
     states, scores = inner * part.state // STATE_CHUNK, part.groups * STATE_CHUNK
     in_chunk, with_states, of_scores = STATE_CHUNK * inner, 2 * part.state * inner, 2 * STATE_CHUNK * maps
-    forward_bytes = element * (5 * inner + 4 * maps + 2 * states) + _FP32_BYTES * 2 * (states + scores)
+    forward_bytes = element * (5 * inner + 4 * maps + 2 * states) + FP32_BYTES * 2 * (states + scores)
     backward_bytes = element * (17 * inner + 11 * maps + 5 * states)
-    backward_bytes += _FP32_BYTES * (4 * maps + 6 * states + 6 * scores)
+    backward_bytes += FP32_BYTES * (4 * maps + 6 * states + 6 * scores)
     return (
         (of_scores + in_chunk + 2 * with_states, forward_bytes, 5),
         (3 * of_scores + 3 * in_chunk + 5 * with_states, backward_bytes, 15),
@@ -607,7 +603,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     # The loss compares the scores of the chosen keys with attention's: two gradients, and attention's scores.
     chosen_scores = tokens * reach * (2 * heads * (dim + 1) + shard.heads * (model.kv_rank + model.rope_dim))
     again = replace(scores, n=max(reach // 2, 1), copies=2 * heads)
-    choice = tokens * all_keys // 2 * _LOGITS_BYTES
+    choice = tokens * all_keys // 2 * FP32_BYTES
     width, bytes_per_row = _absorbed_width(model), model.element_bytes
     size = tokens * shard.heads * width * bytes_per_row
     keys = shard.cp * tokens * (model.kv_rank + model.rope_dim) * bytes_per_row
@@ -656,7 +652,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
         m=tokens, n=max(sequence // kind.ratio, 1), k=model.indexer.dim, copies=model.indexer.heads, result_bytes=0
     )
     chosen = replace(scores, n=max(min(model.indexer.top_k, scores.n), 1), copies=2 * scores.copies)
-    choice = tokens * scores.n * _LOGITS_BYTES
+    choice = tokens * scores.n * FP32_BYTES
     return (
         compression,
         Operation(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Precision, Transformer
 
 
+FP32_BYTES = 4
+"""Bytes of an element in fp32, such as a logit of the loss."""
 Part: TypeAlias = Literal["all", "shard", "subgroup", "replicate"]
 """Groups of replicas: all, those that share state, or one replica of each group that shares state."""
 

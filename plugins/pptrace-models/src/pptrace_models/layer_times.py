@@ -34,7 +34,7 @@ from pptrace_models import flops
 from pptrace_models.accelerator import TokenExchange, duration_ns, reached
 from pptrace_models.casts import Casting
 from pptrace_models.kernel_times import Shaped, shaped_ns
-from pptrace_models.layer import FIRST_HALF, Work, linears
+from pptrace_models.layer import FIRST_HALF, FP32_BYTES, Work, linears
 from pptrace_models.options import WEIGHTS, gradient_bytes
 from pptrace_models.transformer import NARROW, Layer, kept_precision
 
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 _Method = TypeVar("_Method", bound="Callable[..., Any]")
-_ROW_BYTES = 4
-"""A row's maximum, sum and target logit are reduced in fp32."""
 
 
 class HalfTimes(NamedTuple):
@@ -265,9 +263,9 @@ def head_ns(costing: Costing) -> GroupTimes:
 
 
 def loss_ns(costing: Costing) -> int:
-    """Return the time of the loss's three all-reduces over the vocabulary's shares, in ns."""
+    """Return the time in ns of the all-reduces of each row's maximum, sum and target logit in the loss."""
     axes = ("tp", "pp") if costing.shard.vocabulary_shares > 1 else ("tp",)
-    return 3 * sum(costing.groups.ns(axis, costing.shard.tokens * _ROW_BYTES, "all-reduce") for axis in axes)
+    return 3 * sum(costing.groups.ns(axis, costing.shard.tokens * FP32_BYTES, "all-reduce") for axis in axes)
 
 
 def _hidden_bytes(model: Transformer, shard: Shard) -> int:

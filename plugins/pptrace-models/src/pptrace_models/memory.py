@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pptrace_models.accelerator import duration_ns, reached
 from pptrace_models.kernel_times import Shaped
-from pptrace_models.layer import Cast, linears
+from pptrace_models.layer import FP32_BYTES, Cast, linears
 from pptrace_models.options import GRADIENTS, WEIGHTS, gradient_bytes, optimizer_bytes
 from pptrace_models.transformer import NARROW, Delta
 
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from pptrace_models.transformer import Layer, Mamba, Transformer
 
 
-_FP32 = 4
-_BUFFERED = 2
-"""Layers with copied tensors in device memory at once: the current layer and the one that is copied."""
+BUFFERED = 2
+"""Layers with copied tensors or gathered weights in device memory at once: the current and the next layer."""
 _ROW_PARALLEL = 2
 """Row-parallel products of a layer: the last ones of attention and MLP."""
 _RUN_AT_ONCE = 2
@@ -78,7 +77,7 @@ def layer_activations(model: Transformer, shard: Shard, kind: Layer) -> Activati
     return ActivationBytes(
         activation=kept_bytes - copied,
         weight_part=0 if kind.offloaded else weight_part,
-        transient=all_bytes - kept_bytes + _BUFFERED * copied,
+        transient=all_bytes - kept_bytes + BUFFERED * copied,
         copied=copied,
     )
 
@@ -125,7 +124,7 @@ def head_activations(model: Transformer, shard: Shard, options: RooflineOptions)
 
 
 def _kept_loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
-    return (model.element_bytes if options.fused_loss else _FP32) * shard.tokens * shard.vocabulary
+    return (model.element_bytes if options.fused_loss else FP32_BYTES) * shard.tokens * shard.vocabulary
 
 
 def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
@@ -143,11 +142,11 @@ def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> in
     if options.fused_loss is True:
         size_bytes = 0
     elif options.eager_loss is True:
-        size_bytes = (3 if shard.tp > 1 else 2) * _FP32 * shard.tokens * shard.vocabulary
+        size_bytes = (3 if shard.tp > 1 else 2) * FP32_BYTES * shard.tokens * shard.vocabulary
     if options.loss_chunks == 1:
         return size_bytes
     kept = _kept_loss_bytes(model, shard, options)
-    return (kept + size_bytes) // options.loss_chunks + _FP32 * shard.tokens * model.hidden
+    return (kept + size_bytes) // options.loss_chunks + FP32_BYTES * shard.tokens * model.hidden
 
 
 def score_gradient_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:
@@ -183,7 +182,7 @@ def _unfused_norm_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes that norms without a fused kernel also keep: input in fp32, and unscaled output."""
     if model.fused_norms:
         return 0
-    return kind.halves * shard.split_tokens * model.hidden * (_FP32 + model.element_bytes)
+    return kind.halves * shard.split_tokens * model.hidden * (FP32_BYTES + model.element_bytes)
 
 
 def _factor_bytes(model: Transformer, count: int) -> int:
@@ -369,7 +368,7 @@ def _mlp(model: Transformer, shard: Shard, kind: Layer) -> int:
     )
     latent = shard.split_tokens * model.expert_latent
     routed += latent * model.element_bytes + _factor_bytes(model, latent)
-    return routed + _shared_activation_bytes(model, shard) + shard.split_tokens * model.num_experts * _FP32
+    return routed + _shared_activation_bytes(model, shard) + shard.split_tokens * model.num_experts * FP32_BYTES
 
 
 def _inner_bytes(model: Transformer, count: int, *, fused: bool = True) -> int:
@@ -694,7 +693,7 @@ def gather_buffer_bytes(model: Transformer, shard: Shard, items: Iterable[Parame
     PyTorch's allocator keeps them on a separate stream, so no other tensors use them.
     """
     largest = max(map(ParameterCounts.total, items), default=0)
-    return _BUFFERED * largest * model.element_bytes if shard.shards > 1 else 0
+    return BUFFERED * largest * model.element_bytes if shard.shards > 1 else 0
 
 
 def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:

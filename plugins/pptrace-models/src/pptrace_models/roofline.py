@@ -62,8 +62,6 @@ _Value = TypeVar("_Value")
 _Method = TypeVar("_Method", bound="Callable[..., Any]")
 _LARGEST = 2**62
 _NS = 10**9
-_BUFFERED = 2
-"""Layers with gathered weights at once, if each layer is gathered separately: the current and the next layer."""
 
 
 def build(request: CostRequest) -> Workload:
@@ -829,7 +827,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         parameters = module.parameters()
 
         def buffered(size: Callable[[memory.ParameterCounts], int]) -> memory.ParameterCounts:
-            return summed(memory.ParameterCounts(), sorted(module.items, key=size)[-_BUFFERED:])
+            return summed(memory.ParameterCounts(), sorted(module.items, key=size)[-memory.BUFFERED :])
 
         return memory.state(
             module.costing, parameters,
