@@ -100,15 +100,24 @@ class GuardedNetwork(Struct, frozen=True):
         Raises:
             PluginError: the plugin raised, or returned invalid paths.
         """
+        paths = self.unchecked_paths(src, dst)
+        try:
+            check_paths(paths, src.size, len(self.links))
+        except PluginError as error:
+            raise plugin_error(self.provider, str(error)) from error
+        return paths
+
+    def unchecked_paths(self, src: Int32s, dst: Int32s) -> Paths:
+        """Return the paths from each ``src`` to each ``dst`` rank, which may have invalid values.
+
+        Raises:
+            PluginError: the plugin raised, or returned no paths.
+        """
         name = f"paths of network {self.name!r}"
         with plugin_code(self.provider, self.network.paths, name=name):
             paths: object = self.network.paths(src, dst)
         if not isinstance(paths, Paths):
             raise plugin_error(self.provider, f"{name} returned {paths!r:.60}, expected Paths")
-        try:
-            check_paths(paths, src.size, len(self.links))
-        except PluginError as error:
-            raise plugin_error(self.provider, str(error)) from error
         return paths
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -333,17 +334,7 @@ def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segm
     if by_stage is None or kind not in COMPUTE:  # actions of other streams have no segments
         return ()
     span, segments = int(issued.span[row]), by_stage[int(issued.stage[row])]
-    if span == 1:
-        return segments
-    return tuple(
-        replace(
-            segment,
-            duration_ns=segment.duration_ns * span,
-            size_bytes=segment.size_bytes * span,
-            collective_ns=segment.collective_ns * span,
-        )
-        for segment in segments
-    )
+    return segments if span == 1 else tuple(segment.scaled(Fraction(span)) for segment in segments)
 
 
 def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tuple[IssueOrder, Expansion]:

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from pptrace.errors import ConfigError, PluginError
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths, check_links, check_paths
 from pptrace.plugins.construction import GuardedNetwork, checked_options
-from pptrace.plugins.guards import guarded, plugin_code, plugin_error
+from pptrace.plugins.guards import guarded
 from pptrace.plugins.providers import Provided, Provider
 from pptrace.plugins.requests import NetworkRequest
 
@@ -314,11 +314,7 @@ def routes(links: Links, paths: Paths) -> list[list[Route]]:
 
 def _query_paths(title: str, network: GuardedNetwork, links: int, src: Int32s, dst: Int32s) -> Paths:
     """Return the paths of some pairs; an error names the first pair with invalid paths."""
-    name = f"paths of network {network.name!r}"
-    with plugin_code(network.provider, network.network.paths, name=name):
-        paths: object = network.network.paths(src, dst)
-    if not isinstance(paths, Paths):
-        raise plugin_error(network.provider, f"{name} returned {paths!r:.60}, expected Paths")
+    paths = network.unchecked_paths(src, dst)
     try:
         check_paths(paths, src.size, links)
     except PluginError as error:
