@@ -32,6 +32,11 @@ _YAML = (".yaml", ".yml")
 DEFAULT_STACK = "megatron-core"
 """The stack of a step with a model."""
 
+_LARGEST = 2**31 - 1
+_Count = Annotated[int, Field(ge=1, le=_LARGEST)]
+_Speed = Annotated[float, Field(ge=0.001, le=1)]
+_Places = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
 
 def is_yaml_file(name: str) -> bool:
     """Return whether a name is that of a YAML file, in place of a preset's.
@@ -129,7 +134,7 @@ class DataParallel(Parameters):
     reduce_each: bool | None = None
     """Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does with sharded gradients.
     By default only if the stage has units, else once, after the last backward. Needs overlap."""
-    reshard: Reshard | Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+    reshard: Reshard | _Count | None = Field(
         default=None,
         description="When a rank frees the gathered weights of a stage, if costs shard them (costs.zero: 3). By "
         f"default always if the stage has units, else never. {Reshard.explanations()}. A number, which divides "
@@ -143,11 +148,11 @@ class DataParallel(Parameters):
     prefetch: Annotated[int, Field(ge=0, le=2**20)] | None = None
     """Units that a pass gathers ahead of the unit that computes; 1 by default. Memory has the gathered weights of
     one more."""
-    shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    shard: _Count | None = None
     """Replicas that share a shard group (HSDP, data_parallel_shard_degree): state is sharded in the group, and
     gradients are then reduced between the groups. It divides parallel.dp, the default. With Megatron-LM's GTP, it
     is tensor-parallel-num-weight-shards over tp."""
-    expert_shard: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    expert_shard: _Count | None = None
     """Replicas of an expert that share its state, if not those in a shard group. It divides the replicas of an
     expert. With Megatron-LM's GTP, it is expert-tensor-parallel-num-weight-shards over etp."""
     reduce_groups: ReduceGroups | None = Field(
@@ -155,11 +160,11 @@ class DataParallel(Parameters):
         description="When shard groups reduce gradients between them, if gradients are reduced after each "
         f"microbatch's backward; each by default. {ReduceGroups.explanations()}",
     )
-    active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    active_stages: _Count | None = None
     """Under reshard: never, number of stages of a rank whose sharded weights are gathered at the same time. They
     are the stages that compute next. 3 by default, as in PyTorch's pipeline runtime."""
 
-    speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
+    speeds: dict[str, _Speed] | None = Field(
         default=None, min_length=1, examples=[{"3": 0.5, "8-11": 0.9, "0/2": 0.7}]
     )
     """Relative speeds of slower devices (stragglers) in forwards and backwards. Keys are a replica, a range of
@@ -168,7 +173,7 @@ class DataParallel(Parameters):
     spread: Annotated[float, Field(ge=0, le=0.5)] | None = None
     """Relative standard deviation of the times of forwards and backwards between GPUs. Each GPU of the job has a
     random factor around 1. It cannot be combined with costs.spread."""
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
     """Seed of the random numbers of spread, 1 by default."""
 
     @property
@@ -189,12 +194,6 @@ class DataParallel(Parameters):
     def overlaps(self) -> bool:
         """Whether a stage's gradients are reduced as soon as they are whole."""
         return self.overlap or self.validation is not Validation.BEFORE
-
-
-_LARGEST = 2**31 - 1
-_Count = Annotated[int, Field(ge=1, le=_LARGEST)]
-_Speed = Annotated[float, Field(ge=0.001, le=1)]
-_Places = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class _Modifier(Parameters):
