@@ -300,51 +300,37 @@ class Annotations(Struct, frozen=True, kw_only=True):
         """
         if not self.start_ns.size:
             return np.full(time_ns.size, -1, dtype=np.int64)
-        any_thread = self._innermost(np.arange(self.start_ns.size), (self.start_ns, self.end_ns, time_ns), row)
-        # Shift the times of each thread beyond those of all lower threads, so that one search covers all threads.
         count = self.start_ns.size
-        _, key = np.unique(np.concatenate([self.start_ns, self.end_ns, time_ns]), return_inverse=True)
-        key += np.concatenate([self.thread, self.thread, thread]).astype(np.int64) * key.size
-        by_thread = np.argsort(self.thread, kind="stable")
-        nearest = self._innermost(by_thread, (key[:count], key[count : 2 * count], key[2 * count :]), row)
+        _, times = np.unique(np.concatenate([self.start_ns, self.end_ns, time_ns]), return_inverse=True)
+        any_thread = self._innermost(np.arange(count), times, row)
+        # Shift the times of each thread beyond those of all lower threads, so that one search covers all threads.
+        times += np.concatenate([self.thread, self.thread, thread]).astype(np.int64) * times.size
+        nearest = self._innermost(np.argsort(self.thread, kind="stable"), times, row)
         return np.where(nearest >= 0, nearest, any_thread)
 
-    def _innermost(self, rows: Int64s, times: tuple[Int64s, Int64s, Int64s], row: Int64s) -> Int64s:
+    def _innermost(self, rows: Int64s, times: Int64s, row: Int64s) -> Int64s:
         """Return the last annotation that started before each instant and did not end before it.
 
         Args:
             rows: all annotations by start.
-            times: starts and ends of the annotations, and the instants.
+            times: ordinals of the starts and of the ends of the annotations, and of the instants.
             row: the row of each instant in the file.
         """
-        start, end, time_ns = times[0][rows], times[1][rows], times[2]
-        position = np.searchsorted(start, time_ns, side="right") - 1
-        if bool((start == end).any()):
-            position = _last_before(start, np.where(start == end, self.row[rows], -1), time_ns, row)
+        start, end, instant = np.split(times, [rows.size, 2 * rows.size])
+        start, end = start[rows], end[rows]
+        # Empty annotations and instants at the same time are in the order of the file.
+        file_row = np.where(start == end, self.row[rows], -1)
+        most_rows = int(max(file_row.max(), row.max(initial=0))) + 2
+        position = np.searchsorted(start * most_rows + file_row, instant * most_rows + row, side="right") - 1
         outer = _outer_annotations(end)
         unsettled = np.flatnonzero(position >= 0)
         while unsettled.size:
-            has_ended = end[position[unsettled]] < time_ns[unsettled]
+            has_ended = end[position[unsettled]] < instant[unsettled]
             unsettled = unsettled[has_ended]
             position[unsettled] = outer[position[unsettled]]
             unsettled = unsettled[position[unsettled] >= 0]
         innermost: Int64s = np.where(position >= 0, rows[position], -1)
         return innermost
-
-
-def _last_before(start: Int64s, start_row: Int64s, time_ns: Int64s, row: Int64s) -> Int64s:
-    """Return the last annotation before each instant, by time and then by row in the file."""
-    count = start.size
-    order = np.lexsort((
-        np.concatenate([np.zeros(count, dtype=np.int8), np.ones(time_ns.size, dtype=np.int8)]),
-        np.concatenate([start_row, row]),
-        np.concatenate([start, time_ns]),
-    ))  # fmt: skip
-    started = np.cumsum(order < count) - 1
-    last = np.empty(time_ns.size, dtype=np.int64)
-    instants = order >= count
-    last[order[instants] - count] = started[instants]
-    return last
 
 
 def _outer_annotations(end: Int64s) -> Int64s:
