@@ -69,10 +69,8 @@ def test_patterns_of_communication_are_added_to_the_built_in_ones(tmp_path: Path
     rules = tmp_path / "r.yaml"
     rules.write_text("communication: ['^my_bus', exchange]\n", encoding="utf-8")
 
-    finds = read_rules(rules).communication.search
-
     names = ["my_bus_send", "halo_exchange", "ncclDevKernel_SendRecv(x)", "gemm"]
-    assert [bool(finds(name)) for name in names] == [True, True, True, False]
+    assert read_rules(rules).communicate(names).tolist() == [True, True, True, False]
 
 
 MESSAGE = r"""
@@ -188,10 +186,6 @@ WRONG = {
     ),
     "no group for the rank": ("rank: {from: pid, pattern: x}", "rank: the pattern needs one group, named rank"),
     "flags": ("communication: ['(?i)x']", "communication[0]: '(?i)x' is not a regular expression: global flags"),
-    "groups of one name": (
-        "communication: ['(?P<a>x)', '(?P<a>y)']",
-        "rules.yaml:1: communication: the patterns do",
-    ),
     "a number": ("communication: 3", "communication: must be a list, not 3"),
 }
 

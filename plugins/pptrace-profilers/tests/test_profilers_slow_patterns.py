@@ -23,7 +23,7 @@ NAME = "a" * 60 + "!"
 SLOW = {
     "a name's": (r"actions: [{name: '(a+)+', kind: F}]", "actions[0].name"),
     "an argument's": (r"actions: [{kind: F, args: {key: '(a|a)*'}}]", "actions[0].args.key"),
-    "of communication": (r"communication: ['(a+)+$']", "communication"),
+    "of communication": (r"communication: ['(a+)+$']", "communication[0]"),
     "of ranks": (r"rank: {from: args.key, pattern: '(a+)+(?P<rank>\d)$'}", "rank.pattern"),
 }
 

@@ -216,8 +216,8 @@ class Rules(Struct, frozen=True, kw_only=True):
 
     actions: Sequence[Rule]
     """Rules of actions and messages, those of the file before the built-in ones."""
-    communication: Matcher
-    """Finds the names of kernels that communicate."""
+    communication: tuple[Matcher, ...]
+    """Each finds names of kernels that communicate."""
     rank: RankRule | None = None
     """Rule of ranks; None if the file has none."""
     places: Mapping[str, Any] = field(default_factory=dict)
@@ -230,7 +230,9 @@ class Rules(Struct, frozen=True, kw_only=True):
 
     def communicate(self, names: Sequence[str]) -> NDArray[np.bool_]:
         """Return which names are those of kernels that communicate, shape (names,)."""
-        return np.array([bool(self.communication.search(name)) for name in names], dtype=bool)
+        return np.array(
+            [any(pattern.search(name) for pattern in self.communication) for name in names], dtype=bool
+        )
 
     def action(self, name: str) -> Action | None:
         """Return the action of a name without arguments; None if no rule matches."""
@@ -246,21 +248,17 @@ class Rules(Struct, frozen=True, kw_only=True):
         number = next((number for number, rule in enumerate(self.actions) if rule.args), None)
         if number is not None:
             message = f"actions of {profiler} are read from names of annotations alone: write name, without args"
-            raise self._config_error(f"actions[{number}].args", message)
+            raise _error_at(self.places, f"actions[{number}].args", message)
         if self.rank is not None and self.rank.source != "file":
             message = (
                 f"files of {profiler} have the rank in their contents or name: write from: file, or leave rank out"
             )
-            raise self._config_error("rank.from", message)
+            raise _error_at(self.places, "rank.from", message)
 
     def ranked(self, recordings: Sequence[Recording]) -> Sequence[Recording]:
         """Return the recordings of a file; a single recording gets the rank in the file name by these rules."""
         rank = self.rank.read(recordings[0].path.name) if self.rank is not None and len(recordings) == 1 else -1
         return [replace(recordings[0], rank=rank)] if rank >= 0 else recordings
-
-    def _config_error(self, key: str, message: str) -> ConfigError:
-        place = self.places.get(key) or self.places.get(key.split(".", maxsplit=1)[0])
-        return _error_at(place, key, message)
 
 
 BUILT_IN = Rules(
@@ -268,13 +266,15 @@ BUILT_IN = Rules(
         Rule(pattern=re.compile(r"(?:PP:|compute:)(?P<action>.+)")),
         Rule(pattern=re.compile(r"(?P<kind>Forward|Backward) (?P<microbatch>\d+)")),
     ),
-    communication=re.compile(
-        r"^nccl\w*Kernel|^rccl|^msccl|::ep::|deep_ep|nvshmem|internode|intranode"
+    communication=(
+        re.compile(r"^nccl\w*Kernel|^rccl|^msccl|::ep::|deep_ep|nvshmem|internode|intranode", re.IGNORECASE),
         # Collectives over symmetric memory or pointers of peers, by the name of the function without parameters.
-        r"|^(?:void )?(?:\(anonymous namespace\)|[\w:])*(?:multimem_|userbuffers|cross_device_reduce|"
-        r"(?<!block)(?<!warp)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|"
-        r"\b(?:barrier|put_signal|wait_signal)_kernel)",
-        re.IGNORECASE,
+        re.compile(
+            r"^(?:void )?(?:\(anonymous namespace\)|[\w:])*(?:multimem_|userbuffers|cross_device_reduce|"
+            r"(?<!block)(?<!warp)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|"
+            r"\b(?:barrier|put_signal|wait_signal)_kernel)",
+            re.IGNORECASE,
+        ),
     ),
 )
 """Rules without a rules file."""
@@ -401,8 +401,12 @@ def read_rules(path: Path | None) -> Rules:
     if model.rank is not None:
         pattern = _compile(model.rank.pattern, "rank.pattern", document.places)
         rank = RankRule(source=model.rank.source, pattern=pattern)
+    communication = [
+        _compile(pattern, f"communication[{number}]", document.places, re.IGNORECASE)
+        for number, pattern in enumerate(model.communication)
+    ]
     return Rules(
-        actions=(*actions, *BUILT_IN.actions), communication=_any_of(model.communication, document.places),
+        actions=(*actions, *BUILT_IN.actions), communication=(*communication, *BUILT_IN.communication),
         rank=rank, places=document.places,
     )  # fmt: skip
 
@@ -418,22 +422,12 @@ def _rule(model: ActionModel, number: int, places: Mapping[str, Any]) -> Rule:
 
 def _compile(text: str, key: str, places: Mapping[str, Any], flags: int = 0) -> TimedPattern:
     """Return a pattern of the user, with the location for its errors."""
-    place = places.get(key) or places.get(key.rpartition(".")[0]) or places.get(key.partition("[")[0])
-    return TimedPattern(compiled=re.compile(text, flags), error=lambda what: _error_at(place, key, what))
+    return TimedPattern(compiled=re.compile(text, flags), error=lambda what: _error_at(places, key, what))
 
 
-def _any_of(patterns: Sequence[str], places: Mapping[str, Any]) -> Matcher:
-    """Return a pattern that matches any of ``patterns`` or the built-in one."""
-    if not patterns:
-        return BUILT_IN.communication
-    text = "|".join(f"(?:{pattern})" for pattern in (*patterns, BUILT_IN.communication.pattern))
-    try:
-        return _compile(text, "communication", places, re.IGNORECASE)
-    except re.error as error:
-        place = places.get("communication")
-        raise _error_at(place, "communication", f"the patterns do not go together: {error}") from None
-
-
-def _error_at(place: Any, key: str, message: str) -> ConfigError:
+def _error_at(places: Mapping[str, Any], key: str, message: str) -> ConfigError:
+    """Return an error with the location of a key in the file, by default that of a key around it."""
+    keys = (key, key.rpartition(".")[0], key.partition("[")[0])
+    place = next((places[each] for each in keys if each in places), None)
     file, line = (place.source, place.line) if place is not None else ("", 0)
     return ConfigError(message, key=key, file=file, line=line)
