@@ -41,8 +41,8 @@ class Memory(Struct, frozen=True, dict=True):
     """Point-to-point buffers: one to send and one to receive per boundary shared with another rank."""
     reserved_bytes: Int64s
     """Memory of no action: the reserve and the transient bytes of the workload, and the allocator's share of the
-    peak. The allocator
-    returns this share to the device when an allocation fails (PyTorch's ``CUDACachingAllocator``)."""
+    peak. The allocator returns this share to the device when an allocation fails (PyTorch's
+    ``CUDACachingAllocator``)."""
     peak_activation_bytes: Int64s
     """Peak of activations."""
     peak_at_ns: Int64s

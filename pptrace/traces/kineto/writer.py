@@ -290,7 +290,7 @@ _PLAIN_PATH_NAMES = frozenset([*_UNNUMBERED, *range(len(NAMES), len(_PATH_NAMES)
 
 
 class LineFormatter:
-    """LineFormatter of slices, messages on links, waits and the critical path of a scene as lines."""
+    """Formats the slices, messages on links, waits and critical path of a scene as lines."""
 
     def __init__(self, scene: Scene) -> None:
         timeline, labels = scene.timeline, labels_of(scene.timeline)

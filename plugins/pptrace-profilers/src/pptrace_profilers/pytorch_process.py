@@ -396,14 +396,10 @@ def _launching_operators(events: Events, launch: Int64s) -> Int32s:
 def _launches(events: Events, rows: Int64s) -> Int64s:
     """Return the launch of each operation, the last event with its correlation; -1 for none."""
     launches = np.flatnonzero(events.of(LAUNCHES) & (events.correlation >= 0))
-    wanted = events.correlation[rows]
-    if not launches.size:
-        return np.full(rows.size, -1, dtype=np.int64)
     launches = launches[np.argsort(events.correlation[launches], kind="stable")]
-    launch_index = np.searchsorted(events.correlation[launches], wanted, side="right") - 1
-    is_match = (launch_index >= 0) & (events.correlation[launches[launch_index]] == wanted) & (wanted >= 0)
-    launch: Int64s = np.where(is_match, launches[launch_index], -1)
-    return launch
+    wanted = events.correlation[rows]
+    launch = np.append(-1, launches)[np.searchsorted(events.correlation[launches], wanted, side="right")]
+    return np.where((launch >= 0) & (events.correlation[launch] == wanted), launch, -1)
 
 
 def _payloads(
