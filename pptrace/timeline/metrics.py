@@ -18,7 +18,7 @@ from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.messages import messages
-from pptrace.timeline.timeline import window
+from pptrace.timeline.timeline import time_within, window
 from pptrace.timeline.trim import update_intervals
 
 if TYPE_CHECKING:
@@ -180,13 +180,12 @@ def hidden_ns(timeline: Timeline) -> Int64s:
     for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist():
         rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
         rows = rows[COMPUTE.mask(timeline.kind[rows])]
-        times_ns = np.append(0, np.stack([timeline.start_ns[rows], timeline.end_ns[rows]], axis=1))
-        in_computation = np.arange(times_ns.size) % 2 == 0  # from each start to the end after it
-        computed_ns = np.cumsum(np.diff(times_ns, prepend=0) * in_computation)
         rank = timeline.lane_rank[lane]
-        spans_ns = (at_ns[receiver == rank] for at_ns in (start_ns, arrived_ns))
-        before_ns, after_ns = (np.interp(at_ns, times_ns, computed_ns) for at_ns in spans_ns)
-        total[rank] += int((after_ns - before_ns).sum())
+        before_ns, after_ns = (
+            time_within(timeline.start_ns[rows], timeline.end_ns[rows], at_ns[receiver == rank])
+            for at_ns in (start_ns, arrived_ns)
+        )
+        total[rank] += (after_ns - before_ns).sum()
     return total
 
 

@@ -382,6 +382,19 @@ def _value(item: Slice, name: str) -> int:
     return value
 
 
+def time_within(start_ns: Int64s, end_ns: Int64s, at_ns: Int64s) -> Int64s:
+    """Return the time up to each instant that is inside intervals, which ascend and do not overlap.
+
+    >>> time_within(np.array([2, 7]), np.array([4, 9]), np.array([1, 3, 8])).tolist()
+    [0, 1, 3]
+    """
+    total_ns = np.append(0, np.cumsum(end_ns - start_ns))
+    ended = np.searchsorted(end_ns, at_ns, side="right")
+    current_ns = np.maximum(at_ns - np.append(start_ns, np.iinfo(np.int64).max)[ended], 0)
+    within_ns: Int64s = total_ns[ended] + current_ns
+    return within_ns
+
+
 def step_functions(key: Int32s | Int64s, time_ns: Int64s, total: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
     """Yield each key with its times and values; totals are sorted by key and time and accumulate across keys.
 

@@ -32,7 +32,7 @@ from pptrace.sanitize import printable
 from pptrace.timeline.critical_path import PATH_PARTS
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import phases
-from pptrace.timeline.timeline import Counter, window
+from pptrace.timeline.timeline import Counter, time_within, window
 from pptrace.traces.perfetto.columns import Column, Names, Records, begin_place, flow_ids, row_columns
 from pptrace.traces.perfetto.descriptors import (
     CATEGORY_NUMBERS,
@@ -402,19 +402,9 @@ def busy_percent(timeline: Timeline, rank: int, edges: Int64s) -> tuple[Int64s, 
         for cause in IdleCause:
             chosen = (waits.rank == rank) & (waits.cause == cause)
             if chosen.any():
-                idle[cause] = np.diff(_waited_ns(waits, chosen, edges))
+                idle[cause] = np.diff(time_within(waits.start_ns[chosen], waits.end_ns[chosen], edges))
     busy = length - sum(idle.values(), np.zeros_like(length))
     return 100 * busy // length, {cause: 100 * time // length for cause, time in idle.items()}
-
-
-def _waited_ns(waits: Waits, chosen: np.ndarray, edges: Int64s) -> Int64s:
-    """Return the total duration of the chosen waits up to each edge."""
-    start, end = waits.start_ns[chosen], waits.end_ns[chosen]
-    total = np.concatenate([[0], np.cumsum(end - start)])
-    ended = np.searchsorted(end, edges, side="right")
-    current = np.maximum(edges - np.append(start, edges[-1] + 1)[ended], 0)
-    waited_ns: Int64s = total[ended] + current
-    return waited_ns
 
 
 def _write_rank(
