@@ -497,8 +497,9 @@ def batch_payloads(
     )
     payloads: dict[int, tuple[Payload, ...]] = {}
     for number, kernel in enumerate(kernels):
-        batch = posted[first_post[number] : first_post[number + 1]]
         annotated = moves.action[first_move[number] : first_move[number + 1]]
+        batch = posted[first_post[number] : first_post[number + 1]]
+        batch = batch or [(action.kind in kinds.SENDS, -1, 0) for action in annotated]
         actions = {
             sends: [action for action in annotated if (action.kind in kinds.SENDS) == sends]
             for sends in (True, False)
@@ -506,22 +507,13 @@ def batch_payloads(
         if batch:
             payloads[kernel] = tuple(
                 Payload(
-                    operation=_operation(sends=sends), peer=peer, size_bytes=size_bytes,
+                    operation="send" if sends else "recv", peer=peer, size_bytes=size_bytes,
                     # The k-th send is the k-th action that sends, likewise receives.
                     action=actions[sends].pop(0) if actions[sends] else None,
                 )
                 for sends, peer, size_bytes in batch
             )  # fmt: skip
-        elif annotated.size:
-            payloads[kernel] = tuple(
-                Payload(operation=_operation(sends=action.kind in kinds.SENDS), action=action)
-                for action in annotated
-            )
     return payloads
-
-
-def _operation(*, sends: bool) -> str:
-    return "send" if sends else "recv"
 
 
 def _operator_spans(events: Events, annotations: Annotations) -> tuple[Int64s, Int64s]:
