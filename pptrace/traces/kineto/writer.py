@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -163,6 +163,8 @@ def _join_names(
 _LISTED_RANKS = 30
 """Length at which PyTorch truncates its list of a group's ranks."""
 _SEND_RECV, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
+_NCCL_LAUNCH = "cudaLaunchKernelExC"
+"""The runtime call that launches NCCL's kernels."""
 _COLLECTIVES = {
     "UNSHARD": "AllGather_RING_LL", "UNSHARD_SUBGROUP": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE,
     "REDUCE_GROUPS": _ALL_REDUCE, "SYNC": _ALL_REDUCE,
@@ -187,7 +189,7 @@ _GROUPS = {
 """PyTorch's name of each group, and its default collective for segments with another name."""
 
 
-class _ProfilerNames(Struct, frozen=True, kw_only=True):
+class _ProfilerNames(NamedTuple):
     """Names in the profiler for a kind of action."""
 
     name: str
@@ -196,18 +198,16 @@ class _ProfilerNames(Struct, frozen=True, kw_only=True):
     """The value of ``cat``."""
     launch: str = "cudaLaunchKernel"
     """The runtime call that launches the kernel."""
-    facts: str = ""
-    """Additional arguments of the kernel's event."""
 
 
 def _kind_names(name: str, category: str, stream: Stream) -> _ProfilerNames:
     """Return the profiler's names for a kind; the default is the name of the kind."""
     if category == "copy":
-        return _ProfilerNames(name=_COPIES.get(stream, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
+        return _ProfilerNames(_COPIES.get(stream, name), "gpu_memcpy", "cudaMemcpyAsync")
     kernel = _SEND_RECV if category == "communication" else _COLLECTIVES.get(name)
     if kernel is None:
-        return _ProfilerNames(name=name)
-    return _ProfilerNames(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC")
+        return _ProfilerNames(name)
+    return _ProfilerNames(f"ncclDevKernel_{kernel}", launch=_NCCL_LAUNCH)
 
 
 _KIND_NAMES = tuple(map(_kind_names, NAMES, CATEGORY, (traits.stream for traits in KINDS.values())))
@@ -228,17 +228,17 @@ _MICROBATCH_COLORS = (
 """Colors of microbatches, in rotation."""
 
 
-def _group_names(stream: Stream, segment: str) -> _ProfilerNames:
-    """Return the profiler's names for a collective inside an action.
+def _group_names(stream: Stream, segment: str) -> tuple[bytes, bytes]:
+    """Return the kernel of a collective inside an action in JSON, and additional arguments of the kernel's event.
 
-    >>> _group_names(Stream.TENSOR_PARALLEL, "all-reduce").name
-    'ncclDevKernel_AllReduce_Sum_f32_RING_LL'
+    >>> _group_names(Stream.TENSOR_PARALLEL, "all-reduce")[0]
+    b'"ncclDevKernel_AllReduce_Sum_f32_RING_LL"'
     """
     letters = "".join(filter(str.isalpha, segment.lower()))
     group, default = _GROUPS[stream]
     name, kernel = next((words for key, words in _SEGMENTS.items() if key in letters), _SEGMENTS[default])
     facts = f',"Collective name":"{name}","Process Group Description":"{group}"'
-    return _ProfilerNames(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC", facts=facts)
+    return f'"ncclDevKernel_{kernel}"'.encode(), facts.encode()
 
 
 def _collective_facts(kind: int, *, size_bytes: int, peer: int, ranks: int) -> bytes:
@@ -419,15 +419,11 @@ class LineFormatter:
                 facts += [segment.among(described), _shared_number(segment_number)]
             if lane.stream.is_group and (segment_number >= 0).all():
                 names = {c: _group_names(lane.stream, parts.names[c - 1]) for c in segment.used}
-                facts.append(segment.among({c: each.facts.encode() for c, each in names.items()}))
-                name, launch, category = (
-                    segment.among({c: b'"%s"' % getattr(each, field).encode() for c, each in names.items()})
-                    for field in ("name", "launch", "category")
-                )
-                return [name], launch, category, facts
+                kernel, group_facts = (segment.among({c: names[c][index] for c in names}) for index in (0, 1))
+                return [kernel], b'"%s"' % _NCCL_LAUNCH.encode(), b'"kernel"', [*facts, group_facts]
             ends = self._row_ends(self._kernels, rows)
-        kernel = _join_names(kind, _KERNEL, ends, plain=_UNNUMBERED)
-        return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
+        names_of_kinds = _join_names(kind, _KERNEL, ends, plain=_UNNUMBERED)
+        return names_of_kinds, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
 
     def _time(self, times_ns: NDArray[np.int64]) -> Block:
         return microseconds(times_ns, integers=self.integers)
@@ -471,14 +467,11 @@ class LineFormatter:
         size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
         keys, code = _distinct((sized * len(_KIND_NAMES) + kind) * peer_count + peer + 1)
+        sizes, kinds, peers = np.unravel_index(keys, (size.size, len(_KIND_NAMES), peer_count))
+        columns = (size[sizes].tolist(), kinds.tolist(), peers.tolist())
         texts = [
-            _collective_facts(
-                int(key) // peer_count % len(_KIND_NAMES),
-                size_bytes=int(size[int(key) // peer_count // len(_KIND_NAMES)]),
-                peer=int(key) % peer_count - 1,
-                ranks=timeline.ranks,
-            )
-            for key in keys
+            _collective_facts(kind, size_bytes=size_bytes, peer=peer - 1, ranks=timeline.ranks)
+            for size_bytes, kind, peer in zip(*columns, strict=True)
         ]
         return words(code, texts)
 
