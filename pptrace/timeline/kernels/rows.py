@@ -44,7 +44,9 @@ def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds,
                 for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                     index.producer[base + u] = row
             elif role[k] == SENDS or role[k] == RECEIVES:
-                match = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
+                match = _find_message(
+                    row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index, False
+                )
                 unsure = unsure or match == SEVERAL
                 _index_message(row, match, cells, kinds, index)
     if not unsure:
@@ -52,7 +54,9 @@ def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds,
     for lane in range(len(lane_ptr) - 1):
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             if role[cells.kind[row]] == RECEIVES:
-                match = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
+                match = _find_message(
+                    row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index, True
+                )
                 _index_message(row, match, cells, kinds, index)
     return True
 
@@ -69,8 +73,12 @@ def _index_message(row, match, cells, kinds, index):
             index.recv[slot] = row
 
 
-def _find_message(row, rank, peer, cells, graph, kinds, index):
-    """Return the slot of a send, or of a receive with a single candidate message; -1 for none."""
+def _find_message(row, rank, peer, cells, start, size, graph, kinds, index, after_sends):
+    """Return the slot of a send or of a receive, -1 for none.
+
+    If ``after_sends``, a receive has the slot of the message of its size that was sent first. Else it has a slot
+    only if a single message is possible.
+    """
     k, s, u = cells.kind[row], cells.stage[row], cells.microbatch[row]
     sends = kinds.role[k] == SENDS
     forward = kinds.direction[k] == FORWARD
@@ -84,32 +92,17 @@ def _find_message(row, rank, peer, cells, graph, kinds, index):
             continue
         edge = graph.succ_edge[e] if down else graph.pred_edge[e]
         slot = ((0 if forward else graph.edges) + edge) * graph.microbatches + u
-        if not sends:
+        sent = index.send[slot]
+        if sends:
+            if match < 0 and sent < 0:
+                match = slot
+        elif not after_sends:
             if match >= 0:
                 return SEVERAL
             match = slot
-        elif match < 0 and index.send[slot] < 0:
-            match = slot
-    return match
-
-
-def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
-    """Return the slot of a receive: the message of its size that was sent first; -1 for none."""
-    s, u = cells.stage[row], cells.microbatch[row]
-    send = index.send
-    forward = kinds.direction[cells.kind[row]] == FORWARD
-    ptr = graph.pred_ptr if forward else graph.succ_ptr
-    ranks = graph.stage_rank if forward else graph.backward_rank
-    match = -1
-    for e in range(ptr[s], ptr[s + 1]):
-        other = ranks[graph.microbatch_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])]
-        if other < 0 or other == rank or (peer >= 0 and other != peer):
-            continue
-        edge = graph.pred_edge[e] if forward else graph.edges + graph.succ_edge[e]
-        slot = edge * graph.microbatches + u
-        if index.recv[slot] >= 0 or send[slot] < 0 or size[send[slot]] != size[row]:
-            continue
-        if match < 0 or start[send[slot]] < start[send[match]]:
+        elif sent >= 0 and index.recv[slot] < 0 and size[sent] == size[row] and (
+            match < 0 or start[sent] < start[index.send[match]]
+        ):  # fmt: skip
             match = slot
     return match
 
