@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pptrace.config.choices import PolicyName
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
-from pptrace.measured.replay import run_order
+from pptrace.measured.replay import Resimulation
 from pptrace.measured.sides import Side
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
@@ -64,7 +64,7 @@ def stretched(timeline: Timeline, action: str, by_ns: int) -> Timeline:
     duration = result.duration_ns.copy()
     duration[at] += by_ns
     longer = replace(result, duration_ns=duration)
-    return run_order(longer.order, longer.times())
+    return Resimulation.of_order(longer.order).run(longer.times())
 
 
 def slower_way(timeline: Timeline, source: int, target: int, factor: float) -> Timeline:
@@ -72,7 +72,9 @@ def slower_way(timeline: Timeline, source: int, target: int, factor: float) -> T
     own = extract_computations(timeline)
     way = (own.transfers.source == source) & (own.transfers.target == target)
     took = np.where(way, (own.transfers.duration_ns * factor).astype(np.int64), own.transfers.duration_ns)
-    return run_order(own.order, replace(own, transfers=replace(own.transfers, duration_ns=took)).times())
+    return Resimulation.of_order(own.order).run(
+        replace(own, transfers=replace(own.transfers, duration_ns=took)).times()
+    )
 
 
 def without_row(timeline: Timeline, row: int) -> Timeline:

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from pptrace.measured.computations import Transfers, extract_computations, group_quantiles
 from pptrace.measured.dependencies import follow_chain
-from pptrace.measured.replay import Resimulation, nearest_policy, run_order
+from pptrace.measured.replay import Resimulation, nearest_policy
 from pptrace.report.numbers import Figure, mean_of, median_of
 from pptrace.sanitize import shell_word
 from pptrace.steps.kinds import PASSES, Kind
@@ -732,7 +732,7 @@ def _simulate(fit: Calibration, step: Computations, policy: Policy) -> Computati
     for host in fit.hosts:
         gap[(step.kind == Kind[host.kind]) & ~step.outside] = host.gap_ns
     times = replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers).times(with_blocked=False)
-    return extract_computations(run_order(step.order, times, policy, partial=step.partial))
+    return extract_computations(Resimulation.of_order(step.order, policy, partial=step.partial).run(times))
 
 
 def _warnings(

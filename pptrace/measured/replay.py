@@ -117,13 +117,6 @@ class Resimulation(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return self._spans_ns[key]
 
 
-def run_order(
-    order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
-) -> Timeline:
-    """Simulate an order with given times; see :class:`Resimulation`."""
-    return Resimulation.of_order(order, policy, partial=partial).run(times)
-
-
 class Replayed(NamedTuple):
     """A step and its replay."""
 
@@ -159,7 +152,9 @@ def replay(
     """
     step = extract_computations(timeline, lacks_ranks=lacks_ranks)
     chosen = None if policy is None else policy(step.order)
-    replayed = run_order(step.order, step.times(with_blocked=chosen is None), chosen, partial=step.partial)
+    replayed = Resimulation.of_order(step.order, chosen, partial=step.partial).run(
+        step.times(with_blocked=chosen is None)
+    )
     (_, replayed_ns), (opened, closed) = extent(replayed), window(timeline)
     return Replayed(step, replayed, replayed_ns, int(closed - opened))
 
@@ -238,7 +233,9 @@ def _start_error(
                 policy = build_policy(provided, order, options)
                 simulate(order, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
         policy = build_policy(provided, step.order, options)
-        replayed = extract_computations(run_order(step.order, step.times(with_blocked=False), policy))
+        replayed = extract_computations(
+            Resimulation.of_order(step.order, policy).run(step.times(with_blocked=False))
+        )
     except PptraceError:
         return None
     errors_ns = (replayed.start_ns - replayed.begin_ns) - (step.start_ns - step.begin_ns)

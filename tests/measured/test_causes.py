@@ -15,7 +15,7 @@ from pptrace.measured.causes import Blame, candidates, rank_causes
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import blame, diff_document
-from pptrace.measured.replay import run_order
+from pptrace.measured.replay import Resimulation
 from pptrace.report.document import plain, text_of
 from pptrace.report.numbers import Figure, Sides
 from pptrace.steps.kinds import Kind
@@ -36,7 +36,7 @@ def scaled(timeline: Timeline, factor: float, kind: Kind | None = None) -> Timel
     longer = replace(
         step, duration_ns=np.where(chosen, (step.duration_ns * factor).astype(np.int64), step.duration_ns)
     )
-    return run_order(longer.order, longer.times())
+    return Resimulation.of_order(longer.order).run(longer.times())
 
 
 @settings(max_examples=10)
@@ -63,7 +63,7 @@ def test_a_kind_of_one_stage_is_named_with_its_stage() -> None:
     step = extract_computations(first)
     chosen = (step.kind == Kind.B) & (step.stage == 2)
     slow = replace(step, duration_ns=np.where(chosen, step.duration_ns * 3 // 2, step.duration_ns))
-    (cause,) = compared(first, run_order(slow.order, slow.times())).causes
+    (cause,) = compared(first, Resimulation.of_order(slow.order).run(slow.times())).causes
 
     assert (cause.kind, cause.what) == ("slow stage", "backward of stage 2 on rank 2")
 

@@ -18,7 +18,7 @@ from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import blame, describe_divergence, diff_document, kinds, link_sizes, verdict
 from pptrace.measured.findings import Release, first_divergence
 from pptrace.measured.matching import match
-from pptrace.measured.replay import run_order
+from pptrace.measured.replay import Resimulation
 from pptrace.network.contract import Flat
 from pptrace.report.document import page_of, text_of
 from pptrace.sim.simulation import simulate
@@ -262,7 +262,7 @@ def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
     longer[first[1:]] += MS
     slower = diff(
         side_of_step(base),
-        side_of_step(run_order(shorter.order, replace(shorter, duration_ns=longer).times())),
+        side_of_step(Resimulation.of_order(shorter.order).run(replace(shorter, duration_ns=longer).times())),
         0.05,
     )
 

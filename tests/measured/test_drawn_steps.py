@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import pptrace
 from pptrace.measured.calibration import bootstrap_spans_ns, calibrate, check_calibration
 from pptrace.measured.computations import Computations, extract_computations
-from pptrace.measured.replay import run_order
+from pptrace.measured.replay import Resimulation
 from pptrace.plugins.registry import Registry
 from pptrace.steps.message_calls import Policy
 
@@ -42,7 +42,7 @@ def stalled(step: Computations, share: float, seed: int) -> Computations:
     random = np.random.default_rng(seed)
     stalls = (random.random(len(step)) < share) * random.exponential(10 * MS, len(step))
     step = replace(step, duration_ns=step.duration_ns + stalls.astype(np.int64))
-    again = extract_computations(run_order(step.order, step.times(), Policy()))
+    again = extract_computations(Resimulation.of_order(step.order, Policy()).run(step.times()))
     return replace(step, start_ns=again.start_ns, end_ns=again.end_ns)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 import pptrace
 from pptrace.measured.calibration import calibrate, check_calibration, concurrent_ranks, estimate_sharing
 from pptrace.measured.computations import Computations, extract_computations
-from pptrace.measured.replay import run_order
+from pptrace.measured.replay import Resimulation
 from pptrace.plugins.registry import Registry
 from pptrace.steps.message_calls import Policy
 
@@ -29,7 +29,7 @@ def noisy(computations: Computations, factor: np.ndarray, seed: int) -> Computat
     random = np.random.default_rng(seed)
     factor = factor * random.uniform(0.9, 1.1, len(computations))
     longer = replace(computations, duration_ns=(computations.duration_ns * factor).astype(np.int64))
-    return extract_computations(run_order(computations.order, longer.times(), Policy()))
+    return extract_computations(Resimulation.of_order(computations.order, Policy()).run(longer.times()))
 
 
 def on_processors(computations: Computations, processors: int, seed: int) -> Computations:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pptrace.measured.computations import extract_computations
-from pptrace.measured.replay import run_order
+from pptrace.measured.replay import Resimulation
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
@@ -82,7 +82,7 @@ def write_run(
     ranks = step.placement.ranks
     # PyTorch runs the members of an overlapped pair one after another, each after its own message.
     in_turn = replace(step.order, pair=np.full_like(step.order.pair, -1))
-    timeline = run_order(in_turn, step.times())
+    timeline = Resimulation.of_order(in_turn).run(step.times())
     ran = extract_computations(timeline)
     ends = {str(ran.action(row)): int(ran.end_ns[row]) for row in range(len(ran))}
     starts = {

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pptrace.errors import ScheduleError
 from pptrace.measured.computations import extract_computations
-from pptrace.measured.replay import run_order
+from pptrace.measured.replay import Resimulation
 from pptrace.timeline.measurement import Replica, Step
 from pptrace_stragglers.simulation import Job, JobOperation, JobSimulation, build_job
 from pptrace_stragglers.what_if import find_stragglers, ideal_durations, ideal_timeline
@@ -60,7 +60,7 @@ def of_lengths(lengths: Sequence[float]) -> Timeline:
     """Return a step whose microbatches take times in proportion to their lengths."""
     done = extract_computations(one_step())
     scaled = (done.duration_ns * np.array(lengths)[done.microbatch]).astype(np.int64)
-    return run_order(done.order, replace(done, duration_ns=scaled).times())
+    return Resimulation.of_order(done.order).run(replace(done, duration_ns=scaled).times())
 
 
 def test_replicas_that_meet_wait_for_the_slowest() -> None:
@@ -161,7 +161,7 @@ def test_lengths_of_sequences_are_found_and_distinguished_from_other_jitter() ->
 def jittering(draw: np.random.Generator) -> Timeline:
     done = extract_computations(one_step())
     scaled: NDArray[np.int64] = (done.duration_ns * draw.uniform(0.5, 2, len(done))).astype(np.int64)
-    return run_order(done.order, replace(done, duration_ns=scaled).times())
+    return Resimulation.of_order(done.order).run(replace(done, duration_ns=scaled).times())
 
 
 def test_what_replicas_of_a_simulation_take_is_what_was_simulated() -> None:
