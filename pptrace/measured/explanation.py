@@ -220,7 +220,7 @@ def explanation_document(
     path = tuple(
         (kind, ms(time)) for kind, time in explanation.critical_path_ns.items() if time.value or kind == BETWEEN
     )
-    lost = tuple(
+    unattributed_lines = tuple(
         f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}"
         for work in unattributed
     )
@@ -236,7 +236,7 @@ def explanation_document(
                 title="length of the pipeline in replays, from its first computation to its last",
                 blocks=_without(explanation),
             ),
-            Section(title="events that belong to no action", blocks=lost),
+            Section(title="events that belong to no action", blocks=unattributed_lines),
         ),
         values={
             **asdict(explanation),
@@ -284,7 +284,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
     """Return the document of a trace without actions, with at most ``top`` names per table."""
     operations, ranks = measurement.summaries, _sums_by_rank(measurement.summaries)
     clocks = (
-        f"clock of rank {clock.rank}: set by {clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f}) ms"
+        f"clock of rank {clock.rank}: shifted by {clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f}) ms"
         for clock in measurement.clocks
         if clock.pairs
     )
@@ -297,7 +297,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
                 Section(title=f"{work}, all ranks", blocks=_by_name(_of_work(operations, work), top))
                 for work in _WORK
             ),
-            Section(title="to go on", blocks=(*clocks, MARK_ACTIONS_HINT)),
+            Section(title="how to continue", blocks=(*clocks, MARK_ACTIONS_HINT)),
         ),
         values={
             "step": None,

@@ -455,7 +455,7 @@ def notes_of(side: Side) -> list[str]:
     if clocks:
         offsets = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in clocks)
         ranks = ", ".join(str(clock.rank) for clock in clocks)
-        lines.append(f"{side.name}: clocks of ranks {ranks} set by {offsets} ms")
+        lines.append(f"{side.name}: clocks of ranks {ranks} shifted by {offsets} ms")
     lines += [
         f"{side.name}: rank {work.rank}: {work.count} {work.what} belong to no action "
         f"({work.total_ns / 1e6:.3f} ms)"

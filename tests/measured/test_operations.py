@@ -36,7 +36,7 @@ def test_ranks_and_names_are_summed_and_what_to_do_is_said(measurement: Measurem
     assert "rank 0       4.000 ms           2  7.63 MiB    10.000 ms          10" in text
     assert "ncclDevKernel_SendRecv      4  8.000 ms  2.000 ms  15.3 MiB   2 GB/s" in text
     assert "add<float, 2>     20  30.000 ms  1.500 ms" in text
-    assert "clock of rank 1: set by -1.000 (±0.002) ms" in text
+    assert "clock of rank 1: shifted by -1.000 (±0.002) ms" in text
     assert text.endswith(MARK_ACTIONS_HINT)
 
 

@@ -90,7 +90,7 @@ def test_a_shifted_clock_changes_nothing_but_its_offset(rank: int, shift_us: int
     assert difference["step_ns"][0] == difference["step_ns"][1]
     offsets = [note for note in difference["notes"] if "clocks of ranks" in note]
     assert len(offsets) == 2
-    assert offsets[0].split(" set by ")[1] != offsets[1].split(" set by ")[1]
+    assert offsets[0].split(" shifted by ")[1] != offsets[1].split(" shifted by ")[1]
 
 
 def test_a_file_that_is_cut_is_read_as_far_as_it_goes_and_said(tmp_path: Path) -> None:

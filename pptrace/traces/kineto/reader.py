@@ -94,7 +94,7 @@ def _enter_ns(row: NDArray[np.int64], launches: NDArray[np.int64]) -> NDArray[np
     launched, launch_ns = launches[:, np.argsort(launches[0], kind="stable")]
     index = find(launched, row)
     if (index < 0).any():
-        msg = "a kernel has lost its launch"
+        msg = "a kernel has no launch"
         raise ValueError(msg)
     enter_ns: NDArray[np.int64] = launch_ns[index]
     return enter_ns
