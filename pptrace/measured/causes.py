@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from math import comb, hypot, nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -196,15 +196,6 @@ def _shares(values: NDArray[np.float64], *columns: Int64s) -> dict[Any, Figure]:
     return {group: Figure(median - 1) for group, median in _medians(values, *columns).items()}
 
 
-class _Change(NamedTuple):
-    """The change of the median message of a link, between two bounds."""
-
-    first_ns: float
-    least_ns: float
-    most_ns: float
-    error_ns: float
-
-
 def _network(
     a: Computations, b: Computations, links: Mapping[Ends, Link]
 ) -> tuple[Figure, dict[Ends, LinkChange]]:
@@ -213,7 +204,7 @@ def _network(
     for ends, link in links.items():
         if ends not in changes and min(link.seen) >= _FEWEST and link.median_ns.first.value > 0:
             change_ns = link.median_ns.change.value
-            changes[ends] = _Change(link.median_ns.first.value, change_ns, change_ns, 0.0)
+            changes[ends] = [link.median_ns.first.value, change_ns, change_ns, 0.0]
     first_ns, least_ns, most_ns, error_ns = np.array(list(changes.values()), dtype=np.float64).reshape(-1, 4).T
     common_ns = _common_change_ns(first_ns, least_ns, most_ns)
     own_ns = np.clip(common_ns, least_ns, most_ns) - common_ns
@@ -248,8 +239,10 @@ def _common_change_ns(
     return min(by_factor, by_time, key=unexplained_ns)
 
 
-def _paired_changes(a: Computations, b: Computations) -> dict[Ends, _Change]:
-    """Return the changes of links, from messages that both steps observed.
+def _paired_changes(a: Computations, b: Computations) -> dict[Ends, list[float]]:
+    """Return the changes of links in nanoseconds, from messages that both steps observed.
+
+    Each is the median message of the first step, the lower and the upper bound of its change, and their error.
 
     The time of a message whose receive was posted late is known within bounds; such messages count where others
     are missing or contradict their bounds. Where the first step observed too few messages, because its ranks did
@@ -286,7 +279,7 @@ def _paired_changes(a: Computations, b: Computations) -> dict[Ends, _Change]:
     used = is_paired | (medians[1] > 0)
     columns = np.stack([*medians, _MEDIAN_ERROR * deviations_ns / np.sqrt(counts)])[:, used].T
     pairs = (divmod(pair, ranks) for pair in ends[used].tolist())
-    return dict(zip(pairs, map(_Change._make, columns.tolist()), strict=True))
+    return dict(zip(pairs, columns.tolist(), strict=True))
 
 
 def _agrees(exact: NDArray[np.bool_], link: Int64s, least_ns: Int64s, most_ns: Int64s) -> NDArray[np.bool_]:
