@@ -46,11 +46,11 @@ KEYS: dict[str, Any] = {
 }  # fmt: skip
 """Columns of a mixture of experts by setting, each with the value where a recipe does not have the setting."""
 UNUSUAL: dict[str, Any] = {
-    "costs.zero": 1, "costs.fused_loss": True, "costs.aligned_dispatch": True, "costs.exp_avg": None,
+    "costs.fused_loss": True, "costs.aligned_dispatch": True, "costs.exp_avg": None,
     "costs.exp_avg_sq": None, "costs.optimizer": None, "costs.accumulation": None, "costs.fused_routing": None,
     "model.first_bf16_layers": None, "model.last_bf16_layers": None, "costs.outer_sharding": None,
     "model.product_precisions": None, "data_parallel.reduce_each": None, "data_parallel.reshard": None,
-    "data_parallel.shard": None,
+    "data_parallel.shard": None, "model.offload_modules": None,
 }  # fmt: skip
 """Columns by setting that are blank where a recipe has this value, which most have."""
 
@@ -135,7 +135,7 @@ def main() -> None:
     arguments = parser.parse_args()
     added = ("recipe", *KEYS, *UNUSUAL)
     rows = [
-        (line, {name: text for name, text in row.items() if name not in added})
+        (line, {name: "" if name in added and _release(row) else text for name, text in row.items()})
         for line, row in read_rows(arguments.steps)
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -143,20 +143,26 @@ def main() -> None:
         columns = [_columns(clone, case) for case in build_cases(rows, read_rules())]
     if arguments.output:
         text = io.StringIO()
-        writer = csv.DictWriter(text, [*rows[0][1], *added], restval="", lineterminator="\n")
+        names = dict.fromkeys([*rows[0][1], *added])
+        writer = csv.DictWriter(text, [*names], restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, **new} for (_, row), new in zip(rows, columns, strict=True))
         with replace_file(arguments.output) as temporary:
             temporary.write_text(text.getvalue(), encoding="utf-8")
 
 
+def _release(row: Mapping[str, str]) -> str:
+    """Return the release of Megatron-Bridge that a row is of; empty for another source."""
+    release = re.match(r"Megatron-Bridge (\d+\.\d+(?:\.\d+)?)", row["source"])
+    return release[1] if release else ""
+
+
 def _columns(clone: Clone, case: Case) -> dict[str, str]:
     """Return the columns of a row; none for a row without a recipe of its sizes, which is printed."""
-    release = re.match(r"Megatron-Bridge (\d+\.\d+(?:\.\d+)?)", case.row["source"])
-    if release is None or case.skipped:
+    release, row = _release(case.row), case.settings
+    if not release or case.skipped:
         return {}
-    row = case.settings
-    candidates = [recipe for tag in TAGS[release[1]] for recipe in clone.recipes(tag) if recipe.is_of(row)]
+    candidates = [recipe for tag in TAGS[release] for recipe in clone.recipes(tag) if recipe.is_of(row)]
     best = min(candidates, key=lambda recipe: _distance(recipe, row), default=None)
     differing = best.differences(row) if best else {}
     if best is None or differing:
