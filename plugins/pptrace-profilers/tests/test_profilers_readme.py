@@ -76,4 +76,4 @@ def test_the_readmes_rules_tell_what_it_says(tmp_path: Path) -> None:
     assert (str(message.action), message.peer, message.size_bytes) == ("2SEND_F1", 3, 8)
     assert outcome.rank is not None
     assert outcome.rank.read("worker 12") == 12
-    assert outcome.communication.search("a halo_exchange")
+    assert outcome.communicate(["a halo_exchange"]).all()
