@@ -21,7 +21,7 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 
 
 @click.command("plan", epilog=_EXAMPLES)
-@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs of the job.")
+@click.option("--gpus", type=int, metavar="N", help="GPUs of the job; those of CONFIG's sizes by default.")
 @click.option("--memory", metavar="SIZE", help="Memory limit of a rank, such as 76GiB; the device's by default.")
 @click.option(
     "--objective", default="tokens", show_default=True, metavar="WORD",
@@ -60,9 +60,9 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 def command(source: Source, outputs: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
     """Find the best configuration of CONFIG's model on a number of GPUs: division of the model, and schedule.
 
-    Sizes in CONFIG vary; sizes on the command line are fixed. Finished simulations are stored next to the first
-    output: after an interruption, the same command continues. After Ctrl-C or --time, the best configuration so
-    far is printed. Exits with 2 if no configuration can run and fits.
+    Sizes and the split of layers in CONFIG vary; sizes on the command line are fixed. Finished simulations are
+    stored next to the first output: after an interruption, the same command continues. After Ctrl-C or --time, the
+    best configuration so far is printed. Exits with 2 if no configuration can run and fits.
     """
     from pptrace.cli.sweep import report_journal
     from pptrace.search.plan import plan

@@ -17,6 +17,7 @@ from pptrace.run.preparation import prepare
 from pptrace.run.run import Run
 from pptrace.search.basis import digest_of, short_reason
 from pptrace.search.launch_arguments import FRAMEWORKS
+from pptrace.search.plan_axes import SPLITS
 from pptrace.search.runner import (
     Runner,
     installed,
@@ -109,9 +110,14 @@ class Candidate(Struct, kw_only=True, eq=False):
         return {key_text(override.path): override.value for override in self.varied}
 
     @property
+    def written(self) -> dict[str, Any]:
+        """Its settings that differ from the absence of a key; None removes a split of layers of CONFIG."""
+        return {key: value for key, value in self.settings.items() if value is not None or key in SPLITS}
+
+    @property
     def arguments(self) -> str:
         """The arguments of ``pptrace simulate CONFIG`` that reproduce it."""
-        return Change(settings={key: value for key, value in self.settings.items() if value is not None}).arguments
+        return Change(settings=self.written).arguments
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -50,6 +50,7 @@ from pptrace.search.plan_axes import (
     PlanRequest,
     Space,
     gpus_text,
+    job_gpus,
     plan_problem,
     setting,
 )
@@ -318,8 +319,7 @@ class Plan(Printed):
     @property
     def command(self) -> list[str]:
         """The command that simulates the first place."""
-        chosen = {key: value for key, value in self.best.settings.items() if value is not None}
-        return simulate_command(self.problem.document.source, {**self.problem.given, **chosen})
+        return simulate_command(self.problem.document.source, {**self.problem.given, **self.best.written})
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -509,7 +509,7 @@ def _row(candidate: Candidate) -> Row:
 def plan(
     config: Config | None = None,
     *,
-    gpus: int,
+    gpus: int | None = None,
     memory: str | None = None,
     objective: str = "tokens",
     vary: Mapping[str, Iterable[Any]] | Sequence[str] = (),
@@ -532,7 +532,8 @@ def plan(
 
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
-        gpus: number of GPUs of the job; with ``objective="gpus"``, the maximum number.
+        gpus: number of GPUs of the job; with ``objective="gpus"``, the maximum number. By default, those of the
+            configured parallel sizes.
         memory: memory limit per rank, ``"76GiB"``; the device's memory by default.
         objective: ``tokens``, ``mfu``, ``step``, or ``gpus`` for the fewest GPUs that fit.
         vary: values by key, ``{"pp": [4, 8], "zero": [1]}``, or texts as for ``--vary``; other keys keep the
@@ -564,13 +565,14 @@ def plan(
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
     check_outputs(paths, (*_CONFIGURATIONS, _SCRIPT, _RECIPE), _OUTPUT_SUFFIXES)
+    document = document_of(config)
     request = PlanRequest(
-        gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive, time=time,
-        framework=framework,
+        gpus=job_gpus(document) if gpus is None else gpus, memory=memory, objective=objective, top=top,
+        exhaustive=exhaustive, time=time, framework=framework,
     )  # fmt: skip
     plugins = registry or Registry.load()
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
-    problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
+    problem = plan_problem(document, sets, values, vary, request, plugins)
     check_framework(paths, problem)
     space = Space(problem, request)
     bias = _bias(Path(measured), problem) if measured is not None else Bias()

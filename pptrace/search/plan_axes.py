@@ -249,6 +249,8 @@ SCHEDULE_OPTION = "schedule.options."
 CLUSTER = "cluster.preset"
 LAYERS = "model.layers_per_stage"
 """The key of the split of layers over stages."""
+SPLITS = (LAYERS, "model.layout")
+"""Keys of the layers of each stage, which belong to the configured number of stages."""
 _PLACE = Place(source="plan")
 
 
@@ -302,6 +304,19 @@ def setting(key: str, value: Any) -> Assignment:
     return Assignment(path=tuple(key.split(".")), value=value, place=_PLACE)
 
 
+def job_gpus(config: Document) -> int:
+    """Return the GPUs of a configuration's parallel sizes.
+
+    Raises:
+        ConfigError: it has none, or encoders on GPUs beside them.
+    """
+    tree = config.value or {}
+    sizes, axes = tree.get("parallel") or {}, ("pp", "tp", "cp", "dp")
+    if not sizes.keys() & {*axes} or sizes.keys() & {"encoder", "encoders"}:
+        raise ConfigError("missing: the configuration does not have the number of GPUs", file="--gpus")
+    return prod(_number(tree, f"parallel.{axis}", 1, config.places) for axis in axes)
+
+
 def plan_problem(
     file: Path | Document | None,
     sets: Sequence[str],
@@ -333,6 +348,9 @@ def plan_problem(
         _without_sizes(tree["parallel"])
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
+    assigned_keys = {key_text(assigned.path) for assigned in assigned_settings}
+    no_split = [setting(key, None) for key in SPLITS if key in leaves_by_key(tree) and key not in assigned_keys]
+    tree, places = overlaid(tree, places, no_split)
     document = Document(value=tree, places=places, source=source.source)
     costs = _trial(document, registry, request)
     derived = []
@@ -357,7 +375,7 @@ def plan_problem(
         model_keys=frozenset(model().model_fields if model else ()),
         words={key: words_of(costs.resolved, registry, key) for key in _DEFAULT_AXES},
         node_gpus=(cluster.gpus or 1) if cluster else scale_up, on_cluster=cluster is not None,
-        derived=tuple(derived),
+        derived=(*no_split, *derived),
         sequences=sequences, schedule=schedule, sequence=costs.resolved.experiment.batch.sequence or 0,
         framework=_framework(request, costs.resolved, registry),
         configured={key: value_of(costs.resolved, key) for key in _DEFAULT_AXES},

@@ -64,6 +64,7 @@ def planned(registry: Registry, **changed: Any) -> Any:
     ("changed", "line"),
     [
         ({"gpus": 0}, "^gpus: 0 is not a number of GPUs: write 1 or more"),
+        ({"gpus": None}, "^gpus: missing: the configuration does not have the number of GPUs"),
         ({"top": 0}, "^top: 0 is not a number of places"),
         ({"objective": "tokns"}, r"^objective: 'tokns' is not an objective \(did you mean 'tokens'"),
         ({"objective": "fast"}, r"^objective: 'fast' is not an objective \(.*known: gpus, mfu, step, tokens\)"),
@@ -127,6 +128,21 @@ def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(reg
     assert {(candidate.layout.pp, candidate.layout.tp) for candidate in plan_result.candidates} == {(2, 1)}
     assert {candidate.layout.micro for candidate in plan_result.candidates} == {1, 2}
     assert "plan" not in plan_result.configuration
+
+
+@pytest.mark.parametrize("split", [{"layout": "Ettt|tttt|ttt|ttL"}, {"layers_per_stage": [3, 4, 3, 2]}])
+def test_a_configured_job_is_divided_anew_with_its_gpus(tmp_path: Path, split: dict[str, Any]) -> None:
+    job = {**STEP, "model": {**MODEL, "layers": 12, **split}, "schedule": "1f1b", "parallel": {"pp": 4, "dp": 2}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job), encoding="utf-8")
+
+    plan = pptrace.plan(file, vary={**FEW, "layers": ["balanced", "even"]}, framework="any", executor="serial")
+    words = shlex.split(" ".join(plan.command))[2:]
+    step = CliRunner().invoke(simulate, [*words, "--json"], catch_exceptions=False)
+
+    assert plan.request.gpus == 8
+    assert json.loads(step.stdout)["step_ns"] == plan.best.row["step_ns"]
+    assert f"model.{next(iter(split))}=null" in plan.command or "layers_per_stage" in split
 
 
 def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
