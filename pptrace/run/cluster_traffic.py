@@ -10,11 +10,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.config.overrides import assignment
+from pptrace.config.overrides import assignment, assignments
+from pptrace.config.places import key_text
 from pptrace.config.quantities import format_rate
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import Layout
 from pptrace.network.contract import NO_ROUTE, Paths
 from pptrace.report.svg import document, element
 from pptrace.run.hardware import job_network
@@ -99,7 +99,8 @@ def view_cluster(
         cluster: a preset such as ``dgx-h100x4``, or a YAML file with a ``cluster``.
         registry: the plugins.
         sets: ``key.path=value`` texts.
-        flags: ``pp``, ``tp`` and so on; a pipeline over all nodes, or all GPUs of one, by default.
+        flags: ``pp``, ``tp`` and so on. The pipeline of a preset has all GPUs by default. Without any size, it has
+            a tensor-parallel stage on each of several nodes.
         between: two GPUs.
 
     Raises:
@@ -108,10 +109,11 @@ def view_cluster(
     """
     settings = {key: value for key, value in (flags or {}).items() if value is not None}
     file = cluster if not isinstance(cluster, str) else None
-    sized = file is not None or "pp" in settings
+    given = {key_text(each.path) for each in assignments(sets, settings)}
+    has_ranks = file is not None or "parallel.pp" in given
     named = []
     if isinstance(cluster, str):
-        settings = {"schedule": "none", "microbatches": 1, "pp": 1, **settings}
+        settings = {"schedule": "none", "microbatches": 1, **({} if has_ranks else {"pp": 1}), **settings}
         named = [assignment("cluster", cluster, f"network {cluster}")]
     resolved = load(file, sets, settings, named)
     if resolved.experiment.cluster is None:
@@ -122,9 +124,11 @@ def view_cluster(
         resolved = resolved.with_values("parallel", {"pp": ranks})
     inputs = Preparation(resolved=resolved, registry=registry)
     job = job_network(inputs)
-    if not sized:  # a tensor-parallel stage on each node, or a stage on each GPU of a single node
-        nodes, gpus = job.network.nodes, job.network.gpus
-        job = job._replace(layout=Layout(pp=nodes, tp=gpus) if nodes > 1 else Layout(pp=gpus))
+    if not has_ranks:
+        layout = job.layout
+        if layout.gpus == 1 and job.network.nodes > 1:
+            layout = replace(layout, tp=job.network.gpus)
+        job = job._replace(layout=replace(layout, pp=job.network.endpoints // layout.gpus))
     section = inputs.experiment.cluster
     parts = tuple(part.name or "" if (part := getattr(section, key)) else "" for key in ("node", "fabric"))
     hops, rates = _pipeline(job)

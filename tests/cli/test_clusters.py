@@ -182,6 +182,23 @@ def test_a_picture_of_the_cluster_is_written_whole(pptrace: Pptrace, job: Path) 
     assert "GPU 0 to GPU 3: 10 GB/s alone, 10 GB/s under the traffic" in picture
 
 
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(
+    ("arguments", "pipeline"),
+    [
+        ((), "pp 4, tp 8, tp-cp-ep-dp-pp"),
+        (("--tp", 4), "pp 8, tp 4, tp-cp-ep-dp-pp"),
+        (("--tp", 4, "--dp", 2), "pp 4, tp 4, dp 2, tp-cp-ep-dp-pp"),
+        (("--set", "parallel.pp=2"), "pp 2, tp-cp-ep-dp-pp"),
+        (("--set", "parallel.order=pp-tp-cp-ep-dp"), "pp 4, tp 8, pp-tp-cp-ep-dp"),
+    ],
+)
+def test_the_pipeline_on_a_preset_has_the_given_sizes_and_all_gpus(
+    pptrace: Pptrace, arguments: tuple[str | int, ...], pipeline: str
+) -> None:
+    assert f"pipeline: {pipeline}" in pptrace("network", "dgx-h100x4", *arguments).out.splitlines()
+
+
 @pytest.mark.usefixtures("job")
 def test_the_network_as_json_has_every_link_and_the_route(pptrace: Pptrace) -> None:
     document = json.loads(pptrace("network", "job.yaml", "--between", "0,2", "--json").out)
