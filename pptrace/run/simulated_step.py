@@ -148,7 +148,7 @@ class Replicas(Struct, frozen=True):
         Raises:
             PptraceError: the job cannot be simulated.
         """
-        prepared = SimulatedStep.of(prepare(self.resolved, self.registry), self.registry).prepared
+        prepared = prepare(self.resolved, self.registry)
         differing = prepared.differing
         if differing is None:
             return
