@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli.options import json_option, measured_options, output_option, read, traces_argument
-from pptrace.cli.output import echo_documents, echo_notes, write_text
+from pptrace.cli.output import echo_documents, echo_notes
+from pptrace.files import print_or_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,8 +103,8 @@ def command(
         table = ""
         if not names and not steps[0].partial:
             table = str(Path(output).with_suffix(".order.csv"))
-            write_text(table, table_text(steps[0].order))
-        write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known, table))
+            print_or_write(table_text(steps[0].order), Path(table))
+        print_or_write(calibrated_yaml(fit, traces[0].name, names, check, known, table), Path(output))
 
 
 def _run_to_fit(runs: Sequence[Path], registry: Registry, request: ImportRequest) -> Path:
@@ -153,4 +154,4 @@ def _calibrate_network(measurement: Measurement, traces: Path, output: str | Non
         if not text:
             message = "latency and bandwidth cannot be distinguished: a network needs messages of several sizes"
             raise TraceError(message, file=traces)
-        write_text(output, text)
+        print_or_write(text, Path(output))

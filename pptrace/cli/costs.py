@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli.options import experiment_flags, json_option, output_option
-from pptrace.cli.output import echo_documents, echo_notes, write_text
+from pptrace.cli.output import echo_documents, echo_notes
 
 if TYPE_CHECKING:
     from pptrace.cli.options import Source
@@ -30,6 +31,7 @@ pptrace simulate costs.yaml"""
 def command(source: Source, output: str | None, *, as_json: bool) -> None:
     """Print the costs of CONFIG's actions by stage: times, bytes, segments and kernels. Simulates no step."""
     from pptrace.config.resolution import load
+    from pptrace.files import print_or_write
     from pptrace.plugins.registry import Registry
     from pptrace.run.cost_listing import costs_document, costs_yaml
     from pptrace.run.preparation import prepare
@@ -39,6 +41,6 @@ def command(source: Source, output: str | None, *, as_json: bool) -> None:
     echo_documents(costs_document(prepared.workload), as_json=as_json)
     if output is not None:
         text, missing = costs_yaml(prepared, registry)
-        write_text(output, text)
+        print_or_write(text, Path(output))
         if missing:
             echo_notes([f"{output} lacks {', '.join(missing)}: its step differs from that of the configuration"])

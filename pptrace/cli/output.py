@@ -101,21 +101,6 @@ def report_written(paths: Iterable[Path | str]) -> None:
         click.echo(f"wrote {printable_line(str(path))}", err=True)
 
 
-def write_text(output: str, text: str) -> None:
-    """Replace a file by a text, and print its name on standard error.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    from pathlib import Path
-
-    from pptrace.files import replace_file
-
-    with replace_file(Path(output)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    report_written([output])
-
-
 def echo_notes(notes: Iterable[object]) -> None:
     """Print notes on standard error."""
     for note in notes:

@@ -99,7 +99,7 @@ def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule]
     nearest = nearest_policy(step, Registry.load(), measured=measured, p2p=measurement.p2p)
     label = nearest.policy.label
     reason = "that of the run" if measurement.p2p.get("policy") == label else "the nearest one"
-    click.echo(f"note: replayed with the message policy {label}, {reason}; --p2p selects another", err=True)
+    echo_notes([f"replayed with the message policy {label}, {reason}; --p2p selects another"])
     return _policy(label, nearest.options)
 
 

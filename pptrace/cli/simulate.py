@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
 
 from pptrace.cli.options import experiment_flags, json_option, outputs_option
-from pptrace.cli.output import echo_documents, echo_json
-from pptrace.sanitize import printable_line
+from pptrace.cli.output import echo_documents, echo_json, report_written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,9 +78,8 @@ def command(
     if advise and not as_json:
         click.echo("")
         echo_documents(advice_document(run, run.advice), as_json=False)
-    for path in paths:
-        trimmed = f" ({', '.join(only)} only)" if only else ""
-        sys.stderr.write(f"wrote {printable_line(str(path))}{trimmed}\n")
+    trimmed = f" ({', '.join(only)} only)" if only else ""
+    report_written(f"{path}{trimmed}" for path in paths)
 
 
 def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool, full: bool) -> None:

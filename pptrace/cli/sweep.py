@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli.options import complete_words, executor_options, experiment_flags, json_option, outputs_option
-from pptrace.cli.output import echo_documents, raw
-from pptrace.sanitize import printable_line
+from pptrace.cli.output import echo_documents, raw, report_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -89,25 +88,27 @@ def command(
         )  # fmt: skip
     if swept.failed:
         click.echo(failures_document(swept), err=True)
-    messages = _save(swept, paths, picture)
+    written = _save(swept, paths, picture)
     if as_json:
         click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))
     elif not any(path.suffix.lower() in TABLES for path in paths):
         echo_documents(rows_document(swept), as_json=False)
-    sys.stderr.write(messages)
+    report_written(written)
+    for path in paths:
+        if path not in written:
+            click.echo(f"nothing to draw in {path}", err=True)
     return 1 if swept.failed else 0
 
 
-def _save(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
-    """Write the outputs, but pictures only if a row has figures; return messages about them."""
+def _save(swept: Sweep, paths: Sequence[Path], picture: Picture) -> list[Path]:
+    """Write the outputs, but pictures only if a row has figures; return the written files."""
     from pptrace.search.sweep import TABLES, end_journals
 
     all_failed = len(swept.failed) == len(swept.rows)
     drawable = [path for path in paths if path.suffix.lower() in TABLES or not all_failed]
     swept.write(drawable, picture)
-    lines = [f"wrote {printable_line(str(path))}\n" for path in drawable]
     end_journals(paths)
-    return "".join([*lines, *(f"nothing to draw in {path}\n" for path in paths if path not in drawable)])
+    return drawable
 
 
 @contextmanager

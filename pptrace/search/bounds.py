@@ -554,7 +554,7 @@ class TableSummary(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, table: Schedule) -> TableSummary:
         """Return the outline of a table."""
-        kinds = tuple(kind for kind in Kind if COMPUTE.mask(np.array([kind]))[0] and (table.kind == kind).any())
+        kinds = tuple(kind for kind in Kind if kind in COMPUTE and (table.kind == kind).any())
         copies = table.placement.copies()
         width = int(copies.sum(axis=1).max(initial=1))
         stages = np.full((table.ranks, width), table.stages, dtype=np.int64)

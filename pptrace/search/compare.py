@@ -129,14 +129,13 @@ class Comparison(Printed, Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results as plain JSON values, with the configuration of each run."""
-        runs = {row.entry.label: run.provenance for row, run in self.ran}
         rows = [
-            {**row, "configuration": runs[label]["configuration"] if label in runs else None}
-            for row, label in ((row, str(row["schedule"])) for row in self.table())
+            {**cells, "configuration": row.levels.run.provenance["configuration"] if row.levels else None}
+            for cells, row in zip(self.table(), self.rows, strict=True)
         ]
         policies = {"policies": self.policies.to_dict()} if self.policies else {}
         return {
-            **versions_of(runs.values()), "rows": rows,
+            **versions_of(run.provenance for _, run in self.ran), "rows": rows,
             **({"uncertainty": self.uncertainty, "ties": self.ties} if self.uncertainty else {}), **policies,
         }  # fmt: skip
 
