@@ -393,7 +393,7 @@ def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
     for entry, job in jobs:
         for (key, value), (_, first) in zip(job, jobs[0][1], strict=True):
             if value != first:
-                message = f"has {key} {value}, and {jobs[0][0].label} {first}: schedules are compared on one job"
+                message = f"has {key} {value}, and {jobs[0][0].label} has {first}: write the same job for all"
                 raise ConfigError(message, file=entry.source)
 
 

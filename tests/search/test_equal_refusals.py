@@ -91,7 +91,7 @@ def test_costs_that_one_cannot_have_cost_the_others_nothing() -> None:
 
 
 def test_schedules_are_compared_on_one_job_and_one_limit() -> None:
-    with pytest.raises(ConfigError, match="has global 2, and eager 4: schedules are compared on one job"):
+    with pytest.raises(ConfigError, match="has global 2, and eager has 4: write the same job for all"):
         small("eager,lumped:microbatches=2", "4 GiB")
     with pytest.raises(ConfigError, match=r"the same limit: leave costs.capacity out"):
         small("eager,lumped:costs.capacity=8 GiB", "4 GiB")
