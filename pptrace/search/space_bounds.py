@@ -221,7 +221,6 @@ class SpaceBounds:
         self._within: _Recent[LinkCollectives, LinkCollectives] = _Recent(_KEPT_FAMILIES)
         self._outlines: _Recent[Any, _TableOutline] = _Recent(_KEPT_OUTLINES)
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
-        self._segmented: _Recent[Any, bool] = _Recent(_KEPT_FAMILIES)
         self._checked: dict[tuple[str, str], Any] = {}
         self._members: dict[Any, tuple[tuple[GroupMember, ...], Counter[bool]]] = {}
         self._bounds: dict[Any, Bound] = {}
@@ -260,7 +259,7 @@ class SpaceBounds:
         encoder_ranks = sum(layout.branches)
         try:
             if state not in self._states:
-                self._states[state] = self._state_bounds(group, state)
+                self._states[state] = self._state_bounds(group)
             of_state = self._states[state]
             if not of_state.has_room and not self.space.request.exhaustive:
                 return of_state
@@ -285,7 +284,7 @@ class SpaceBounds:
             exceeds_device=all(exceeds_device_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
 
-    def _state_bounds(self, group: LayoutGroup, state: Hashable) -> GroupBounds:
+    def _state_bounds(self, group: LayoutGroup) -> GroupBounds:
         """Return bounds of the training state alone, which groups with the same state share.
 
         Raises:
@@ -299,7 +298,7 @@ class SpaceBounds:
             )
             for name in names
         ])  # fmt: skip
-        overlaps = ranks == 1 and self._overlaps(group, state)
+        overlaps = ranks == 1 and self._overlaps(group)
         return GroupBounds(plain=bound, paired=bound, state=bound, overlaps=overlaps)
 
     def _pair_fault(self, group: LayoutGroup, name: str) -> str:
@@ -487,17 +486,11 @@ class SpaceBounds:
         ]
         return accepted or ([default] if requested else [])
 
-    def _overlaps(self, group: LayoutGroup, state: Hashable) -> bool:
-        """Return whether overlapped pairs of a schedule hide communication on one rank.
-
-        Groups with the same training state have segments, or none of them has.
-        """
-
-        def has_segments(name: str) -> bool:
-            return bool(self._state_costs_of(group, name).workload(1, has_pairs=True).segments)
-
+    def _overlaps(self, group: LayoutGroup) -> bool:
+        """Return whether overlapped pairs of a schedule hide communication on one rank."""
         names = {self._costs_name[entry.label] for entry in self.entries if self.has_pairs(entry)}
-        return bool(names) and self._segmented.of(state, lambda: any(map(has_segments, sorted(names))))
+        costs = (self._state_costs_of(group, name) for name in sorted(names))
+        return any(each.workload(1, has_pairs=True).segments for each in costs)
 
     def _name_costs(self) -> None:
         """Choose one of the schedules with equal costs for each schedule; empty for the configured one.
