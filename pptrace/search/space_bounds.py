@@ -290,14 +290,10 @@ class SpaceBounds:
         Raises:
             PptraceError: the group cannot run.
         """
-        ranks, encoder_ranks = group.layout.pp, sum(group.layout.branches)
+        layout, ranks = group.layout, group.layout.pp
         names = dict.fromkeys([*self._bounding_names[False], *self._bounding_names[True]])
-        bound = least([
-            state_bound(
-                self._state_costs_of(group, name).workload(ranks, edges=group.layout.edges), ranks, encoder_ranks
-            )
-            for name in names
-        ])  # fmt: skip
+        costs = [self._bounding_costs_of(group, name).workload(ranks, edges=layout.edges) for name in names]
+        bound = least([state_bound(workload, ranks, sum(layout.branches)) for workload in costs])
         overlaps = ranks == 1 and self._overlaps(group)
         return GroupBounds(plain=bound, paired=bound, state=bound, overlaps=overlaps)
 
@@ -489,7 +485,7 @@ class SpaceBounds:
     def _overlaps(self, group: LayoutGroup) -> bool:
         """Return whether overlapped pairs of a schedule hide communication on one rank."""
         names = {self._costs_name[entry.label] for entry in self.entries if self.has_pairs(entry)}
-        costs = (self._state_costs_of(group, name) for name in sorted(names))
+        costs = (self._bounding_costs_of(group, name) for name in sorted(names))
         return any(each.workload(1, has_pairs=True).segments for each in costs)
 
     def _name_costs(self) -> None:
@@ -532,18 +528,6 @@ class SpaceBounds:
             return _GroupCosts(costs, group.varied)
 
         return self._bounding.of((group.number, name), build)
-
-    def _state_costs_of(self, group: LayoutGroup, name: str) -> _GroupCosts:
-        """Return costs as :meth:`_bounding_costs_of`, whose collectives have times by formula.
-
-        The training state does not depend on these times, and those on the links of a cluster take longer to
-        compute.
-        """
-        bounding = self._bounding_costs_of(group, name)
-        if bounding.costs.request.collectives is None:
-            return bounding
-        request = replace(bounding.costs.request, collectives=None)
-        return _GroupCosts(replace(bounding.costs, request=request), bounding.varied)
 
     def _build_costs(self, group: LayoutGroup) -> Costs:
         """Return the costs of a group.
@@ -637,11 +621,6 @@ class _GroupCosts:
     def __init__(self, costs: Costs, varied: tuple[Assignment, ...]) -> None:
         self.costs, self.varied = costs, varied
         self._by_split: dict[str, Costs] = {repr({}): self.costs}
-
-    @property
-    def ranks(self) -> int:
-        """Number of pipeline ranks."""
-        return self.costs.request.ranks
 
     @cached_property
     def experiment(self) -> Experiment:
