@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pptrace.config.quantities import format_duration, format_size
+from pptrace.config.resolution import document_of, load
 from pptrace.report.document import Document, Section, Table
+from pptrace.run.preparation import build_costs, prepare
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -134,9 +136,7 @@ def costs_yaml(prepared: StepInputs, registry: Registry) -> tuple[str, list[str]
     Returns:
         Its text, and the names of costs of the step that it lacks.
     """
-    from pptrace.config.resolution import document_of, load
     from pptrace.config.yaml_document import yaml_text
-    from pptrace.run.preparation import build_costs, prepare
 
     # The configuration keeps the keys that change these costs, such as speeds of ranks.
     workload = build_costs(prepared.resolved, registry).workload_of(prepared.stage_table)

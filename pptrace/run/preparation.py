@@ -23,7 +23,7 @@ from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
 from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
-from pptrace.run.hardware import fill_cluster_device
+from pptrace.run.hardware import fill_cluster_device, job_network
 from pptrace.run.inputs import Preparation, StepInputs, at_location, layout_of
 from pptrace.run.reinforcement_learning import with_forward_flops
 from pptrace.run.replicas import with_slowest_replica
@@ -174,8 +174,6 @@ def _with_sizes(resolved: Resolved, table: Schedule, slices: int) -> Resolved:
 def _network(inputs: Preparation) -> Network:
     layout_of(inputs.resolved)  # refuses sizes that do not fit each other
     if inputs.experiment.cluster is not None:
-        from pptrace.run.hardware import job_network
-
         return job_network(inputs)
     provided = inputs.look_up(inputs.registry.networks, inputs.experiment.network.name, "network")
     options = inputs.fill_options("network", provided.offer.options)

@@ -25,6 +25,7 @@ from pptrace.run.summary import job_text, setting_text
 from pptrace.search.basis import BaseConfiguration, short_reason
 from pptrace.search.compare import options_notes, work_note
 from pptrace.search.runner import Runner, run_point
+from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -460,8 +461,6 @@ class Crossover(Printed, Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
-        from pptrace.version import __version__
-
         span = self.span
         return {
             "pptrace": __version__,
