@@ -17,7 +17,7 @@ from pptrace.run.preparation import prepare
 from pptrace.run.run import Run
 from pptrace.search.basis import digest_of, short_reason
 from pptrace.search.launch_arguments import FRAMEWORKS
-from pptrace.search.plan_axes import SPLITS
+from pptrace.search.plan_axes import DIVIDED
 from pptrace.search.runner import (
     Runner,
     installed,
@@ -111,8 +111,8 @@ class Candidate(Struct, kw_only=True, eq=False):
 
     @property
     def written(self) -> dict[str, Any]:
-        """Its settings that differ from the absence of a key; None removes a split of layers of CONFIG."""
-        return {key: value for key, value in self.settings.items() if value is not None or key in SPLITS}
+        """Its settings for ``CONFIG``; None removes a key that belongs to the sizes in it."""
+        return {key: value for key, value in self.settings.items() if value is not None or key in DIVIDED}
 
     @property
     def arguments(self) -> str:

@@ -249,8 +249,11 @@ SCHEDULE_OPTION = "schedule.options."
 CLUSTER = "cluster.preset"
 LAYERS = "model.layers_per_stage"
 """The key of the split of layers over stages."""
-SPLITS = (LAYERS, "model.layout")
-"""Keys of the layers of each stage, which belong to the configured number of stages."""
+DIVIDED = (
+    LAYERS, "model.layout", "model.offloaded_layers", "data_parallel.shard", "data_parallel.expert_shard",
+    "costs.outer_sharding",
+)  # fmt: skip
+"""Keys of the layers of a stage and of groups of replicas, which belong to the configured sizes."""
 _PLACE = Place(source="plan")
 
 
@@ -349,8 +352,12 @@ def plan_problem(
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
     assigned_keys = {key_text(assigned.path) for assigned in assigned_settings}
-    no_split = [setting(key, None) for key in SPLITS if key in leaves_by_key(tree) and key not in assigned_keys]
-    tree, places = overlaid(tree, places, no_split)
+    has_sizes = any(size in _LAYOUT_SIZES for size in (source.value or {}).get("parallel") or {})
+    removed = [
+        setting(key, None) for key in DIVIDED
+        if has_sizes and key in leaves_by_key(tree) and key not in assigned_keys
+    ]  # fmt: skip
+    tree, places = overlaid(tree, places, removed)
     document = Document(value=tree, places=places, source=source.source)
     costs = _trial(document, registry, request)
     derived = []
@@ -375,7 +382,7 @@ def plan_problem(
         model_keys=frozenset(model().model_fields if model else ()),
         words={key: words_of(costs.resolved, registry, key) for key in _DEFAULT_AXES},
         node_gpus=(cluster.gpus or 1) if cluster else scale_up, on_cluster=cluster is not None,
-        derived=(*no_split, *derived),
+        derived=(*removed, *derived),
         sequences=sequences, schedule=schedule, sequence=costs.resolved.experiment.batch.sequence or 0,
         framework=_framework(request, costs.resolved, registry),
         configured={key: value_of(costs.resolved, key) for key in _DEFAULT_AXES},
@@ -518,11 +525,11 @@ def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document
 
 
 RECOMPUTE = "model.recompute"
-RECOMPUTE_OPTIONS: dict[str, tuple[str, Any]] = {
-    "model.recompute_modules": ("selective", []), "model.recompute_method": ("full", None),
-    "model.recompute_num_layers": ("full", None),
+RECOMPUTE_OPTIONS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "model.recompute_modules": (("selective",), []), "model.recompute_method": (("full",), None),
+    "model.recompute_num_layers": (("full",), None), "model.offload_modules": (("none", "selective"), []),
 }  # fmt: skip
-"""Options of one kind of recomputation, and their values under any other kind."""
+"""Options of some kinds of recomputation, and their values under any other kind."""
 
 
 def compatible_settings(settings: Sequence[Assignment], model: Mapping[str, Any]) -> tuple[Assignment, ...]:
@@ -530,7 +537,7 @@ def compatible_settings(settings: Sequence[Assignment], model: Mapping[str, Any]
     words = [override.value for override in settings if key_text(override.path) == RECOMPUTE]
     if not words:
         return tuple(settings)
-    reset_values = {key: empty for key, (word, empty) in RECOMPUTE_OPTIONS.items() if word != words[-1]}
+    reset_values = {key: empty for key, (kinds, empty) in RECOMPUTE_OPTIONS.items() if words[-1] not in kinds}
     kept = tuple(override for override in settings if key_text(override.path) not in reset_values)
     configured = [key for key in reset_values if model.get(key.partition(".")[2])]
     return (*kept, *(setting(key, reset_values[key]) for key in configured))

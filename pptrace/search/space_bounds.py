@@ -273,7 +273,7 @@ class SpaceBounds:
         except PptraceError as error:
             concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZE_KEYS
             return GroupBounds(
-                reason=short_reason(error), concerns_all=_concerns_all(error), concerns_sizes=concerns_sizes
+                reason=short_reason(error), concerns_all=self._concerns_all(error), concerns_sizes=concerns_sizes
             )
         bound = partial(work_bound, ranks=ranks, microbatches=microbatches, encoder_ranks=encoder_ranks)
         return replace(
@@ -283,6 +283,12 @@ class SpaceBounds:
             bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(layout))),
             exceeds_device=all(exceeds_device_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
+
+    def _concerns_all(self, error: PptraceError) -> bool:
+        """Return whether an error concerns every layout: a cluster size, a failing plugin, a varied key."""
+        key = getattr(error, "key", "") or ""
+        is_size = isinstance(error, ConstraintError) or key.startswith(("parallel", "batch", "device.ranks"))
+        return not is_size and (not key or key.startswith("cluster") or key in self.problem.axes)
 
     def _state_bounds(self, group: LayoutGroup) -> GroupBounds:
         """Return bounds of the training state alone, which groups with the same state share.
@@ -599,12 +605,6 @@ def _with_request_values(costs: Costs, values: Mapping[str, Any], layout: PlanLa
 def _with_schedule(group: LayoutGroup, name: str) -> LayoutGroup:
     """Return a group whose configuration has a schedule; the configured one if the name is empty."""
     return replace(group, varied=(*group.varied, setting("schedule.name", name))) if name else group
-
-
-def _concerns_all(error: PptraceError) -> bool:
-    """Return whether an error concerns every layout: a cluster size, a failing plugin, an unknown key."""
-    key = getattr(error, "key", "") or ""
-    return not isinstance(error, ConstraintError) and not key.startswith(("parallel", "batch", "device.ranks"))
 
 
 def _other_settings(entry: Entry) -> list[tuple[str, str]]:

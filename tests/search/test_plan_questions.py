@@ -145,6 +145,30 @@ def test_a_configured_job_is_divided_anew_with_its_gpus(tmp_path: Path, split: d
     assert f"model.{next(iter(split))}=null" in plan.command or "layers_per_stage" in split
 
 
+@pytest.mark.parametrize(
+    ("job", "vary", "refused"),
+    [
+        # Settings that fit only some of the varied values: the others cannot run.
+        ({"costs": {"zero": 1, "exp_avg": "bf16"}}, {"zero": [0, 1]}, {"costs.exp_avg"}),
+        ({"model": {**MODEL, "offload_modules": ["moe_act"]}}, {"recompute": ["none", "full"]}, set()),
+        ({"model": {**MODEL, "offloaded_layers": 1}}, {"recompute": ["none", "full"]}, set()),
+        (
+            {"data_parallel": {"shard": 2, "units": 1}, "costs": {"zero": 3, "outer_sharding": True}},
+            {"zero": [1, 3]}, set(),
+        ),
+    ],
+)  # fmt: skip
+def test_settings_of_the_configured_job_do_not_end_the_plan(
+    registry: Registry, job: dict[str, Any], vary: dict[str, Any], refused: set[str]
+) -> None:
+    config = {**STEP, "schedule": "1f1b", "parallel": {"pp": 1, "dp": 4}, **job}
+    plan = planned(registry, config=config, gpus=None, vary={**FEW, **vary, "schedule": ["1f1b"]})
+
+    assert plan.refusals().keys() & {"costs.exp_avg", "data_parallel.shard", "costs.outer_sharding"} == refused
+    values = {setting for place in plan.ranking for setting in place.settings.items() if "recompute" in setting[0]}
+    assert {value for _, value in values} == {*vary.get("recompute", ["none"])}
+
+
 def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
     (tmp_path / "step.yaml").write_text(
         json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b"], "pp": [2], "tp": [1], "micro": [1, 2]}})
