@@ -176,6 +176,25 @@ def test_functions_of_a_registry_are_recipes(tmp_path: Path) -> None:
     assert notes == []
 
 
+def test_a_configuration_that_other_code_returns_is_read(tmp_path: Path) -> None:
+    text = """\
+        from torchtitan.trainer import Trainer
+        from . import made, model_registry
+
+        def llama3_8b() -> Trainer.Config:
+            config = made()
+            config.model_spec = model_registry("8B")
+            config.training.local_batch_size = 4
+            return config
+        """
+    file = written(tmp_path / "torchtitan/models/llama3/config_registry.py", text)
+
+    sections, _ = converted(file, "llama3_8b", gpus=8)
+
+    assert sections["stack"] == "torchtitan-0.3"
+    assert sections["batch"] == {"global": 32, "micro": 4, "sequence": 2048}
+
+
 def test_a_script_names_a_registry_and_has_further_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,8 @@ _TITAN_MODELS = {
     "llama4 17bx128e": "llama4-maverick",
 }  # fmt: skip
 """Presets of models whose flavor is not in the preset's name."""
+_TITAN_REGISTRY = "config_registry.py"
+"""The file with torchtitan's configurations of a model."""
 _LAUNCHER = ("nproc_per_node", "nnodes")
 """Arguments of torchrun."""
 RELEASES = {
@@ -263,10 +265,11 @@ def _refuse_words(words: Sequence[str], file: Path) -> None:
 def _of_program(file: Path, name: str, words: Sequence[str]) -> Recipe:
     module = read_module(file)
     if not name:
-        raise ConfigError("has no recipe: no name in upper case, and no function that ends in _config", file=file)
+        message = "has no recipe: no name in upper case, and no function ends in _config or returns Trainer.Config"
+        raise ConfigError(message, file=file)
     values, left_out = evaluate_recipe(module, name)
     notes = _left_out_notes(left_out)
-    if ("", "class") in values:
+    if ("", "class") in values or file.name == _TITAN_REGISTRY:
         arguments, _ = _arguments(map(_policy, words))
         return _of_torchtitan(_dotted(values), file, name=name, arguments=arguments, notes=notes)
     _refuse_words(words, file)
@@ -296,7 +299,7 @@ def _of_titan_arguments(arguments: dict[str, Any], script: Path) -> Recipe:
             raise ConfigError(f"names {config}, which is not there: give its path", file=script)
         return _of_torchtitan(_toml(file), file, arguments=arguments)
     module, name = arguments.pop("module", ""), str(arguments.pop("config", ""))
-    place = Path("torchtitan/models", str(module), "config_registry.py")
+    place = Path("torchtitan/models", str(module), _TITAN_REGISTRY)
     registry = next((folder / place for folder in folders if name and (folder / place).is_file()), None)
     if registry is None:
         absent = (f"without the settings of {name}: {place} is not there",) if name else ()
