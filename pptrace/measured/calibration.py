@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import combinations, product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -695,10 +696,10 @@ def _split_advice(step: Computations, source: str) -> str:
     is_v = chunks > 1 and placement.rank_of(placement.ranks, 0) == placement.ranks - 1
     name = "zb-h1" if chunks == 1 else "zb-v" if is_v else "interleaved-zb"
     options = f" --set parallel.vp={chunks}" if chunks > 1 else ""
-    run = source.rstrip("/")
-    command = (
-        f"pptrace torch run {name} --costs {shell_word(run)}{options} --steps 1 -o {shell_word(f'{run}-split')}"
-    )
+    run = Path(source.rstrip("/"))
+    folder = run.with_name(f"{run.name.partition('.')[0] if run.is_file() else run.name}-split")
+    words = f"--costs {shell_word(str(run))}{options} --steps 1 -o {shell_word(str(folder))}"
+    command = f"pptrace torch run {name} {words}"
     return f"to measure them, run one step with split backwards, such as {command}"
 
 
