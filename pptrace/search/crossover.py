@@ -236,9 +236,8 @@ def _no_number(key: str, known: Mapping[str, object], source: str) -> ConfigErro
     numbers = [name for name, value in known.items() if scale_of(value) is not None]
     section = [name for name in numbers if name.partition(".")[0] == key.partition(".")[0]]
     advice = "; a key without a value needs a range, KEY=LOW..HIGH" if section else ""
-    return ConfigError(
-        f"not a key of the configuration with a number{nearest(key, section or numbers)}{advice}", file=source
-    )
+    message = f"{key} is no key of the configuration with a number{nearest(key, section or numbers)}{advice}"
+    return ConfigError(message, file=source)
 
 
 def _read(scale: Scale, ends: tuple[str, str], key: str, source: str) -> tuple[int, int]:

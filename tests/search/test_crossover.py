@@ -249,7 +249,7 @@ def test_a_margin_is_what_the_slower_takes_longer(first: int, second: int) -> No
         ("even,eager:vp=2", "microbatches=1..8", ConfigError, "no simulated value from 1 to 8 can be run by both"),
         ("eager,lumped", "", ConfigError, "over: no key"),
         ("eager,lumped", "=1..8", ConfigError, "over: no key"),
-        ("eager,lumped", "foo=1..8", ConfigError, "over foo: not a key of the configuration with a number"),
+        ("eager,lumped", "foo=1..8", ConfigError, "over foo: foo is no key of the configuration with a number"),
     ],
 )
 def test_wrong_input_is_one_line(schedules: str, over: str, error: type[PptraceError], line: str) -> None:
