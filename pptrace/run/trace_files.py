@@ -198,18 +198,9 @@ def simulated_source(timeline: Timeline, registry: Registry) -> SimulatedSource 
     if configuration is None:
         return None
     placement = timeline.placement
-    parallel, batch = (configuration.get(key) or {} for key in ("parallel", "batch"))
-    if not isinstance(parallel, dict) or not isinstance(batch, dict):
-        return None
-    parallel, batch = {**parallel}, {**batch}
-    if parallel.get("pp") is None:  # from the table
-        parallel["pp"] = placement.ranks
-    if all(batch.get(key) is None for key in ("microbatches", "global")):
-        batch["microbatches"] = placement.microbatches
-    # The trace has the order, and the file of a table may be missing.
-    plain = {**configuration, "schedule": {"name": "none"}, "parallel": parallel, "batch": batch}
     try:
-        resolved = load(plain)
+        # The trace has the order, and the file of a table may be missing.
+        resolved = load({**configuration, "schedule": {"name": "none"}})
         if not _fits(resolved, placement):
             return None
         workload = build_costs(resolved, registry).workload(
