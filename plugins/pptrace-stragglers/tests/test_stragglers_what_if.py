@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import pptrace
 from pptrace.errors import ScheduleError
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.replay import Resimulation
@@ -203,3 +204,20 @@ def test_replicas_whose_clocks_differ_are_as_long_as_each() -> None:
     report = find_stragglers(build_job(late))
 
     assert report.step_ns == max(int(item.end_ns.max()) for item in timelines)
+
+
+@pytest.mark.needs_plugins
+def test_reductions_of_gradients_set_the_clocks_of_replicas() -> None:
+    sets = ["costs.name=table", "costs.forward=1 ms", "costs.backward=2 ms", "costs.reduction=3 ms"]
+    timeline = pptrace.simulate(schedule="1f1b", pp=3, microbatches=4, dp=2, sets=sets).timeline
+
+    result = build_job([
+        Replica(name=f"dp={at}", ranks=(at,) * 3, steps=(step(timeline, begins_ns=at * 7 * MS),))
+        for at in range(2)
+    ])  # fmt: skip
+
+    reductions = [index for index, item in enumerate(result.operations) if item.type == "reduce grad"]
+    assert [result.operations[index].rank for index in reductions] == [0, 1, 2]
+    assert result.across_replicas == set(reductions)
+    assert (result.end_ns[:, 0] == result.end_ns[:, 1]).all()
+    assert find_stragglers(result).step_ns == timeline.end_ns.max()

@@ -256,7 +256,7 @@ def _collectives(step: Step, computations: Any) -> Iterator[_Timed]:
         rank, start_ns, action = int(ranks[row]), int(timeline.start_ns[row]), timeline.action(row)
         ended = np.flatnonzero((computations.rank == rank) & (computations.end_ns <= start_ns))
         operation = JobOperation(
-            type=action.kind.word or action.kind.name, rank=rank, dependencies=tuple(ended[-1:].tolist()),
-            communicates=True, action=action,
+            type=action.kind.name.lower().replace("_", " "), rank=rank,
+            dependencies=tuple(ended[-1:].tolist()), communicates=True, action=action,
         )  # fmt: skip
         yield _Timed(operation, start_ns, int(timeline.end_ns[row]))
