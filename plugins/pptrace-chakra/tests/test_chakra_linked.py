@@ -19,9 +19,8 @@ from pptrace.cli.convert import command as convert
 from pptrace.errors import TraceError
 from pptrace.plugin import ImportRequest, Kind
 from pptrace_chakra.linked import measure_linked
-from pptrace_chakra.messages import message_types
 from pptrace_chakra.plugin import is_linked, is_step
-from pptrace_chakra.step_files import read
+from pptrace_chakra.step_files import message_types, read
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LINKED = sorted((FIXTURES / "linked").iterdir())

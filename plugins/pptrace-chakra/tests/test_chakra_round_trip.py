@@ -21,9 +21,8 @@ from pptrace.cli.diff import command as diff
 from pptrace.errors import ConfigError, OutputError, TraceError
 from pptrace.plugin import Counter
 from pptrace.run.trace_files import save
-from pptrace_chakra.messages import message_types
 from pptrace_chakra.plugin import is_linked, is_step, pptrace_exporters
-from pptrace_chakra.step_files import read, write
+from pptrace_chakra.step_files import message_types, read, write
 
 if TYPE_CHECKING:
     from pathlib import Path
