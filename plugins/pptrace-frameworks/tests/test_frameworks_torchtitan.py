@@ -202,13 +202,15 @@ def test_a_script_names_a_registry_and_has_further_arguments(
     script = written(tmp_path / "run_train.sh", SCRIPT)
     monkeypatch.setenv("NGPU", "8")
 
-    plain, _ = converted(script)
+    plain, notes = converted(script)
+    _, sized = converted(script, "--parallelism.data_parallel_shard_degree", "4")
     changed, _ = converted(
         script, "--parallelism.pipeline_parallel_degree", "2", "--parallelism.no-enable_sequence_parallel",
         "activation-checkpoint:none", "--training.local-batch-size=4",
     )  # fmt: skip
 
     assert plain["parallel"] == {"pp": 1, "tp": 2, "dp": 4}
+    assert notes == sized == []
     assert changed["parallel"] == {"pp": 2, "tp": 2, "dp": 2, "sequence_parallel": False}
     assert changed["batch"] == {"global": 8, "micro": 1, "sequence": 8192}
     assert changed["model"] == {"preset": "llama3-8b", "recompute": "none"}

@@ -30,7 +30,7 @@ _PRECISIONS = (("nvfp4", "nvfp4"), ("mx", "mxfp8"), ("float8", "fp8"))
 """Precisions by letters in the names of converters."""
 _APART = (
     "context_parallel_", "custom_", "dataset", "deterministic", "disable_", "enable_wandb", "gc_", "import",
-    "max_norm", "num_gpus", "num_workers", "seed", "spmd_", "steps", "warmup_steps",
+    "max_norm", "nnodes", "nproc_per_node", "num_gpus", "num_workers", "seed", "spmd_", "steps", "warmup_steps",
 )  # fmt: skip
 """Settings of convergence, data and processes, by the first letters of their names."""
 _ASSUMED: Mapping[str, Any] = {
