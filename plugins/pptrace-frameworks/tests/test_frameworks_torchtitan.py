@@ -185,6 +185,7 @@ def test_a_configuration_that_other_code_returns_is_read(tmp_path: Path) -> None
             config = made()
             config.model_spec = model_registry("8B")
             config.training.local_batch_size = 4
+            config.loss = ChunkedLossWrapper.Config(num_chunks=4)
             return config
         """
     file = written(tmp_path / "torchtitan/models/llama3/config_registry.py", text)
@@ -193,6 +194,7 @@ def test_a_configuration_that_other_code_returns_is_read(tmp_path: Path) -> None
 
     assert sections["stack"] == "torchtitan-0.3"
     assert sections["batch"] == {"global": 32, "micro": 4, "sequence": 2048}
+    assert sections["costs"] == {"loss_chunks": 4}
 
 
 def test_a_script_names_a_registry_and_has_further_arguments(
@@ -273,6 +275,10 @@ def test_a_flavor_selects_the_preset(tmp_path: Path, model: str, flavor: str, pr
             "8 is not a mult",
         ),
         ("[parallelism]\ndata_parallel_replicate_degree = 3\n", "3 groups of equal shards are not 8 replicas"),
+        (
+            "[parallelism]\ndata_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 4\n",
+            "8 groups of 4 shards are not 8 replicas",
+        ),
         ("[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_layers_per_stage = 3\n", "12 stages are"),
         ('[model]\nconverters = ["lora"]\n', "fine-tuning of adapters is not modelled"),
         ("[training\n", "is not TOML"),

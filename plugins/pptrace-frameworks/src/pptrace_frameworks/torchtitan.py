@@ -60,8 +60,9 @@ def titan_sections(settings: Settings, parallel: dict[str, Any], layers: int) ->
         model |= {"fused_activation": True, "fused_norms": True}
     if "loss" in components:
         costs["fused_loss"] = "compiled"
-    if settings.read("loss.class", "ChunkedLossWrapper") != "ChunkedLossWrapper":
-        costs["loss_chunks"] = 1
+    is_chunked = settings.read("loss.class", "ChunkedLossWrapper") == "ChunkedLossWrapper"
+    if not is_chunked or "loss.num_chunks" in settings:
+        costs["loss_chunks"] = settings.size("loss.num_chunks") if is_chunked else 1
     if any(settings.read(f"{section}enable_async_tensor_parallel") for section in ("", "compile.")):
         costs["overlap_tp"] = True
     if "deepep" in {settings.read("expert_parallel_comm_backend"), settings.read("model_spec.moe_comm_backend")}:
@@ -111,11 +112,11 @@ def _sharding(settings: Settings, parallel: Mapping[str, Any]) -> tuple[dict[str
     replicas, shard = parallel["dp"], settings.count("data_parallel_shard_degree", -1)
     groups = settings.size("data_parallel_replicate_degree")
     reshard = settings.read("fsdp_reshard_after_forward", "default")
-    if replicas > 1 and groups == replicas:
-        return {}, {"zero": 0}
     if replicas % groups or (shard > 0 and shard * groups != replicas):
         message = f"{groups} groups of {shard if shard > 0 else 'equal'} shards are not {replicas} replicas"
         raise ConfigError(message, key="data_parallel_replicate_degree")
+    if replicas > 1 and groups == replicas:
+        return {}, {"zero": 0}
     sharding: dict[str, Any] = {"shard": replicas // groups} if groups > 1 else {}
     return sharding | ({"reshard": reshard} if reshard != "default" else {}), {}
 
