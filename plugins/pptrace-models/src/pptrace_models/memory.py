@@ -130,7 +130,8 @@ def _kept_loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions)
 def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> int:
     """Return the additional bytes during the backward of the loss, which runs for one microbatch at a time.
 
-    With chunks, these are all bytes of a chunk's logits, and the gradient of the LM head's input in fp32.
+    With chunks, these are all bytes of a chunk's logits, and the gradient of the LM head's input in fp32. The
+    program also holds the logits that an eager loss copies: with PyTorch 2.13, 14 bytes per logit in BF16.
 
     This is the logits' gradient. Before, the logits have its place: Megatron-Core's
     ``tensor_parallel/cross_entropy.py`` copies them to fp32, and its gradient is cast back. A fused loss writes
@@ -145,7 +146,8 @@ def loss_bytes(model: Transformer, shard: Shard, options: RooflineOptions) -> in
         size_bytes = (3 if shard.tp > 1 else 2) * FP32_BYTES * shard.tokens * shard.vocabulary
     if options.loss_chunks == 1:
         return size_bytes
-    kept = _kept_loss_bytes(model, shard, options)
+    held = 0 if options.fused_loss else logits_bytes(model, shard)
+    kept = held + _kept_loss_bytes(model, shard, options)
     return (kept + size_bytes) // options.loss_chunks + FP32_BYTES * shard.tokens * model.hidden
 
 
