@@ -417,7 +417,7 @@ def _text(file: Path) -> str:
 
 
 def _titan_release(file: Path, values: Mapping[str, Any]) -> str:
-    """Return the stack of torchtitan's release: of the repository, or of the first one with such settings."""
+    """Return the stack of the first release of torchtitan with such settings."""
     if any("num_tokens_per" in name or name.endswith("num_pp_microbatches") for name in values):
         return "torchtitan-main"
     if file.suffix.lower() == ".toml" or "activation_checkpoint.mode" in values:
