@@ -242,6 +242,20 @@ def test_batches_of_the_main_branch_are_in_tokens() -> None:
 
     assert sections["stack"] == "torchtitan-main"
     assert sections["batch"] == {"global": 64, "micro": 2, "sequence": 8192}
+    assert sections["parallel"] == {"pp": 2, "dp": 4}
+    assert sections["model"]["layers_per_stage"] == [1, 2]
+
+
+def test_modules_of_stages_in_toml_are_layers(tmp_path: Path) -> None:
+    text = """\
+        [parallelism]
+        pipeline_parallel_degree = 2
+        module_fqns_per_model_part = [["tok_embeddings", "layers.0", "layers.1"], ["layers.2", "norm", "output"]]
+        """
+
+    sections, _ = converted(written(tmp_path / "job.toml", text), gpus=4, model="llama3-8b")
+
+    assert sections["model"]["layers_per_stage"] == [2, 1]
 
 
 @pytest.mark.parametrize(

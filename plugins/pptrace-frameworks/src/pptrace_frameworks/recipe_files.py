@@ -291,7 +291,7 @@ def _of_program(file: Path, name: str, words: Sequence[str]) -> Recipe:
 
 def _of_titan_arguments(arguments: dict[str, Any], script: Path) -> Recipe:
     """Return the recipe of torchtitan's arguments, in place of those of the configuration that they name."""
-    folders = [script.absolute().parent, *script.absolute().parents, Path.cwd()]
+    folders = [*script.absolute().parents, Path.cwd()]
     config = arguments.pop("job.config_file", None)
     if config:
         file = next((folder / str(config) for folder in folders if (folder / str(config)).is_file()), None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.plugin import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pptrace_frameworks.recipe_files import Settings
 
@@ -193,9 +193,9 @@ def _even_split(layers: int, stages: int, first: int, last: int) -> list[int]:
 
 def _explicit_split(settings: Settings, layers: int) -> list[int]:
     """Return the layers of each stage from names of modules; empty without them."""
-    parts: Sequence[Any] = settings.read("module_fqns_per_model_part", [])
+    parts = re.findall(r"\[([^][]+)\]", str(settings.read("module_fqns_per_model_part", "")))
     points = re.findall(r"layers\.(\d+)", str(settings.read("pipeline_parallel_split_points", "")))
     if parts:
-        return [len(re.findall(r"\blayers\.", str(part))) for part in parts]
+        return [len(re.findall(r"\blayers\.", part)) for part in parts]
     ends = [0, *map(int, points), layers] if points and layers else []
     return [end - start for start, end in pairwise(ends)]
