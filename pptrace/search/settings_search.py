@@ -335,10 +335,11 @@ class SettingsSearch:
             run = simulate(self.resolved, self.registry, may_drop_chunks=self.may_drop_chunks)
         except PptraceError as error:
             self.error = error
-            self._check_copies(self._workload(change, (parallel.pp or 1) * parallel.vp))
+            workload = self._workload(change, (parallel.pp or 1) * parallel.vp)
+            self.copies_take_time = workload is not None and copies_take_time(workload)
             self._add_refused(change, error)
             return
-        self._check_copies(run.prepared.workload)
+        self.copies_take_time = copies_take_time(run.prepared.workload)
         schedule = run.prepared.schedule
         chunks, uneven = divmod(schedule.stages, schedule.ranks)
         if not uneven and self.resolved.experiment.schedule.kind != "table":
@@ -347,10 +348,6 @@ class SettingsSearch:
         self.actions_left = max(_ACTIONS, _OF_CONFIGURED * len(schedule))
         self.work_ns = run.work_ns
         self._add(change, run)
-
-    def _check_copies(self, workload: Workload | None) -> None:
-        """Vary copies to the host only where they take time."""
-        self.copies_take_time = workload is not None and copies_take_time(workload)
 
     def _estimates(self, bases: Sequence[Settings]) -> list[tuple[Change, Estimate]]:
         """Return the variants of each base that have an estimate and no result, the best estimate first."""
@@ -478,9 +475,11 @@ class SettingsSearch:
     def _simulate(self, change: Change) -> Tried | None:
         """Simulate a variant; None where it cannot run, exceeds the limit of actions, or has a result."""
         stages, microbatches = self._sizes(change)
-        self.actions_left -= 2 * stages * microbatches
-        if self.actions_left < 0 or any(variant.change.arguments == change.arguments for variant in self.tried):
+        actions = 2 * stages * microbatches
+        is_known = any(variant.change.arguments == change.arguments for variant in self.tried)
+        if is_known or actions > self.actions_left:
             return None
+        self.actions_left -= actions
         if self.watch is not None:
             self.watch(len(self.tried) + 1)
         try:

@@ -226,6 +226,18 @@ def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.needs_plugins
+def test_each_simulated_variant_is_counted_once_in_the_sum_of_actions() -> None:
+    comparison = compare(LLAMA, schedules="zb-h1,1f1b", memory="40 GiB", microbatches=16, p2p="ordered")
+
+    for row in comparison.rows:
+        search = row.variants
+        assert search is not None
+        counted = settings_search._ACTIONS - search.actions_left
+        sizes = [search._sizes(variant.change) for variant in search.tried[1:]]
+        assert counted == sum(2 * stages * microbatches for stages, microbatches in sizes)
+
+
+@pytest.mark.needs_plugins
 def test_options_are_found_that_let_a_schedule_run_at_all() -> None:
     vary = "vp,micro,recompute,options"
     (row,) = compare(LLAMA, schedules="stp", memory="48 GiB", vary=vary, microbatches=16, p2p="ordered").rows
