@@ -151,12 +151,12 @@ class Calibration(Struct, frozen=True, kw_only=True):
         if link is None:
             return np.zeros_like(size_bytes)
         if link.latency_ns is None or link.bytes_per_s is None:
-            return np.full_like(size_bytes, self.hidden(link.mean_ns))
-        times_ns: Int64s = (self.hidden(link.latency_ns) + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
+            return np.full_like(size_bytes, self.exposed(link.mean_ns))
+        times_ns: Int64s = (self.exposed(link.latency_ns) + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
         return times_ns
 
-    def hidden(self, latency_ns: int) -> int:
-        """Return the rest of a latency after the host's time before the consumer, which passes meanwhile."""
+    def exposed(self, latency_ns: int) -> int:
+        """Return the part of a latency that exceeds the host's mean time before the consumer."""
         gaps_ns = [self.host(kind).gap_ns for kind in (Kind.F, Kind.B)]
         return max(latency_ns - sum(gaps_ns) // len(gaps_ns), 0)
 

@@ -296,7 +296,7 @@ def _wires(link: LinkFit, fit: Calibration | None = None) -> list[str]:
     """Return the lines of a link; the latency is without the host's time of a fit, which passes meanwhile."""
     latency_ns = link.mean_ns if link.latency_ns is None else link.latency_ns
     if fit is not None:
-        latency_ns = fit.hidden(latency_ns)
+        latency_ns = fit.exposed(latency_ns)
     rate = "unlimited" if link.bytes_per_s is None else f"{round(link.bytes_per_s)} B/s"
     return [f"  bandwidth: {rate}", f"  latency: {latency_ns} ns"]
 

@@ -169,17 +169,17 @@ def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
     first, second = a.simulation, b.simulation
     if first is None or second is None:
         return None
-    reordered = without_order = second
+    reordered = with_second_network = second
     if not first.has_setting_of(second):
         same_placement = first.schedule.placement == second.schedule.placement
         same_order = same_placement and not first.schedule.difference(second.schedule)
         reordered = first if same_order else replace(first, schedule=second.schedule)
         if (first.policy, first.contention) != (second.policy, second.contention):
-            without_order = replace(reordered, workload=second.workload, network=second.network)
+            with_second_network = replace(reordered, workload=second.workload, network=second.network)
     times = b.step.times()
     try:
         spans_ns = [first.span_ns(a.step.times()), first.span_ns(a.step.times(durations=b.step))]
-        spans_ns += [simulation.span_ns(times) for simulation in (reordered, without_order, second)]
+        spans_ns += [simulation.span_ns(times) for simulation in (reordered, with_second_network, second)]
     except PptraceError:
         return None
     reproduced = (spans_ns[0], spans_ns[-1]) == (a.step.span_ns, b.step.span_ns)

@@ -59,8 +59,8 @@ _SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
 class _Effort(Struct, frozen=True):
     """Limits of a search for advice."""
 
-    built_costs: int
-    """Maximum number of built costs."""
+    workloads: int
+    """Maximum number of numbers of stages and divisions for which costs are built."""
     simulated: int
     """Maximum number of simulated candidates."""
     actions: int
@@ -69,12 +69,13 @@ class _Effort(Struct, frozen=True):
     """The same limit as a multiple of the step's actions; the larger limit applies."""
 
 
-_QUICK = _Effort(built_costs=24, simulated=3, actions=3_200, step_ratio=0.25)
+_QUICK = _Effort(workloads=24, simulated=3, actions=3_200, step_ratio=0.25)
 """Limits for the summary, which take some tenths of a second."""
 
-_DEEP = _Effort(built_costs=400, simulated=32, actions=2_000_000, step_ratio=32)
+_DEEP = _Effort(workloads=400, simulated=32, actions=2_000_000, step_ratio=32)
 
 _SHARED = 3
+"""Actions as which an action with shared links counts."""
 _MOST_REFUSED = 8
 """Number of candidates that cannot run after which the search ends."""
 
@@ -101,7 +102,7 @@ class _Search:
         self.refused: set[str] = set()
         self.offers: dict[str, Provided[ScheduleOffer]] = {}
         self.estimated = 0
-        self.built_costs = 0
+        self.workloads = 0
 
     def advice(self) -> Advice:
         """Estimate, simulate the best candidates by estimate, and drop switches without effect."""
@@ -126,6 +127,7 @@ class _Search:
         ]
         metrics = self.run.metrics
         switches = policy | self._overlap(int(metrics.reduction_ns.max(initial=0)), metrics.step_ns)
+        # Switches alone come second, because a quick search simulates few changes.
         changes[1:1] = [Change(settings=settings) for settings in (policy, switches) if settings]
         return [change for change in changes if change.settings]
 
@@ -170,9 +172,9 @@ class _Search:
                 if size.settings:
                     continue
                 names = schedules[:1]  # the step itself, for comparison with candidates of its schedule
-            if self.built_costs >= self.effort.built_costs:
+            if self.workloads >= self.effort.workloads:
                 return
-            self.built_costs += 1
+            self.workloads += 1
             try:
                 costs = costs or build_costs(
                     load(self.run.prepared.resolved.written, division.sets, division.flags), self.run.registry

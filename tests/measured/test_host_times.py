@@ -99,8 +99,8 @@ def test_messages_are_shorter_by_the_time_of_the_host_that_passes_meanwhile() ->
 
     assert (fit.host(Kind.F).gap_ns, fit.host(Kind.B).gap_ns) == (500_000, 500_000)
     assert plain.link is not None
-    assert fit.hidden(plain.link.mean_ns) == plain.link.mean_ns - 500_000
-    assert fit.hidden(100_000) == 0
+    assert fit.exposed(plain.link.mean_ns) == plain.link.mean_ns - 500_000
+    assert fit.exposed(100_000) == 0
     assert "latency: 1500000 ns" in calibrated_yaml(fit, "run")
 
 

@@ -185,7 +185,7 @@ def test_costs_of_stages_say_nothing_of_other_numbers_of_stages() -> None:
 
 @pytest.mark.needs_plugins
 def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    little = advising._Effort(built_costs=24, simulated=3, actions=0, step_ratio=0.0)
+    little = advising._Effort(workloads=24, simulated=3, actions=0, step_ratio=0.0)
     monkeypatch.setattr(advising, "_QUICK", little)
 
     assert simulate(schedule="1f1b", pp=4, microbatches=8).advice.tried == ()
