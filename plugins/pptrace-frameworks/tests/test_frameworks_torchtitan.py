@@ -296,6 +296,13 @@ def test_a_flavor_selects_the_preset(tmp_path: Path, model: str, flavor: str, pr
         ("[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_layers_per_stage = 3\n", "12 stages are"),
         ('[model]\nconverters = ["lora"]\n', "fine-tuning of adapters is not modelled"),
         ("[training\n", "is not TOML"),
+        ("training = 5\n", "training: must be a section"),
+        ("[training]\nseq_len = 0\n", "seq_length: must be 1 or more, not 0"),
+        ("[training]\nlocal_batch_size = 0\n", "local_batch_size: must be 1 or more, not 0"),
+        ("[parallelism]\ndata_parallel_shard_degree = 0\n", "1 groups of 0 shards are not 8 replicas"),
+        ("[parallelism]\npipeline_parallel_microbatches = 9\n", "9 are more than 8 sequences"),
+        ("[parallelism]\npipeline_parallel_layers_per_stage = -1\n", "must be 1 or more, not -1"),
+        ("[parallelism]\nmodule_fqns_per_model_part = 5\n", "must be a list of modules for each stage, not 5"),
     ],
 )
 def test_what_cannot_be_converted_is_an_error_in_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -165,13 +165,13 @@ class Settings(Struct):
             raise ConfigError(f"must be a whole number, not {value!r}{fix}", key=name)
         return int(value)
 
-    def size(self, name: str) -> int:
-        """Return a setting that is a positive whole number, by default 1.
+    def size(self, name: str, default: int = 1) -> int:
+        """Return a setting that is a positive whole number.
 
         Raises:
             ConfigError: it is not.
         """
-        value = self.count(name, 1)
+        value = self.count(name, default)
         if value < 1:
             raise ConfigError(f"must be 1 or more, not {value}", key=name)
         return value
@@ -390,12 +390,15 @@ def _toml(file: Path) -> dict[str, Any]:
     """Return the settings of a file in TOML by section and name, with a dot between them.
 
     Raises:
-        ConfigError: the file cannot be read, or is not TOML.
+        ConfigError: the file cannot be read, is not TOML, or has a setting outside a section.
     """
     try:
         document = tomllib.loads(_text(file))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"is not TOML: {error}", file=file) from None
+    outside = [name for name, value in document.items() if not isinstance(value, dict)]
+    if outside:
+        raise ConfigError("must be a section with settings, such as [training]", key=outside[0], file=file)
     values: dict[str, Any] = {}
     sections = [("", document)]
     while sections:

@@ -91,19 +91,20 @@ def titan_notes(settings: Settings) -> list[str]:
 
 def _batch(settings: Settings, parallel: Mapping[str, Any]) -> dict[str, Any]:
     """Return the batch; ranks of a pipeline split a local batch into microbatches."""
-    local, total = settings.count("local_batch_size", 8), settings.count("global_batch_size", -1)
-    size, microbatches = (
-        settings.count(f"pipeline_parallel_{name}") for name in ("microbatch_size", "microbatches")
-    )
-    micro = local if parallel["pp"] == 1 else size or (local // microbatches if microbatches else 1)
-    if micro < 1 or local % micro:
+    local, total = settings.size("local_batch_size", 8), settings.count("global_batch_size", -1)
+    number = settings.size("pipeline_parallel_microbatches", local)
+    if number > local:
+        raise ConfigError(f"{number} are more than {local} sequences", key="pipeline_parallel_microbatches")
+    size = settings.size("pipeline_parallel_microbatch_size", local // number)
+    micro = local if parallel["pp"] == 1 else size
+    if local % micro:
         raise ConfigError(f"{local} is not a multiple of the microbatch size, {micro}", key="local_batch_size")
     accumulated = total // (local * parallel["dp"]) if total > 0 else 1
     if parallel["pp"] > 1 and accumulated > 1:
         settings.notes.append(f"one pipeline here has the microbatches of {accumulated} accumulated ones")
     return {
         "global": total if total > 0 else local * parallel["dp"], "micro": micro,
-        "sequence": settings.count("seq_length"),
+        "sequence": settings.size("seq_length"),
     }  # fmt: skip
 
 
@@ -112,8 +113,8 @@ def _sharding(settings: Settings, parallel: Mapping[str, Any]) -> tuple[dict[str
     replicas, shard = parallel["dp"], settings.count("data_parallel_shard_degree", -1)
     groups = settings.size("data_parallel_replicate_degree")
     reshard = settings.read("fsdp_reshard_after_forward", "default")
-    if replicas % groups or (shard > 0 and shard * groups != replicas):
-        message = f"{groups} groups of {shard if shard > 0 else 'equal'} shards are not {replicas} replicas"
+    if replicas % groups or (shard != -1 and shard * groups != replicas):
+        message = f"{groups} groups of {'equal' if shard == -1 else shard} shards are not {replicas} replicas"
         raise ConfigError(message, key="data_parallel_replicate_degree")
     if replicas > 1 and groups == replicas:
         return {}, {"zero": 0}
@@ -158,7 +159,7 @@ def _pipeline(settings: Settings, parallel: dict[str, Any], layers: int) -> tupl
     file = settings.read("pipeline_parallel_schedule_csv")
     name = settings.read("pipeline_parallel_schedule", "1F1B")
     first, last = (settings.count(f"pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last"))
-    per_stage = settings.count("pipeline_parallel_layers_per_stage")
+    per_stage = settings.size("pipeline_parallel_layers_per_stage", layers or 1)
     split = _explicit_split(settings, layers)
     if ranks == 1:
         return {"name": "1f1b"}, {}
@@ -168,7 +169,8 @@ def _pipeline(settings: Settings, parallel: dict[str, Any], layers: int) -> tupl
         raise ConfigError(f"must be {known}, not {name!r:.40}", key="pipeline_parallel_schedule")
     stages = len(split) or ranks * (1 if key in _SINGLE_STAGE else 2)
     if layers and not split:
-        stages = -(-(layers + first + last) // per_stage) if per_stage else stages
+        if "pipeline_parallel_layers_per_stage" in settings:
+            stages = -(-(layers + first + last) // per_stage)
         split = _even_split(layers, stages, first, last)
     if stages % ranks:
         message = f"{stages} stages are not a multiple of {ranks} ranks"
@@ -192,8 +194,16 @@ def _even_split(layers: int, stages: int, first: int, last: int) -> list[int]:
 
 
 def _explicit_split(settings: Settings, layers: int) -> list[int]:
-    """Return the layers of each stage from names of modules; empty without them."""
-    parts = re.findall(r"\[([^][]+)\]", str(settings.read("module_fqns_per_model_part", "")))
+    """Return the layers of each stage from names of modules; empty without them.
+
+    Raises:
+        ConfigError: the modules are not a list for each stage.
+    """
+    modules = settings.read("module_fqns_per_model_part")
+    parts = re.findall(r"\[([^][]+)\]", str(modules or ""))
+    if modules and not parts:
+        message = f"must be a list of modules for each stage, not {modules!r:.40}"
+        raise ConfigError(message, key="module_fqns_per_model_part")
     points = re.findall(r"layers\.(\d+)", str(settings.read("pipeline_parallel_split_points", "")))
     if parts:
         return [len(re.findall(r"\blayers\.", part)) for part in parts]
