@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pptrace.api import simulate
 from pptrace.plugin import ConfigError, Registry, load, megatron_arguments, prepare
@@ -1104,3 +1105,33 @@ def test_printed_arguments_are_read_back_as_the_configuration(job: dict[str, Any
     if not costs["fused_loss"]:
         del costs["fused_loss"]
     assert found["costs"] == costs
+
+
+MIXTURE = (
+    f"{JOB} --num-experts 8 --expert-model-parallel-size 2 --pipeline-model-parallel-size 2 --fp8-format hybrid "
+    "--recompute-granularity selective --multi-latent-attention --mtp-num-layers 1 "
+    "--moe-token-dispatcher-type flex"
+)
+TITAN = "--module llama3 --config llama3_8b --training.seq_len 4096 --parallelism.pipeline_parallel_degree 2"
+
+
+@pytest.mark.parametrize("line", [JOB, MIXTURE, TITAN])
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, "x", -1])
+def test_a_setting_with_any_value_is_converted_or_refused_in_one_line(line: str, value: Any) -> None:
+    recipe = recipe_of_text(line, "line.txt")
+    values = {"model": "mixtral-8x7b", "device": "h100-sxm", "gpus": 16}
+    read: set[str] = set()
+
+    class Recorded(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            read.add(name)
+            return super().get(name, default)
+
+    configuration(replace(recipe, settings=Recorded(recipe.settings)), Given(**values), Registry.load())
+    assert len(read) > 20
+    for name in sorted(read):
+        changed = replace(recipe, settings={**recipe.settings, name: value})
+        try:
+            configuration(changed, Given(**values), Registry.load())
+        except ConfigError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - most values are valid

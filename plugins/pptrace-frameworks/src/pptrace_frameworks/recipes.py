@@ -181,7 +181,7 @@ def _megatron_sections(
     if settings.read("fp8_dot_product_attention") or settings.read("fp8_multi_head_attention"):
         model["fp8_attention"] = True
     backend, uses_flash = settings.read("attention_backend"), settings.read("use_flash_attn")
-    if backend in {"unfused", "local"} or (settings.read("transformer_impl") == "local" and not uses_flash):
+    if str(backend) in {"unfused", "local"} or (settings.read("transformer_impl") == "local" and not uses_flash):
         model["flash_attention"] = False
     if settings.read("peft", "none") != "none":
         raise ConfigError("fine-tuning of adapters is not modelled", key="peft")
@@ -452,7 +452,7 @@ def _gradients(recipe: Recipe, settings: Settings) -> str:
 def _dispatcher(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     """Return how tokens reach their experts, and that DeepEP does not align their rows."""
     kind, backend = settings.read("moe_token_dispatcher_type"), settings.read("moe_flex_dispatcher_backend")
-    has_backend = kind == "flex" if recipe.is_command else backend not in {None, "none"}
+    has_backend = kind == "flex" if recipe.is_command else str(backend).lower() != "none"
     if settings.read("moe_enable_deepep") or (has_backend and backend == "deepep"):
         return {"dispatcher": "deduplicated", "aligned_dispatch": False}
     if has_backend:

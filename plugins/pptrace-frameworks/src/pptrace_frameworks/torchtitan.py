@@ -65,7 +65,7 @@ def titan_sections(settings: Settings, parallel: dict[str, Any], layers: int) ->
         costs["loss_chunks"] = settings.size("loss.num_chunks") if is_chunked else 1
     if any(settings.read(f"{section}enable_async_tensor_parallel") for section in ("", "compile.")):
         costs["overlap_tp"] = True
-    if "deepep" in {settings.read("expert_parallel_comm_backend"), settings.read("model_spec.moe_comm_backend")}:
+    if "deepep" in [settings.read("expert_parallel_comm_backend"), settings.read("model_spec.moe_comm_backend")]:
         costs |= {"dispatcher": "deduplicated", "aligned_dispatch": False}
     precision = _precision(settings)
     if precision:
@@ -125,7 +125,7 @@ def _sharding(settings: Settings, parallel: Mapping[str, Any]) -> tuple[dict[str
 def _recomputation(settings: Settings, layers: int) -> dict[str, Any]:
     """Return the settings of recomputation, with the number of layers of a stage; 0 if it is unknown."""
     kind, mode = (settings.read(f"activation_checkpoint.{name}") for name in ("class", "mode"))
-    mode = _RECOMPUTATION.get(str(kind), kind) or mode or "selective"
+    mode = str(_RECOMPUTATION.get(str(kind), kind) or mode or "selective")
     period = settings.read("activation_checkpoint.selective_ac_option", "op" if kind else "2")
     if mode in {"memory_budget", "memory-budget"}:
         settings.notes.append("a memory budget is not modelled: layers keep all activations")
