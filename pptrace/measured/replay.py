@@ -147,10 +147,12 @@ def replay(
         lacks_ranks: whether recordings of ranks are missing.
 
     Raises:
-        ScheduleError: an action precedes its inputs.
+        ScheduleError: an action precedes its inputs, or the step has no actions.
         ConstraintError: the policy cannot insert the messages of the order.
     """
     step = extract_computations(timeline, lacks_ranks=lacks_ranks)
+    if not len(step.order):
+        raise ScheduleError("the step has no actions")
     chosen = None if policy is None else policy(step.order)
     replayed = Resimulation.of_order(step.order, chosen, partial=step.partial).run(
         step.times(with_blocked=chosen is None)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pptrace.errors import ConfigError
+from pptrace.errors import ConfigError, ScheduleError
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import diff_document
 from pptrace.measured.explanation import explain, explanation_document
+from pptrace.measured.replay import replay
 from pptrace.measured.sides import on_common_ranks, partial_data
 from pptrace.report.document import page_of, plain, text_of
 from pptrace.timeline.messages import compute_rows
@@ -132,3 +133,12 @@ def test_sides_without_a_common_rank_are_an_error_in_one_line() -> None:
         ConfigError, match=r"^run: has files of rank 1, before of rank 0: no rank is on both sides$"
     ):
         on_common_ranks(recorded(0, name="before"), recorded(1))
+
+
+def test_a_step_without_actions_is_not_replayed() -> None:
+    timeline = one_step()
+    for row in reversed(compute_rows(timeline)):
+        timeline = without_row(timeline, int(row))
+
+    with pytest.raises(ScheduleError, match="the step has no actions"):
+        replay(timeline)
