@@ -11,12 +11,14 @@ from xml.etree import ElementTree as ET
 import pytest
 from compared_steps import ROWS, compared, one_step
 from markupsafe import Markup
+from msgspec.structs import replace
 
 from pptrace.measured import diff_document as tables
 from pptrace.measured import diff_drawing
+from pptrace.measured.diff import OrderShare
 from pptrace.measured.diff_document import Diff, diff_document
 from pptrace.report.document import page_of, text_of
-from pptrace.report.numbers import ms
+from pptrace.report.numbers import Figure, Sides, ms
 from pptrace.report.svg import element
 
 if TYPE_CHECKING:
@@ -275,3 +277,25 @@ def test_many_ways_and_orders_are_reported_in_part(monkeypatch: pytest.MonkeyPat
 
     assert "and 3 further links with smaller changes" in words
     assert "and 2 further ranks" in words
+
+
+def test_kinds_links_and_effects_are_listed_by_how_much_they_changed_either_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    findings = compared(second=one_step(slow={0: 1.1, 1: 0.5}))[0]
+    (kinds,) = tables.kinds(findings)
+    assert [row[0] for row in kinds.rows[:4]] == ["1B", "1F", "0B", "0F"]
+
+    monkeypatch.setattr(tables, "_MOST", 1)
+    changes = dict(zip(findings.links, (1e6, -5e6), strict=False))
+    links = {
+        key: replace(findings.links[key], median_ns=Sides(Figure(9e6), Figure(9e6 + change)))
+        for key, change in changes.items()
+    }
+    (messages, *_) = tables.messages(replace(findings, links=links))
+    source, target = list(changes)[1]
+    assert messages.rows[0][0] == f"{source} to {target}"
+
+    share = OrderShare(order_ns=Figure(1e6), times_ns=Figure(-5e6), rest_ns=Figure(0.0))
+    (effects,) = tables.order_share(replace(findings, order_share=share))
+    assert [row[0].split()[0] for row in effects.rows] == ["times", "the"]
