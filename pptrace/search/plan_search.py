@@ -15,6 +15,7 @@ import pickle
 import signal
 from bisect import insort
 from collections import Counter, deque
+from contextlib import suppress
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
@@ -654,7 +655,7 @@ class Search:
             return ConfigError(f"{none} can run: {most}", file="plan")
         need = self._least_need()
         if need is None:
-            return ConfigError(f"{none} fits", file="--memory")
+            return ConfigError(f"{none} fits: give more GPUs, or more memory", file="--memory")
         size, candidate, is_least = need
         enough = f"{format_size(size)} is enough{'' if is_least else ', and less may be'} ({candidate.name})"
         return ConfigError(f"{none} fits: {enough}; give more GPUs, or more memory", file="--memory")
@@ -672,26 +673,26 @@ class Search:
             queue += [(_memory_key(candidate), candidate) for candidate in group.candidates if _needs(candidate)]
         heapify(queue)
         need: tuple[int, Candidate] | None = None
-        expanded = 0
-        while queue:
-            key, item = heappop(queue)
-            if need is not None and key[0] >= need[0]:
-                break
-            self._report()
-            if isinstance(item, GroupPart):
-                expanded += 1
-                for candidate in self._expand(item) if expanded <= _NEEDS else ():
-                    heappush(queue, (_memory_key(candidate), candidate))
-            elif item.origin is not None:
-                self._refine(item)
-                if _needs(item):
-                    heappush(queue, (_memory_key(item), item))
-            else:
-                (row,) = self.runner.rows([item])
-                size = int(row.get("peak_memory_bytes") or 0)
-                if not row.get("error") and (need is None or size < need[0]):
-                    need = size, item
-        return (*need, expanded <= _NEEDS) if need is not None else None
+        expanded, is_least = 0, False
+        with suppress(_TimeEndedError):
+            while queue and (need is None or queue[0][0][0] < need[0]):
+                _, item = heappop(queue)
+                self._report()
+                if isinstance(item, GroupPart):
+                    expanded += 1
+                    for candidate in self._expand(item) if expanded <= _NEEDS else ():
+                        heappush(queue, (_memory_key(candidate), candidate))
+                elif item.origin is not None:
+                    self._refine(item)
+                    if _needs(item):
+                        heappush(queue, (_memory_key(item), item))
+                else:
+                    (row,) = self.runner.rows([item])
+                    size = int(row.get("peak_memory_bytes") or 0)
+                    if not row.get("error") and (need is None or size < need[0]):
+                        need = size, item
+            is_least = expanded <= _NEEDS
+        return (*need, is_least) if need is not None else None
 
 
 class Prefetch:

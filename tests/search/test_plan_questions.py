@@ -526,6 +526,21 @@ def test_the_memory_that_would_do_is_not_said_to_be_the_least_where_not_all_is_b
         planned(registry, vary=vary, memory="100MiB")
 
 
+def test_time_that_ends_while_the_least_memory_is_sought_ends_the_plan_in_one_line(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explain = plan_search.Search._no_result_error
+
+    def late(search: plan_search.Search) -> PptraceError:
+        search._deadline_ns = 0
+        return explain(search)
+
+    monkeypatch.setattr(plan_search.Search, "_no_result_error", late)
+
+    with pytest.raises(PptraceError, match=r"fits: give more GPUs, or more memory$"):
+        planned(registry, vary={**FEW, "pp": [1, 2], "micro": [1, 2]}, memory="100MiB", time="60s")
+
+
 def test_printed_arguments_leave_out_the_cost_model_that_is_the_default(registry: Registry) -> None:
     assert "--costs" not in shlex.split(planned(registry).best.arguments)
     assert "roofline" not in planned(registry, config={**STEP, "costs": "roofline"}).best.arguments
