@@ -14,6 +14,8 @@ from pptrace.memo import memoized
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pptrace.steps.schedule import Schedule
+
 
 class GroupCollectives(Protocol):
     """Times of collectives over the groups of one parallel axis, on the links between their GPUs."""
@@ -34,9 +36,9 @@ class GroupCollectives(Protocol):
 
 
 class TableSimulator(Protocol):
-    """Simulator of tables (``Schedule``) under the current configuration, for schedules that search."""
+    """Simulator of tables under the current configuration, for schedules that search."""
 
-    def prepared(self, table: Any, /) -> Any:
+    def prepared(self, table: Schedule, /) -> Any:  # the class is in a higher layer
         """Return the :class:`~pptrace.run.inputs.StepInputs` of the configuration with ``table`` as its schedule.
 
         Raises:
@@ -44,7 +46,7 @@ class TableSimulator(Protocol):
         """
         ...
 
-    def others(self) -> Iterator[tuple[str, Any, ScheduleRequest]]:
+    def others(self) -> Iterator[tuple[str, Schedule, ScheduleRequest]]:
         """Yield name, table and request of each other installed schedule that supports the sizes.
 
         Without chunks in the configuration, each schedule has its own default.

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pptrace.api import simulate
-from pptrace.plugin import ConfigError, Registry, load, megatron_arguments, prepare
+from pptrace.plugin import ConfigError, Registry, load, prepare
+from pptrace.search.launch_arguments import megatron_arguments
 from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
 from pptrace_frameworks.recipe_programs import evaluate_expression
 from pptrace_frameworks.recipes import Given, command, configuration

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 from oracle_pytorch_tables import lowered, with_waits
 
-from pptrace.plugin import Schedule, compute_comms, compute_only
+from pptrace.plugin import Schedule, compute_only
+from pptrace.steps.pytorch_tables import compute_comms
 from pptrace.steps.text_forms import read_table
 from pptrace_torch.command import command
 

@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 from msgspec import Struct, to_builtins
 
+from pptrace.config.overrides import parse_value
 from pptrace.plugin import (
     ConfigError,
     Document,
@@ -24,12 +25,11 @@ from pptrace.plugin import (
     Registry,
     Section,
     Table,
-    check_picture,
-    csv_of,
-    parse_value,
     replace_file,
     write_picture,
 )
+from pptrace.report.charts import check_picture
+from pptrace.sanitize import csv_of
 from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases, unread_columns
 
 if TYPE_CHECKING:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pptrace.plugin import ConfigError, Parameters, Registry, TableError, parse_value, read_yaml, simulate_many
+from pptrace.config.overrides import parse_value
+from pptrace.plugin import ConfigError, Parameters, Registry, TableError, read_yaml
+from pptrace.search.runner import simulate_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

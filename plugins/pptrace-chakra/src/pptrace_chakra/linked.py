@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import TraceError, UnpackedFile, check_events, named_damage
+from pptrace.plugin import TraceError, UnpackedFile, check_events
+from pptrace.traces.assembly import named_damage
 from pptrace_profilers.events import Arguments, EventBuilder, microseconds, parse_integer
 from pptrace_profilers.measurement import measure_files
 from pptrace_profilers.pytorch_process import recording_of

@@ -23,22 +23,16 @@ from pptrace.plugin import (
     ConfigError,
     Counter,
     Kind,
-    StepPart,
     Stream,
     TraceError,
     UnpackedFile,
     check_events,
-    join_parts,
     kinds,
-    links_and_segments,
-    links_of,
-    message_classes,
     messages,
-    named_damage,
-    peers_of,
-    placement_values,
-    read_varint,
 )
+from pptrace.traces.assembly import StepPart, join_parts, links_of, named_damage, placement_values
+from pptrace.traces.perfetto.wire import message_classes, read_varint
+from pptrace.traces.scene import links_and_segments, peers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +82,7 @@ _FIELDS: dict[str, dict[str, tuple[int, str]]] = {
         "attr": (10, "AttributeProto*"),
     },
 }  # fmt: skip
-"""Number and type of each field by message, as in :func:`pptrace.plugin.message_classes`."""
+"""Number and type of each field by message, as in :func:`~pptrace.traces.perfetto.wire.message_classes`."""
 
 
 @cache

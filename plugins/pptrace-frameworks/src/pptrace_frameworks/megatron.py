@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from pptrace.plugin import ConstraintError, MessageCalls, Parameters, Policy, empty_columns
+from pptrace.plugin import ConstraintError, MessageCalls, Parameters, Policy
+from pptrace.steps.columns import empty_columns
 from pptrace_frameworks import kernels
 from pptrace_frameworks.rows import Rows, cannot, rows_of
 from pptrace_kernel import halves, run_parts

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from pptrace.plugin import ConfigError, Registry, print_or_write, yaml_text
+from pptrace.config.yaml_document import yaml_text
+from pptrace.plugin import ConfigError, Registry, print_or_write
 from pptrace_frameworks.recipe_files import Settings, read_recipe, recipe_names, recipe_of_text
 from pptrace_frameworks.recipe_programs import evaluate_expression
 from pptrace_frameworks.torchtitan import titan_notes, titan_sections

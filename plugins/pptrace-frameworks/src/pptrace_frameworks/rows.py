@@ -8,7 +8,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from pptrace.plugin import ConstraintError, Kind, empty_columns
+from pptrace.plugin import ConstraintError, Kind
+from pptrace.steps.columns import empty_columns
 from pptrace_frameworks import kernels
 from pptrace_kernel import halves, run_parts
 

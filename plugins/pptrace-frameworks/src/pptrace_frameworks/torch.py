@@ -31,16 +31,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from pptrace.plugin import (
-    ConstraintError,
-    Kind,
-    Lowering,
-    MessageCalls,
-    Parameters,
-    Policy,
-    insert_messages,
-    unsupported_stages,
-)
+from pptrace.plugin import ConstraintError, Kind, Lowering, MessageCalls, Parameters, Policy, insert_messages
+from pptrace.steps.pytorch_tables import unsupported_stages
 from pptrace_frameworks.rows import Ends, cannot, rows_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from pptrace.plugin import memoized
+from pptrace.memo import memoized
 from pptrace_models.accelerator import TokenExchange
 from pptrace_models.layer import FP32_BYTES, Cast, Core, Linear, Operation, Product, Work, active_weights, linears
 from pptrace_models.transformer import DELTA_CHUNK, STATE_CHUNK, Delta, Mamba

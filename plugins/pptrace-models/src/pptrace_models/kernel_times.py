@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Self
 from msgspec import Struct
 from pydantic import ConfigDict
 
-from pptrace.plugin import ConfigError, memoized
+from pptrace.memo import memoized
+from pptrace.plugin import ConfigError
 from pptrace_models.accelerator import Accelerator, expected_maximum
 from pptrace_models.casts import Casting, ScalingRecipe
 from pptrace_models.transformer import OPERAND_BYTES, checked, kept_precision

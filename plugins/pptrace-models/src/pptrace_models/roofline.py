@@ -11,7 +11,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size, memoized
+from pptrace.memo import memoized
+from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size
 from pptrace_models import memory, muon
 from pptrace_models.accelerator import ObservedNetwork, groups_of
 from pptrace_models.encoder_costs import Tower, grid_key, shares_stages, towers_of, with_grids

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from pptrace.plugin import Kind, Segment, Stream, memoized
+from pptrace.memo import memoized
+from pptrace.plugin import Kind, Segment, Stream
 from pptrace_models import layer_times
 from pptrace_models.layer import FIRST_HALF
 from pptrace_models.layer_times import Cost, again_ns, again_of

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from pptrace.plugin import Parameters, divisors_near, memoized, validate_options
+from pptrace.memo import memoized
+from pptrace.plugin import Parameters, divisors_near, validate_options
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PARAMETER_ROWS = 100

@@ -28,13 +28,13 @@ from pptrace.plugin import (
     Registry,
     Table,
     TraceError,
-    check_picture,
     format_size,
     load,
     prepare,
     validate_options,
     write_table,
 )
+from pptrace.report.charts import check_picture
 from pptrace_optpipe.cache import Cache, wrong_folder
 from pptrace_optpipe.options import SHORTEST_NS, OptimizeOptions
 from pptrace_optpipe.schedule import require_solver

@@ -21,7 +21,6 @@ from pptrace.plugin import (
     PptraceError,
     Schedule,
     ScheduleError,
-    check_size,
     format_size,
     load,
     measure,
@@ -29,6 +28,7 @@ from pptrace.plugin import (
     simulate,
     write_table,
 )
+from pptrace.run.preparation import check_size
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, Op, OpKind, Problem
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from pptrace.network.cluster import Layout
 from pptrace.plugin import (
     ConfigError,
     KernelTotal,
-    Layout,
     Measurement,
     Occupied,
     Replica,

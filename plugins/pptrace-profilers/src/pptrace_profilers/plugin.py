@@ -169,7 +169,7 @@ def is_pftrace(head: bytes) -> bool:
     """Return whether a file is a Perfetto trace from another program than pptrace."""
     if b"pptrace.format" in head[:_PPTRACE_WITHIN] or is_xplane(head):
         return False
-    from pptrace.plugin import read_varint
+    from pptrace.traces.perfetto.wire import read_varint
 
     packet = _first_message(head)
     if not packet:
@@ -188,7 +188,7 @@ def _first_message(head: bytes) -> int:
     """Return the position of the content of a file's first message, which is in field 1; 0 for another file."""
     if head[:1] != b"\n" or _is_text(head[:256]):
         return 0
-    from pptrace.plugin import read_varint
+    from pptrace.traces.perfetto.wire import read_varint
 
     _, position = read_varint(head, 1)
     return position if 0 < position < len(head) else 0

@@ -23,7 +23,8 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from pptrace.plugin import TraceError, UnpackedFile, check_packets, read_varint
+from pptrace.plugin import TraceError, UnpackedFile
+from pptrace.traces.perfetto.wire import check_packets, read_varint
 from pptrace_profilers.events import Arguments, EventBuilder, parse_integer
 from pptrace_profilers.pytorch_process import recording_of
 

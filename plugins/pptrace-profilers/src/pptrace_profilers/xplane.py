@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from pptrace.plugin import TraceError, UnpackedFile, check_events, message_classes
+from pptrace.plugin import TraceError, UnpackedFile, check_events
+from pptrace.traces.perfetto.wire import message_classes
 from pptrace_profilers.events import EventBuilder
 from pptrace_profilers.pytorch_process import recording_of
 
@@ -35,7 +36,7 @@ _MESSAGES = {
     "Entry": {"key": (1, "int64"), "value": (2, "Metadata")},
     "Metadata": {"name": (2, "string")},
 }
-"""Number and type of the fields that are read, as in :func:`pptrace.plugin.message_classes`."""
+"""Number and type of the fields that are read, as in :func:`~pptrace.traces.perfetto.wire.message_classes`."""
 
 
 def read_xplane(path: Path, rules: Rules, first_rank: int = 0) -> list[Recording]:

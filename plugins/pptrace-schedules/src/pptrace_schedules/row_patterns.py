@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from pptrace.plugin import Kind, Placement, Schedule, empty_columns
+from pptrace.plugin import Kind, Placement, Schedule
+from pptrace.steps.columns import empty_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from pptrace.plugin import Kind, ScheduleError, Stream, extract_computations
+from pptrace.measured.computations import extract_computations
+from pptrace.plugin import Kind, ScheduleError, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -23,14 +23,13 @@ from pptrace.plugin import (
     OutputError,
     PptraceError,
     Registry,
-    compute_comms,
     compute_only,
     load,
-    megatron_arguments,
     prepare,
-    torchtitan_arguments,
     write_table,
 )
+from pptrace.search.launch_arguments import megatron_arguments, torchtitan_arguments
+from pptrace.steps.pytorch_tables import compute_comms
 from pptrace_torch.manifest import NAME, Manifest, StageTimes, check_table, require_torch
 from pptrace_torch.scaled_model import ScaledModel
 

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct, ValidationError, convert, field, to_builtins
 
-from pptrace.plugin import (
-    ConfigError,
-    Kind,
-    Registry,
-    Schedule,
-    ScheduleError,
-    load,
-    prepare,
-    replace_file,
-    unsupported_parts,
-)
+from pptrace.plugin import ConfigError, Kind, Registry, Schedule, ScheduleError, load, prepare, replace_file
+from pptrace.steps.pytorch_tables import unsupported_parts
 from pptrace_torch.scaled_model import ScaledModel  # noqa: TC001 - msgspec reads the types of fields
 
 if TYPE_CHECKING:

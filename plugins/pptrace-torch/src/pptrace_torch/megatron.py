@@ -22,15 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.profiler import record_function
 
-from pptrace.plugin import (
-    ConfigError,
-    Kind,
-    Schedule,
-    ScheduleError,
-    compute_only,
-    insert_messages,
-    unsupported_by_megatron,
-)
+from pptrace.plugin import ConfigError, Kind, Schedule, ScheduleError, compute_only, insert_messages
+from pptrace.steps.text_forms import unsupported_by_megatron
 from pptrace_torch.manifest import read_table
 
 if TYPE_CHECKING:
