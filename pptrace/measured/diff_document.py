@@ -24,6 +24,7 @@ from pptrace.measured.sides import (
     simulation_of,
     split_step_option,
 )
+from pptrace.memo import Memo, memoizing
 from pptrace.report.document import (
     Cell,
     Document,
@@ -559,22 +560,25 @@ def compare_steps(
     """
     equal = parse_share(tolerance, "tolerance")
     steps = split_step_option(step)
-    try:
-        a = read_side(first, steps[0], registry, request)
-    except NoActionsError as error:
-        with_operators = replace(request, operators=True)
-        measurements = (
-            _without_actions(first, error, registry, with_operators),
-            _without_actions(second, error, registry, with_operators),
-        )
-        names = [str(source) if isinstance(source, str | Path) else "a measurement" for source in (first, second)]
-        return compare_operations(measurements, (names[0], names[1]), equal)
-    # The clocks of a machine are the same in two runs; fitted again, a link that became slow would move them.
-    b = read_side(second, steps[1], registry, replace(request, clocks=a.clock_offsets_ns))
-    a, b = on_common_ranks(a, b)
-    simulated = not a.measured and not b.measured
-    simulations = (simulation_of(a, registry), simulation_of(b, registry)) if simulated else (None, None)
-    return Diff(diff(a, b, equal, simulations), (a, b), tuple(notes_on((a, b), step, request)))
+    with memoizing(Memo()):  # the analyses of a step share the index of its rows
+        try:
+            a = read_side(first, steps[0], registry, request)
+        except NoActionsError as error:
+            with_operators = replace(request, operators=True)
+            measurements = (
+                _without_actions(first, error, registry, with_operators),
+                _without_actions(second, error, registry, with_operators),
+            )
+            names = [
+                str(source) if isinstance(source, str | Path) else "a measurement" for source in (first, second)
+            ]
+            return compare_operations(measurements, (names[0], names[1]), equal)
+        # The clocks of a machine are the same in two runs; fitted again, a link that became slow would move them.
+        b = read_side(second, steps[1], registry, replace(request, clocks=a.clock_offsets_ns))
+        a, b = on_common_ranks(a, b)
+        simulated = not a.measured and not b.measured
+        simulations = (simulation_of(a, registry), simulation_of(b, registry)) if simulated else (None, None)
+        return Diff(diff(a, b, equal, simulations), (a, b), tuple(notes_on((a, b), step, request)))
 
 
 def _without_actions(

@@ -54,7 +54,7 @@ def test_what_was_encoded_is_decoded(values: list[int]) -> None:
     columns = {"t": np.abs(np.array(values, dtype=np.int64)), "x": np.array(values, dtype=np.int64)}
     records = layout.blank(len(values))
     layout.encode(columns, records)
-    again = layout.decode(records)
+    again = layout.decode(records, layout.shared_bits(len(values)))
     assert again is not None
     assert {name: column.tolist() for name, column in again.items()} == {n: c.tolist() for n, c in columns.items()}
 
@@ -73,7 +73,7 @@ def test_a_record_of_another_layout_is_not_decoded() -> None:
     for byte in range(layout.size):
         changed = records.copy()
         changed[1, byte] ^= 0x80
-        columns = layout.decode(changed)
+        columns = layout.decode(changed, layout.shared_bits(3))
         assert columns is None or any((columns[name] != column).any() for name, column in values.items())
 
 

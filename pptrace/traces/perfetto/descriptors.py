@@ -18,6 +18,7 @@ on a link, each of its lanes is a track, and viewers merge the tracks of a link.
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +171,11 @@ def step_json(scene: Scene, tracks: Tracks, runs: Sequence[RecordRun]) -> str:
 
 def layout_of(parts: Sequence[Any]) -> RecordLayout:
     """Return the layout from its JSON form in :func:`step_json`."""
-    return RecordLayout(tuple(bytes.fromhex(part) if isinstance(part, str) else Cell(*part) for part in parts))
+    return RecordLayout(tuple(bytes.fromhex(part) if isinstance(part, str) else _cell(*part) for part in parts))
+
+
+_cell = cache(Cell)
+"""Cells of equal fields share the words that they compute."""
 
 
 def _run(run: RecordRun) -> dict[str, Any]:

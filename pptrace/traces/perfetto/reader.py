@@ -134,9 +134,10 @@ def _decode_run(raw: memoryview, offset: int, run: Mapping[str, Any], events: Ev
     if offset + size > len(raw):
         raise TraceError("is truncated; write it again", file=file)
     matrix = np.frombuffer(raw, dtype=np.uint8, count=size, offset=offset).reshape(records, layout.size)
+    shared = layout.shared_bits(min(records, layout.chunk_rows))
     for start in range(0, records, layout.chunk_rows):
         part = matrix[start : start + layout.chunk_rows]
-        columns = layout.decode(part)
+        columns = layout.decode(part, shared)
         if columns is None:
             raise TraceError(_CHANGED, file=file)
         if "segment" in run:

@@ -212,7 +212,7 @@ def _spread(word: NDArray[np.uint64], bits: int) -> None:
 
 def _gather(word: NDArray[Any], bits: int) -> NDArray[Any]:
     """Undo :func:`_spread` and drop the continuation bits."""
-    number, mask = word.dtype.type, int(np.iinfo(word.dtype).max)
+    number, mask = word.dtype.type, (1 << 8 * word.itemsize) - 1
     word = word & number(0x7F7F7F7F7F7F7F7F & mask)
     for reach, high, low, shift in reversed(_STEPS):
         if bits > reach:
@@ -243,9 +243,13 @@ class RecordLayout(Struct, frozen=True, dict=True):
     """Constant bytes and cells, in the order of the record."""
 
     @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return (0, *accumulate(map(_size, self.parts)))
+
+    @property
     def size(self) -> int:
         """Bytes of a record."""
-        return sum(map(_size, self.parts))
+        return self._ends[-1]
 
     @property
     def chunk_rows(self) -> int:
@@ -255,19 +259,14 @@ class RecordLayout(Struct, frozen=True, dict=True):
     @cached_property
     def cells(self) -> tuple[tuple[int, Cell], ...]:
         """Each cell with its offset."""
-        offsets = accumulate(map(_size, self.parts), initial=0)
         return tuple(
-            (offset, part) for offset, part in zip(offsets, self.parts, strict=False) if isinstance(part, Cell)
+            (offset, part) for offset, part in zip(self._ends, self.parts, strict=False) if isinstance(part, Cell)
         )
-
-    @cached_property
-    def template(self) -> NDArray[np.uint8]:
-        """A record without values."""
-        return np.frombuffer(b"".join(_constant(part)[1] for part in self.parts), dtype=np.uint8)
 
     def blank(self, rows: int) -> NDArray[np.uint8]:
         """Return records without values, shape (rows, size)."""
-        return np.tile(self.template, (rows, 1))
+        template = np.frombuffer(b"".join(_constant(part)[1] for part in self.parts), dtype=np.uint8)
+        return np.tile(template, (rows, 1))
 
     def encode(self, columns: Mapping[str, NDArray[np.integer[Any]]], records: NDArray[np.uint8]) -> None:
         """Fill the cells of ``records``, shape (rows, size)."""
@@ -275,29 +274,32 @@ class RecordLayout(Struct, frozen=True, dict=True):
             for view, words in zip(_views(records, offset, cell), cell.encode(columns[cell.name]), strict=True):
                 view[:] = words
 
-    @cached_property
-    def constant(self) -> NDArray[np.uint8]:
-        """A record in which only the bits are set that all records share."""
-        return np.frombuffer(b"".join(_constant(part)[0] for part in self.parts), dtype=np.uint8)
+    def shared_bits(self, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return a mask of the bits that all records share, and their values, each repeated ``rows`` times."""
+        masks, values = (b"".join(parts) for parts in zip(*map(_constant, self.parts), strict=True))
+        return (
+            np.tile(np.frombuffer(masks, dtype=np.uint8), rows),
+            np.tile(np.frombuffer(values, dtype=np.uint8), rows),
+        )
 
-    @cached_property
-    def chunk(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """``template`` and ``constant`` for each record of a chunk, one after the other."""
-        return np.tile(self.template, self.chunk_rows), np.tile(self.constant, self.chunk_rows)
+    def decode(
+        self, records: NDArray[np.uint8], shared: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+    ) -> dict[str, NDArray[np.signedinteger]] | None:
+        """Return the columns of ``records``; None where they have another layout.
 
-    def decode(self, records: NDArray[np.uint8]) -> dict[str, NDArray[np.signedinteger]] | None:
-        """Return the columns of ``records``, at most a chunk; None where they have another layout."""
-        template, constant = self.chunk
-        differing = records.ravel() ^ template[: records.size]
-        differing &= constant[: records.size]
+        ``shared`` are the :meth:`shared_bits` of as many records or more.
+        """
+        mask, values = shared
+        differing = records.ravel() ^ values[: records.size]
+        differing &= mask[: records.size]
         if differing.max(initial=0):
             return None
         columns: dict[str, NDArray[np.signedinteger]] = {}
         for offset, cell in self.cells:
-            values = cell.decode([view.astype(cell.word) for view in _views(records, offset, cell)])
-            if values is None:
+            column = cell.decode([view.astype(cell.word) for view in _views(records, offset, cell)])
+            if column is None:
                 return None
-            columns[cell.name] = values
+            columns[cell.name] = column
         return columns
 
 
