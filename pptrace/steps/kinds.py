@@ -1,7 +1,7 @@
 """Kinds of actions, their roles and streams, and their codes in kernels.
 
 Code that depends on properties of kinds reads this table. Code for one kind, such as its cost or its insertion,
-names that kind; ``docs/architecture.md`` lists the places that a new kind changes.
+names that kind; ``docs/additions.md`` lists the places that a new kind changes.
 """
 
 from __future__ import annotations

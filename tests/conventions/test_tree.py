@@ -70,6 +70,19 @@ def test_every_source_path_on_a_page_exists() -> None:
     assert missing == []
 
 
+def test_every_name_on_the_page_of_additions_is_in_the_source() -> None:
+    words = re.findall(r"`([\w.]+)`", text(Path("docs/additions.md")))
+    code = "\n".join(text(path) for path in tracked() if path.suffix in {".py", ".pyi", ".yaml", ".yml", ".toml"})
+    files = {path.name for path in tracked()}
+
+    unknown = [
+        word for word in words
+        if word not in files and not all(re.search(rf"\b{part}\b", code) for part in word.split("."))
+    ]  # fmt: skip
+
+    assert unknown == []
+
+
 def test_every_picture_is_shown_by_a_page() -> None:
     shown = {
         (ROOT / page.parent / target).resolve()
