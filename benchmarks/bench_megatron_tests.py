@@ -24,7 +24,7 @@ from pptrace import simulate
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace_frameworks.recipe_files import read_recipe
-from pptrace_frameworks.recipes import Given, configuration
+from pptrace_frameworks.recipes import RecipeOptions, configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def simulated_bytes(file: Path, device: str, gpus: int) -> tuple[int, int]:
         PptraceError: the test cannot be simulated.
     """
     settings: dict[str, Any]
-    settings, _ = configuration(read_recipe(file), Given(device=device, gpus=gpus), Registry.load())
+    settings, _ = configuration(read_recipe(file), RecipeOptions(device=device, gpus=gpus), Registry.load())
     settings["costs"] = settings.get("costs", {}) | {"reserved": "0 B", "fragmentation": 0.0}
     run = simulate(settings)
     memory, transient = run.metrics.memory, int(run.prepared.workload.transient_bytes[-1])

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.plugin import PptraceError, Registry, replace_file
 from pptrace_accuracy.records import build_cases, read_rows, read_rules
 from pptrace_frameworks.recipe_files import read_recipe, recipe_names
-from pptrace_frameworks.recipes import Given, configuration
+from pptrace_frameworks.recipes import RecipeOptions, configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -120,7 +120,7 @@ class Clone:
                 continue
             for name in recipe_names(file):
                 try:
-                    settings, _ = configuration(read_recipe(file, name), Given(), registry)
+                    settings, _ = configuration(read_recipe(file, name), RecipeOptions(), registry)
                 except PptraceError:
                     continue
                 yield Read(name=f"{tag} {name}", settings=settings)

@@ -215,20 +215,20 @@ def sweep(
     >>> swept = sweep("step.yaml", over={"pp": [4, 8], "microbatches": [16, 32]})  # doctest: +SKIP
     >>> swept.save("results.csv", "figure.png")  # doctest: +SKIP
     """
-    from pptrace.search import sweep as study
+    from pptrace.search import sweep as sweeps
     from pptrace.search.grid import axes_of, grid_of, parse_axes
 
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
-    study.check_outputs(paths)
+    sweeps.check_outputs(paths)
     axes = axes_of(over) if isinstance(over, Mapping) else parse_axes(over)
     grid = grid_of(document_of(config), sets, values, axes, gpus)
-    swept = study.sweep(
+    swept = sweeps.sweep(
         grid, registry or Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
         shares_registry=registry is not None, progress=progress,
     )  # fmt: skip
     swept.save(*paths)
-    study.end_journals(paths)
+    sweeps.end_journals(paths)
     return swept
 
 

@@ -22,7 +22,7 @@ from pptrace.run.neighbourhood import (
     DIVISION,
     Advice,
     Change,
-    Tried,
+    Trial,
     change_of,
     chunks_of,
     estimate,
@@ -98,7 +98,7 @@ class _Search:
         self.fits = run.metrics.memory.over_capacity is None
         self.remaining_actions = max(effort.actions, int(effort.step_ratio * len(run.prepared.schedule)))
         self.weight = _SHARED if contention_of(run).links is not Sharing.NONE else 1
-        self.tried: dict[str, Tried] = {}
+        self.tried: dict[str, Trial] = {}
         self.refused: set[str] = set()
         self.offers: dict[str, Provided[ScheduleOffer]] = {}
         self.estimated = 0
@@ -217,7 +217,7 @@ class _Search:
             (1,) if self.fits else (Fraction(1, self.experiment.batch.micro), 0.5, 1),
         )
 
-    def _simulate(self, change: Change) -> Tried | None:
+    def _simulate(self, change: Change) -> Trial | None:
         """Simulate a candidate; None if it cannot run, is too large or is another job."""
         if change.arguments in self.tried or change.arguments in self.refused:
             return self.tried.get(change.arguments)
@@ -237,7 +237,7 @@ class _Search:
             other = self.run.under(resolved)
             if self.experiment.model is None and not has_equal_work(self.run.work_ns, other.work_ns):
                 return None
-            self.tried[change.arguments] = Tried.of(change, other)
+            self.tried[change.arguments] = Trial.of(change, other)
         except PptraceError:
             self.remaining_actions += actions
             self.refused.add(change.arguments)
@@ -256,7 +256,7 @@ class _Search:
         microbatches, remainder = divmod(self.experiment.batch.global_batch or 0, parallel.dp * micro)
         return 0 if remainder else self._actions(parallel, microbatches)
 
-    def _best(self) -> Tried | None:
+    def _best(self) -> Trial | None:
         """Return the shortest step that fits and saves enough; the tie-break is fewer settings."""
         limit_ns = int(self.run.metrics.step_ns * (1 - _MIN_SAVING)) if self.fits else None
         suitable = [

@@ -476,7 +476,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-class Tried(Struct, frozen=True):
+class Trial(Struct, frozen=True):
     """A simulated candidate."""
 
     change: Change
@@ -497,7 +497,7 @@ class Tried(Struct, frozen=True):
     """The reason why it cannot run, in one line."""
 
     @classmethod
-    def of(cls, change: Change, run: SimulatedStep) -> Tried:
+    def of(cls, change: Change, run: SimulatedStep) -> Trial:
         """Return the result of a simulated candidate."""
         memory = run.memory
         return cls(
@@ -507,7 +507,7 @@ class Tried(Struct, frozen=True):
         )  # fmt: skip
 
     @classmethod
-    def refused(cls, change: Change, error: PptraceError) -> Tried:
+    def refused(cls, change: Change, error: PptraceError) -> Trial:
         """Return a candidate that cannot run."""
         return cls(change=change, reason=" ".join(str(error).split()), fits=False)
 
@@ -532,9 +532,9 @@ class Tried(Struct, frozen=True):
 class Advice(NamedTuple):
     """Simulated candidates, and the best of them."""
 
-    best: Tried | None
+    best: Trial | None
     """The shortest step that fits; None if none fits or is shorter than the configuration's."""
-    tried: tuple[Tried, ...]
+    tried: tuple[Trial, ...]
     """All simulated candidates, in order."""
     estimated: int
     """Number of estimated candidates."""

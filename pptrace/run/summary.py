@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.schema import Device
     from pptrace.report.document import Block
-    from pptrace.run.neighbourhood import Advice, Tried
+    from pptrace.run.neighbourhood import Advice, Trial
     from pptrace.run.overheads import Bottleneck
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.timeline.link_use import LinkUse
@@ -130,7 +130,7 @@ def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
     return f"{', '.join(sizes)}; {stack}{_network(run)}, p2p {policy}"
 
 
-def _notes(run: SimulatedStep, advised: Tried | None) -> list[str]:
+def _notes(run: SimulatedStep, advised: Trial | None) -> list[str]:
     reduction = run.prepared.resolved.experiment.data_parallel
     slow = bool(reduction.speeds or reduction.spread)
     of_workload = [
@@ -294,7 +294,7 @@ def _warning(run: SimulatedStep) -> list[str]:
     return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, time_ns)}"]
 
 
-def _last(run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, written: Sequence[Path]) -> list[str]:
+def _last(run: SimulatedStep, bottleneck: Bottleneck, best: Trial | None, written: Sequence[Path]) -> list[str]:
     traces = [path for path in written if path.name.lower().removesuffix(".gz").endswith((".pftrace", ".json"))]
     text = f"bottleneck: {bottleneck}"
     following = (
@@ -309,7 +309,7 @@ def _last(run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, writte
     return [joined] if len(joined) <= summary_width() else [text, following]
 
 
-def _advice(run: SimulatedStep, tried: Tried) -> str:
+def _advice(run: SimulatedStep, tried: Trial) -> str:
     """Return step and memory of a simulated candidate, next to the run's own step."""
     step = time_text(run, tried.step_ns or 0)
     peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""

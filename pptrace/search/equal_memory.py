@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.run.figures import Row
-    from pptrace.run.neighbourhood import Tried
+    from pptrace.run.neighbourhood import Trial
     from pptrace.run.run import Run
     from pptrace.search.basis import Basis, Entry
     from pptrace.search.settings_search import VariableSetting
@@ -72,7 +72,7 @@ class EqualSchedule(Struct, frozen=True, kw_only=True):
     """The reason why the configured variant, or every variant, cannot run, in one line."""
     needs_memory: bool = False
     """Whether this reason is a lack of memory."""
-    remedy: Tried | None = None
+    remedy: Trial | None = None
     """Further settings with which the variant of least memory fits, if none fits; None without such settings."""
     rank: int | None = None
     """By step time among fitting schedules, from 1; equal steps share a rank."""
@@ -88,7 +88,7 @@ class EqualSchedule(Struct, frozen=True, kw_only=True):
         return self.variants.run if self.variants and self.variants.fits else None
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> Trial | None:
         """The best variant, or the variant of least memory if no variant fits; None if no variant runs."""
         return self.variants.best if self.variants else None
 

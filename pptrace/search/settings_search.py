@@ -24,7 +24,7 @@ from pptrace.run.inputs import Preparation
 from pptrace.run.neighbourhood import (
     Change,
     Estimate,
-    Tried,
+    Trial,
     chunks_of,
     estimate,
     has_equal_work,
@@ -243,9 +243,9 @@ class SettingsSearch:
     """Whether to drop chunks per rank that the schedule does not take."""
     watch: Callable[[int], None] | None = None
     """Receives the number of simulated variants."""
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[Trial] = field(default_factory=list)
     """All simulated variants, in order, the configured one first."""
-    best: Tried | None = None
+    best: Trial | None = None
     """The shortest step that fits, else the variant of least memory; None if none runs."""
     run: Run | None = None
     """Its simulated step."""
@@ -285,7 +285,7 @@ class SettingsSearch:
         self.filled = inputs.resolved
 
     @property
-    def configured(self) -> Tried:
+    def configured(self) -> Trial:
         """The configured variant."""
         return self.tried[0]
 
@@ -308,7 +308,7 @@ class SettingsSearch:
             self._simulate_likeliest(self._estimates(bases))
         self._refine()
 
-    def add_memory_savings(self) -> Tried | None:
+    def add_memory_savings(self) -> Trial | None:
         """Return a variant that fits with settings beyond the variable ones; None if none fits.
 
         Its change has only the further settings.
@@ -326,7 +326,7 @@ class SettingsSearch:
             except PptraceError:
                 continue
             if run.metrics.memory.over_capacity is None:
-                return Tried.of(Change(settings=more), run)
+                return Trial.of(Change(settings=more), run)
         return None
 
     def _simulate_configured(self) -> None:
@@ -452,7 +452,7 @@ class SettingsSearch:
         for start in sorted(shorter, key=attrgetter("order"))[:_NOT_FITTING]:
             self._refine_variant(start, until)
 
-    def _refine_variant(self, first: Tried, until: int) -> None:
+    def _refine_variant(self, first: Trial, until: int) -> None:
         best = first
         for setting in self.settings:
             self.activation_bytes = best.activation_bytes
@@ -472,7 +472,7 @@ class SettingsSearch:
             more for settings in values if not is_both((more := change.with_settings(settings)).settings)
         ]
 
-    def _simulate(self, change: Change) -> Tried | None:
+    def _simulate(self, change: Change) -> Trial | None:
         """Simulate a variant; None where it cannot run, exceeds the limit of actions, or has a result."""
         stages, microbatches = self._sizes(change)
         actions = 2 * stages * microbatches
@@ -493,8 +493,8 @@ class SettingsSearch:
         resolved = load(self.resolved.written, change.sets, change.flags)
         return simulate(resolved, self.registry, may_drop_chunks=may_drop_chunks)
 
-    def _add(self, change: Change, run: Run) -> Tried:
-        variant = Tried.of(change, run)
+    def _add(self, change: Change, run: Run) -> Trial:
+        variant = Trial.of(change, run)
         self.tried.append(variant)
         if self.best is None or variant.order < self.best.order:
             self.best, self.run = variant, run
@@ -503,4 +503,4 @@ class SettingsSearch:
     def _add_refused(self, change: Change, error: PptraceError) -> None:
         if self.misplaced is None and isinstance(error, ConstraintError) and error.key.startswith("p2p."):
             self.misplaced = error
-        self.tried.append(Tried.refused(change, error))
+        self.tried.append(Trial.refused(change, error))

@@ -9,7 +9,16 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
-from pptrace.steps.kernels.weight_filling import UNKNOWN, Filling, Placed, Rules, Slack, Stages, Table, fill_gaps
+from pptrace.steps.kernels.weight_filling import (
+    UNKNOWN,
+    Filling,
+    PlacedActions,
+    Rules,
+    Slack,
+    Stages,
+    Table,
+    fill_gaps,
+)
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
 from pptrace_kernel import run
@@ -87,7 +96,7 @@ def fill_weights(
     whole_ptr = row_ptr + missing_weights * (row_ptr // 2)
     kind, stage, microbatch = (np.zeros(int(whole_ptr[-1]), dtype=np.int32) for _ in range(3))
     ends = _per_index(deadline, ranks) if deadline is not None and missing_weights else _per_index(0, 0)
-    placed = Placed(kind, stage, microbatch, np.zeros(ranks, dtype=np.int64))
+    placed = PlacedActions(kind, stage, microbatch, np.zeros(ranks, dtype=np.int64))
     full = run(
         fill_gaps,
         (

@@ -17,7 +17,7 @@ from pptrace.plugin import ConfigError, Registry, load, prepare
 from pptrace.search.launch_arguments import megatron_arguments
 from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
 from pptrace_frameworks.recipe_programs import evaluate_expression
-from pptrace_frameworks.recipes import Given, command, configuration
+from pptrace_frameworks.recipes import RecipeOptions, command, configuration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,11 +166,11 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def converted(file: Path, name: str = "", **values: Any) -> tuple[dict[str, Any], list[str]]:
-    return configuration(read_recipe(file, name), Given(**values), Registry.load())
+    return configuration(read_recipe(file, name), RecipeOptions(**values), Registry.load())
 
 
 def of_line(text: str, **values: Any) -> tuple[dict[str, Any], list[str]]:
-    return configuration(recipe_of_text(text, "line.txt"), Given(**values), Registry.load())
+    return configuration(recipe_of_text(text, "line.txt"), RecipeOptions(**values), Registry.load())
 
 
 def without_network(notes: list[str]) -> list[str]:
@@ -639,7 +639,7 @@ def test_words_after_a_script_are_its_arguments(tmp_path: Path) -> None:
 
     recipe = read_recipe(file, "name", "4", "2")
 
-    found, _ = configuration(recipe, Given(gpus=16, device="h100-sxm"), Registry.load())
+    found, _ = configuration(recipe, RecipeOptions(gpus=16, device="h100-sxm"), Registry.load())
     assert found["parallel"] == {"pp": 2, "tp": 4, "dp": 2, "sequence_parallel": False}
     with pytest.raises(ConfigError, match="has recipes with one name each, not 'b' too"):
         read_recipe(write(tmp_path, {"recipes.py": "A_CONFIG = Workload(num_gpus=8)\n"}), "A_CONFIG", "b")
@@ -894,7 +894,7 @@ def test_a_matrix_of_another_form_is_an_error(tmp_path: Path, text: str, message
 def test_a_layout_of_unknown_items_is_an_error(tmp_path: Path, stage: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(f"num_gpus: 8\npipeline_model_parallel_layout: [{stage}]\n", encoding="utf-8")
-    given = Given(model="llama3-8b", device="h100-sxm")
+    given = RecipeOptions(model="llama3-8b", device="h100-sxm")
 
     with pytest.raises(ConfigError, match=r"job\.yaml: pipeline_model_parallel_layout: has unknown items in"):
         configuration(read_recipe(file), given, Registry.load())
@@ -1128,11 +1128,11 @@ def test_a_setting_with_any_value_is_converted_or_refused_in_one_line(line: str,
             read.add(name)
             return super().get(name, default)
 
-    configuration(replace(recipe, settings=Recorded(recipe.settings)), Given(**values), Registry.load())
+    configuration(replace(recipe, settings=Recorded(recipe.settings)), RecipeOptions(**values), Registry.load())
     assert len(read) > 20
     for name in sorted(read):
         changed = replace(recipe, settings={**recipe.settings, name: value})
         try:
-            configuration(changed, Given(**values), Registry.load())
+            configuration(changed, RecipeOptions(**values), Registry.load())
         except ConfigError as error:
             assert "\n" not in str(error)  # noqa: PT017 - most values are valid

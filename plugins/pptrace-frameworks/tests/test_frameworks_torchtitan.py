@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pptrace.api import simulate
 from pptrace.plugin import ConfigError, Registry
 from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
-from pptrace_frameworks.recipes import Given, command, configuration
+from pptrace_frameworks.recipes import RecipeOptions, command, configuration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,13 +114,13 @@ def written(file: Path, text: str) -> Path:
 
 
 def converted(file: Path, *words: str, **values: Any) -> tuple[dict[str, Any], list[str]]:
-    given_values = Given(**{"device": "h100-sxm", **values})
+    given_values = RecipeOptions(**{"device": "h100-sxm", **values})
     sections, notes = configuration(read_recipe(file, *words), given_values, Registry.load())
     return sections, [note for note in notes if "has no network" not in note]
 
 
 def of_line(text: str, **values: Any) -> tuple[dict[str, Any], list[str]]:
-    given_values = Given(**{"model": "llama3-8b", "device": "h100-sxm", **values})
+    given_values = RecipeOptions(**{"model": "llama3-8b", "device": "h100-sxm", **values})
     return configuration(recipe_of_text(f"torchtitan.train {text}", "line.txt"), given_values, Registry.load())
 
 

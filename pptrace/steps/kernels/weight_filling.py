@@ -84,7 +84,7 @@ class Filling(NamedTuple):
     """Per rank, the end of its last action so far."""
 
 
-class Placed(NamedTuple):
+class PlacedActions(NamedTuple):
     """The resulting table; with inserted weight gradients, rows begin at 1.5 times their original positions."""
 
     kind: Any
@@ -101,7 +101,7 @@ def fill_gaps(
     rules: Rules,
     slack: Slack,
     filling: Filling,
-    placed: Placed,
+    placed: PlacedActions,
     ranks: Heap,
 ) -> int:
     """Place all actions, the rank that is free first before others; return -1, or a rank that lacks memory."""
@@ -186,7 +186,7 @@ def _run_due_weight_gradients(
     rules: Rules,
     slack: Slack,
     filling: Filling,
-    placed: Placed,
+    placed: PlacedActions,
     rank: int,
     due: int,
     idle: int,
@@ -231,7 +231,7 @@ def _begin(filling: Filling, rank: int, due: int) -> int:
     return idle
 
 
-def _run(table: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> int:
+def _run(table: Table, stages: Stages, rules: Rules, filling: Filling, placed: PlacedActions, rank: int) -> int:
     """Run a rank's next action of the table; return the rank that receives its result, -1 for none."""
     row = filling.next[rank]
     filling.next[rank] = row + 1
@@ -258,7 +258,7 @@ def _run(table: Table, stages: Stages, rules: Rules, filling: Filling, placed: P
 
 
 def _run_next_weight_gradient(
-    table: Table, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int
+    table: Table, stages: Stages, rules: Rules, filling: Filling, placed: PlacedActions, rank: int
 ) -> None:
     """Run a rank's next weight gradient, in the order of its input gradients."""
     stage = _find_next_weight_gradient(table, filling, rank)
@@ -270,7 +270,9 @@ def _run_next_weight_gradient(
     _write(table, rules, placed, rank, W, stage, table.microbatch[row])
 
 
-def _write(table: Table, rules: Rules, placed: Placed, rank: int, kind: int, stage: int, microbatch: int) -> None:
+def _write(
+    table: Table, rules: Rules, placed: PlacedActions, rank: int, kind: int, stage: int, microbatch: int
+) -> None:
     """Append an action to a rank's row."""
     size = placed.size[rank]
     first = table.row_ptr[rank]

@@ -105,7 +105,7 @@ _GRAPH_PARTS = ("attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
 """Scopes of CUDA graphs that are parts of a layer."""
 
 
-class Given(Struct, frozen=True, kw_only=True):
+class RecipeOptions(Struct, frozen=True, kw_only=True):
     """What a user gives in place of what the recipe says, or because it does not say it."""
 
     model: str = ""
@@ -114,7 +114,7 @@ class Given(Struct, frozen=True, kw_only=True):
     stack: str = ""
 
 
-def configuration(recipe: Recipe, given: Given, registry: Registry) -> tuple[dict[str, Any], list[str]]:
+def configuration(recipe: Recipe, options: RecipeOptions, registry: Registry) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration that simulates a recipe, and notes on what has no effect.
 
     Raises:
@@ -122,7 +122,7 @@ def configuration(recipe: Recipe, given: Given, registry: Registry) -> tuple[dic
     """
     settings = Settings(recipe.settings, _ARGUMENT_DEFAULTS if recipe.is_command else {})
     try:
-        return _configuration(recipe, settings, given, registry)
+        return _configuration(recipe, settings, options, registry)
     except ConfigError as error:
         if error.file:
             raise
@@ -136,10 +136,10 @@ def configuration_text(recipe: Recipe, sections: Mapping[str, Any]) -> str:
 
 
 def _configuration(
-    recipe: Recipe, settings: Settings, given: Given, registry: Registry
+    recipe: Recipe, settings: Settings, options: RecipeOptions, registry: Registry
 ) -> tuple[dict[str, Any], list[str]]:
-    parallel = _parallel(settings, given)
-    model, layers = _model(recipe, settings, given, registry)
+    parallel = _parallel(settings, options)
+    model, layers = _model(recipe, settings, options, registry)
     notes: list[str]
     if recipe.is_torchtitan:
         sections, notes = titan_sections(settings, parallel, layers[0]), titan_notes(settings)
@@ -151,9 +151,9 @@ def _configuration(
     if parallel["pp"] * parallel["dp"] > 1:
         notes.insert(0, "a recipe has no network: add network or cluster, or give --cluster")
     values = {
-        "stack": given.stack or recipe.stack,
+        "stack": options.stack or recipe.stack,
         "model": model | sections.pop("model"),
-        "device": given.device or _found("device", recipe, registry.devices, "--device"),
+        "device": options.device or _found("device", recipe, registry.devices, "--device"),
         "parallel": {
             axis: size for axis, size in parallel.items() if size is True or size != 1 or axis in _ALWAYS
         },
@@ -224,13 +224,13 @@ def _notes(settings: Settings, parallel: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _parallel(settings: Settings, given: Given) -> dict[str, Any]:
+def _parallel(settings: Settings, options: RecipeOptions) -> dict[str, Any]:
     tp = settings.size("tensor_model_parallel_size")
     pp = settings.size("pipeline_model_parallel_size")
     cp = settings.size("context_parallel_size")
     ep = settings.size("expert_model_parallel_size")
     etp = settings.read("expert_tensor_parallel_size")
-    gpus = given.gpus or settings.count("num_gpus") or _launched(settings)
+    gpus = options.gpus or settings.count("num_gpus") or _launched(settings)
     replicas, rest = divmod(gpus, tp * pp * cp)
     if not gpus:
         raise ConfigError("the number of GPUs is unknown: add --gpus", key="num_gpus")
@@ -552,14 +552,14 @@ def _recomputation(settings: Settings) -> dict[str, Any]:
 
 
 def _model(
-    recipe: Recipe, settings: Settings, given: Given, registry: Registry
+    recipe: Recipe, settings: Settings, options: RecipeOptions, registry: Registry
 ) -> tuple[dict[str, Any], tuple[int, int]]:
     """Return the model, and its layers and modules of multi-token prediction."""
     has_sizes = {"num_layers", "hidden_size", "num_attention_heads"} <= settings.values.keys()
-    if has_sizes and not given.model and not settings.read("hybrid_layer_pattern"):
+    if has_sizes and not options.model and not settings.read("hybrid_layer_pattern"):
         model = _architecture(recipe, settings, registry)
     else:
-        preset = given.model or _found("model", recipe, registry.models, "--model")
+        preset = options.model or _found("model", recipe, registry.models, "--model")
         values = registry.models[preset].offer.values if preset in registry.models else {}
         model = {"preset": preset}
         if "mtp_num_layers" in settings:
@@ -818,8 +818,8 @@ def command(
             click.echo("\n".join(names))
             return
         recipe = read_recipe(file, *words)
-    given = Given(model=model, device=device, gpus=gpus or 0, stack=stack)
-    settings, notes = configuration(recipe, given, Registry.load())
+    options = RecipeOptions(model=model, device=device, gpus=gpus or 0, stack=stack)
+    settings, notes = configuration(recipe, options, Registry.load())
     for note in notes:
         click.echo(f"note: {note}", err=True)
     print_or_write(configuration_text(recipe, settings), output)
