@@ -12,13 +12,13 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pptrace.errors import OutputError
-from pptrace.sanitize import printable_line
+from pptrace.sanitize import csv_written, printable_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
 _LEVEL = 6
@@ -150,6 +150,23 @@ def print_or_write(text: str, output: Path | None) -> None:
     with replace_file(output) as temporary:
         temporary.write_text(text, encoding="utf-8")
     sys.stderr.write(f"wrote {printable_line(str(output))}\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write one or more rows of the same columns as CSV; None is an empty cell.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    import csv
+
+    with replace_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(
+                {key: csv_written(cell) if isinstance(cell, str) else cell for key, cell in row.items()}
+            )
 
 
 def write_behind(file: BinaryIO, pieces: Iterable[bytes | memoryview], *, waiting: int) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _CONTROLS = (
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
@@ -55,23 +51,6 @@ def csv_written(text: str) -> str:
     """
     guarded = text.lstrip("'").startswith(_FORMULA) and not re.fullmatch(_NUMBER, text)
     return f"'{text}" if guarded else text
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    r"""Return one or more rows of the same columns as the text of a CSV file; None is an empty cell.
-
-    >>> csv_of([{"schedule": "1f1b", "idle": None}])
-    'schedule,idle\n1f1b,\n'
-    """
-    import csv
-    import io
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: csv_written(cell) if isinstance(cell, str) else cell for key, cell in row.items()})
-    return text.getvalue()
 
 
 def csv_text(cell: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 pptrace compare llama.yaml --schedules gpipe,1f1b,chimera,hanayo
 pptrace compare --pp 8 --microbatches 16 --schedules 1f1b,interleaved-1f1b:vp=2,./mine.py:make
-pptrace compare llama.yaml --schedules 1f1b,1f1b:p2p=batched --csv > compare.csv
+pptrace compare llama.yaml --schedules 1f1b,1f1b:p2p=batched -o compare.csv
 pptrace compare llama.yaml --schedules 1f1b,interleaved-1f1b --policies
 pptrace compare llama.yaml --schedules 1f1b,zb-h1,zb-v --memory 76GiB
 pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg"""
@@ -29,7 +28,10 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
     help="Schedules, each with its settings after colons: hanayo:waves=2. May be repeated.",
 )  # fmt: skip
 @experiment_flags(without=["schedule"])
-@outputs_option("Draw the comparison: .png, .svg or .pdf; may be repeated.")
+@outputs_option(
+    "Draw the comparison (.png, .svg, .pdf), or write a row per schedule, with --policies one per policy (.csv); "
+    "may be repeated."
+)
 @click.option(
     "--policies",
     is_flag=True,
@@ -45,26 +47,17 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
     "recompute-actions, memory; also zero, sequence-parallel.",
 )  # fmt: skip
 @json_option("Print everything as JSON.")
-@click.option(
-    "--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV; with --policies one per policy."
-)
-def command(source: Source, outputs: tuple[str, ...], *, as_json: bool, as_csv: bool, **options: Any) -> None:
+def command(source: Source, outputs: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
     """Compare schedules on CONFIG at three levels: formula, idealised table, simulation.
 
     The row of a schedule that cannot run has the reason. With --memory, each schedule runs with its best settings
     that fit.
     """
-    if as_json and as_csv:
-        raise click.UsageError("--json or --csv, not both")
     from pptrace.api import compare
-    from pptrace.report.charts import check_picture
+    from pptrace.files import check_targets
 
-    for output in outputs:
-        check_picture(Path(output))
+    check_targets(outputs, (".png", ".svg", ".pdf", ".csv"), "a comparison")
     with status("comparing") as watch:
         comparison = source.call(compare, progress=watch, **options)
-    if as_csv:
-        click.echo(comparison.to_csv(), nl=False)
-    else:
-        echo_result(comparison, as_json=as_json)
+    echo_result(comparison, as_json=as_json)
     report_written(comparison.save(output) for output in outputs)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 pptrace whatif llama.yaml
 pptrace whatif llama.yaml --lost 2 --json
-pptrace whatif mixture.yaml --balance experts
+pptrace whatif mixture.yaml --balance-experts
 """
 
 
@@ -26,17 +26,17 @@ pptrace whatif mixture.yaml --balance experts
     help="Workers (pipeline ranks) that fail: their microbatches go to the replicas of their stages.",
 )  # fmt: skip
 @click.option(
-    "--balance", type=click.Choice(["experts"]),
+    "--balance-experts", is_flag=True,
     help="Balance the tokens of experts: placements as DeepSeek's EPLB plans them, without and with replicas of "
     "full experts, and equal numbers of tokens. Needs model.expert_load.",
 )  # fmt: skip
 @json_option("Print everything as JSON.")
-def command(source: Source, lost: int, balance: str | None, *, as_json: bool) -> None:
+def command(source: Source, lost: int, *, balance_experts: bool, as_json: bool) -> None:
     """Simulate CONFIG's step again with one change at a time, on the same number of GPUs.
 
     The changes are twice the bandwidth, a free network, half the bubble, even stages, no stragglers, and one
-    more microbatch. With --lost, they include fewer workers, and with --balance other placements of experts. The
-    first row is the bottleneck of the unchanged step.
+    more microbatch. With --lost, they include fewer workers, and with --balance-experts other placements of
+    experts. The first row is the bottleneck of the unchanged step.
     """
     file = source.file
     from pptrace.config.resolution import load
@@ -46,6 +46,8 @@ def command(source: Source, lost: int, balance: str | None, *, as_json: bool) ->
 
     with status("simulating"):
         result = whatif(
-            simulate(load(file, source.sets, source.flags), Registry.load()), lost=lost, balance=balance
+            simulate(load(file, source.sets, source.flags), Registry.load()),
+            lost=lost,
+            balance_experts=balance_experts,
         )
     echo_result(result, as_json=as_json)

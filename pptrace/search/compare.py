@@ -14,11 +14,11 @@ from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.config.overrides import assignment
 from pptrace.config.quantities import format_size
 from pptrace.errors import ConfigError, DeadlockError, PptraceError
+from pptrace.files import write_csv
 from pptrace.report.charts import CYCLE, add_captions, columns_of, draw_bars, write_picture
 from pptrace.report.document import Column, Document, Printed, Table, table_of
 from pptrace.run.figures import at_levels, metrics_row
 from pptrace.run.summary import job_text, options_text, setting_text, time_text
-from pptrace.sanitize import csv_of
 from pptrace.search.basis import short_reason
 from pptrace.search.ranking import (
     POLICY,
@@ -123,10 +123,6 @@ class Comparison(Printed, Struct, frozen=True, kw_only=True):
         columns = max(rows, key=len)
         return [{column: row.get(column) for column in columns} for row in rows]
 
-    def to_csv(self) -> str:
-        """Return :meth:`table`, or the rows of the policies, as CSV; unknown values are empty."""
-        return csv_of([row.row() for row in self.policies.rows] if self.policies else self.table())
-
     def to_dict(self) -> dict[str, Any]:
         """Return all results as plain JSON values, with the configuration of each run."""
         rows = [
@@ -149,11 +145,17 @@ class Comparison(Printed, Struct, frozen=True, kw_only=True):
         ])  # fmt: skip
 
     def save(self, path: str | Path) -> Path:
-        """Draw the three levels: a .png, .svg or .pdf file; the same comparison gives the same bytes.
+        """Draw the three levels (.png, .svg or .pdf), or write :meth:`table` or the rows of the policies (.csv).
+
+        The same comparison gives the same bytes.
 
         Raises:
             OutputError: another suffix, or a file that cannot be written.
         """
+        path = Path(path)
+        if path.suffix.lower() == ".csv":
+            write_csv(path, [row.row() for row in self.policies.rows] if self.policies else self.table())
+            return path
         rows = [row for row, _ in self.ran]
         rows.sort(key=lambda row: (row.simulated_rank or 0, row.entry.label))
         refused = [f"{row.entry.label} cannot run: {row.reason}" for row in self.rows if row.levels is None]
@@ -164,8 +166,8 @@ class Comparison(Printed, Struct, frozen=True, kw_only=True):
             _draw_bubbles(bubbles, rows)
             add_captions(figure, _heading(self), refused)
 
-        write_picture(Path(path), (11.0, 2.2 + 0.62 * len(rows) + 0.18 * len(refused)), draw)
-        return Path(path)
+        write_picture(path, (11.0, 2.2 + 0.62 * len(rows) + 0.18 * len(refused)), draw)
+        return path
 
 
 def compare(

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PptraceError
+from pptrace.files import write_csv
 from pptrace.report.charts import add_captions, draw_bars, write_picture
 from pptrace.report.document import Code, Column, Document, Printed, Section, command_lines, table_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import job_text, setting_text, time_text
 from pptrace.run.table_changes import NO_COPY_TIMES, copies_take_time
-from pptrace.sanitize import csv_of
 from pptrace.search.basis import LIMITS, limit_settings, memory_limit, short_reason
 from pptrace.search.compare import first_text, rank_text, step_columns
 from pptrace.search.launch_arguments import simulate_command
@@ -175,10 +175,6 @@ class EqualComparison(Printed, Struct, frozen=True, kw_only=True):
         columns = max(rows, key=len)
         return [{column: row.get(column) for column in columns} for row in rows]
 
-    def to_csv(self) -> str:
-        """Return :meth:`table` as CSV; unknown values are empty."""
-        return csv_of(self.table())
-
     def to_dict(self) -> dict[str, Any]:
         """Return all results as plain JSON values, with all simulated variants and the settings of the best."""
         rows = [
@@ -216,11 +212,17 @@ class EqualComparison(Printed, Struct, frozen=True, kw_only=True):
         return Section(title="commands that reproduce the steps", blocks=(Code(lines=tuple(lines)),))
 
     def save(self, path: str | Path) -> Path:
-        """Draw steps and memory: a .png, .svg or .pdf file; the same comparison gives the same bytes.
+        """Draw steps and memory (.png, .svg or .pdf), or write :meth:`table` (.csv).
+
+        The same comparison gives the same bytes.
 
         Raises:
             OutputError: another suffix, or a file that cannot be written.
         """
+        path = Path(path)
+        if path.suffix.lower() == ".csv":
+            write_csv(path, self.table())
+            return path
         rows = sorted((row for row in self.rows if row.fits), key=lambda row: (row.rank or 0, row.entry.label))
         runs = [row.run for row in rows if row.run]
         refused = [f"{row.entry.label} {shortage(row, self.limit_bytes)}" for row in self.rows if not row.fits]
@@ -231,8 +233,8 @@ class EqualComparison(Printed, Struct, frozen=True, kw_only=True):
             _draw_memory(memory, rows, runs, self.limit_bytes)
             add_captions(figure, _heading(self.rows, self.limit_bytes), refused)
 
-        write_picture(Path(path), (11.0, 2.2 + 0.5 * len(rows) + 0.18 * len(refused)), draw)
-        return Path(path)
+        write_picture(path, (11.0, 2.2 + 0.5 * len(rows) + 0.18 * len(refused)), draw)
+        return path
 
 
 def compare_equal(

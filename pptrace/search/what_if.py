@@ -179,7 +179,7 @@ class WhatIfs(Printed, Struct, frozen=True, kw_only=True):
         return Document(title="what if", lead=(heading, setting, "", table, *remarks))
 
 
-def whatif(run: Run, *, lost: int = 0, balance: str | None = None) -> WhatIfs:
+def whatif(run: Run, *, lost: int = 0, balance_experts: bool = False) -> WhatIfs:
     """Re-simulate a step with single changes.
 
     - Twice the bandwidth: all communication takes half its time, latencies included.
@@ -195,7 +195,7 @@ def whatif(run: Run, *, lost: int = 0, balance: str | None = None) -> WhatIfs:
     Args:
         run: the simulated step.
         lost: number of failed workers; 0 by default.
-        balance: ``experts`` for the changes of balanced experts; None by default.
+        balance_experts: whether the changes include balanced experts.
 
     Raises:
         ConfigError: a stage is left without a replica, or experts have no loads.
@@ -211,7 +211,7 @@ def whatif(run: Run, *, lost: int = 0, balance: str | None = None) -> WhatIfs:
     rows = [WhatIf(name=f"bottleneck: {run.bottleneck}", step_ns=run.metrics.step_ns)]
     rows += [_row(name, change, run) for name, change in changes.items()]
     rows += [_lost_row(run, lost)] if lost else []
-    rows += _balance_rows(run) if balance == "experts" else []
+    rows += _balance_rows(run) if balance_experts else []
     return WhatIfs(run=run, rows=tuple(rows))
 
 

@@ -298,14 +298,14 @@ def test_balanced_experts_are_between_their_blocks_and_even_numbers_of_tokens() 
     def simulated(**values: Any) -> Any:
         return pptrace.simulate(model={**model, **values}, microbatches=4, sequence=4096, **sizes)
 
-    rows = {row.name: row for row in whatif(simulated(expert_load={**load, "step": 1}), balance="experts").rows}
+    rows = {row.name: row for row in whatif(simulated(expert_load={**load, "step": 1}), balance_experts=True).rows}
     assert rows["even experts"].step_ns == simulated().metrics.step_ns
     gains = [row.saved_ns for name, row in rows.items() if "experts" in name]
     assert len(gains) == 4
     assert all(0 < gain <= rows["even experts"].saved_ns for gain in gains)
     assert rows["balanced experts"].note.startswith("the placement is planned for the loads of step 0; peak")
     with pytest.raises(ConfigError, match="expert_load: missing"):
-        whatif(simulated(), balance="experts")
+        whatif(simulated(), balance_experts=True)
 
 
 def test_lengths_and_loads_of_microbatches_combine(tmp_path: Path) -> None:

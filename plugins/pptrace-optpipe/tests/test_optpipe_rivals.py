@@ -104,7 +104,7 @@ PROGRESS = re.compile(r"step (?P<step>[0-9.]+) ms  bound (?P<bound>[0-9.]+|not k
 
 @pytest.mark.usefixtures("_default_options")
 @pytest.mark.parametrize(
-    "more", [[], ["--from", "looped.csv", "--vary", "stages"], ["--set", "parallel.vp=1", "--vary", "stages"]]
+    "more", [[], ["--from", "looped.csv", "--vary-stages"], ["--set", "parallel.vp=1", "--vary-stages"]]
 )
 def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str]) -> None:
     """ZB-V's step of 162 ms is below what stages that loop over the ranks need at least."""
@@ -186,7 +186,7 @@ def fit_of(schedule: str) -> int:
 def test_a_fit_keeps_its_placement_and_is_never_slower_than_the_measured_order(schedule: str) -> None:
     measured_ns = fit_of(schedule)
 
-    kept, varied = optimized("--work", "0.1"), optimized("--work", "0.1", "--vary", "stages")
+    kept, varied = optimized("--work", "0.1"), optimized("--work", "0.1", "--vary-stages")
 
     assert kept["is_placement_kept"]
     assert varied["step_ns"] < kept["step_ns"] <= measured_ns
@@ -199,7 +199,7 @@ def test_a_fit_of_two_routes_is_refused_unless_stages_may_vary() -> None:
 
     with pytest.raises(PptraceError, match="microbatches take several routes"):
         optimized("--work", "0.1")
-    assert optimized("--work", "0.1", "--vary", "stages")["step_ns"] <= measured_ns
+    assert optimized("--work", "0.1", "--vary-stages")["step_ns"] <= measured_ns
 
 
 def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_the_stages_of_a_run_are_kept_unless_they_may_vary(run: Path, monkeypatc
     simulate({**STEP, "schedule": "1f1b", "parallel": {"pp": 4}}).save(run / "step.json")
 
     kept = json.loads(optimize("--json", "-o", "kept.csv").stdout)
-    line, *report = optimize("--vary", "stages").stdout.splitlines()
+    line, *report = optimize("--vary-stages").stdout.splitlines()
 
     assert (kept["stages"], kept["is_placement_kept"]) == (4, True)
     assert kept["bound_ns"] <= kept["step_ns"] < kept["run"]["step_ns"]

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from msgspec import Struct, to_builtins
 
 from pptrace.config.overrides import parse_value
+from pptrace.files import write_csv
 from pptrace.plugin import (
     ConfigError,
     Document,
@@ -25,11 +26,9 @@ from pptrace.plugin import (
     Registry,
     Section,
     Table,
-    replace_file,
     write_picture,
 )
 from pptrace.report.charts import check_picture
-from pptrace.sanitize import csv_of
 from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases, unread_columns
 
 if TYPE_CHECKING:
@@ -419,7 +418,6 @@ def _complete_executor(
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
 @click.option("--fresh", is_flag=True, help="Simulate every row again, also those of an interrupted run.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures and rows as JSON.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 def command(
     steps: Path,
     rules: Path | None,
@@ -430,7 +428,6 @@ def command(
     *,
     fresh: bool,
     as_json: bool,
-    as_csv: bool,
 ) -> int:
     """Simulate the measured steps in STEPS, and print the error of each simulation.
 
@@ -440,8 +437,6 @@ def command(
     model.heads, sets it. Exits with 1 if no row could be simulated.
     """
     _check_outputs(outputs)
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other")
     measured, completing = read_rows(steps), read_rules(rules)
     unread = unread_columns(measured[0][1], completing)
     if unread:
@@ -456,8 +451,6 @@ def command(
     figures = compute_figures(cases, rows)
     if as_json:
         click.echo(json.dumps({**to_builtins(figures), "rows": rows}, indent=2, ensure_ascii=False))
-    elif as_csv:
-        click.echo(csv_of(rows), nl=False)
     else:
         click.echo(accuracy_document(figures, rows))
     _save(rows, outputs)
@@ -491,8 +484,7 @@ def _journal(table: Path) -> Path:
 def _save(rows: Sequence[dict[str, Any]], outputs: Sequence[Path]) -> None:
     for path in outputs:
         if path.suffix.lower() == ".csv":
-            with replace_file(path) as temporary:
-                temporary.write_text(csv_of(rows), encoding="utf-8")
+            write_csv(path, rows)
             _journal(path).unlink(missing_ok=True)
         else:
             save_scatter(rows, path)

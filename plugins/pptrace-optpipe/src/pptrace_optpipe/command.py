@@ -78,7 +78,7 @@ pptrace optimize run/ -o better.csv"""
 @click.option("--placement", type=click.Choice(["looped", "v"]), show_default="looped",
               help="Placement of stages: they loop over the ranks, or go down and up (v). A run and --from "
                   "define it themselves.")  # fmt: skip
-@click.option("--vary", type=click.Choice(["stages"]), multiple=True,
+@click.option("--vary-stages", is_flag=True,
               help="Allow schedules with other stages or another placement than the requested ones.")  # fmt: skip
 @click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
               show_default=True,
@@ -104,9 +104,9 @@ pptrace optimize run/ -o better.csv"""
 @click.option("--clear-cache", is_flag=True, help="Remove cached results.")
 def command(
     config: Path | None, memory: str, seconds: str | None, units: float | None, seed: str, workers: str,
-    warm: Path | None, placement: str | None, vary: tuple[str, ...], copies: str, output: Path | None,
+    warm: Path | None, placement: str | None, copies: str, output: Path | None,
     sets: tuple[str, ...], plot: Path | None, every: str, rounds: int | None, *,
-    recompute: bool, pareto: bool, watch: bool, as_json: bool, no_cache: bool,
+    vary_stages: bool, recompute: bool, pareto: bool, watch: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
     """Find the fastest schedule under a memory limit.
@@ -127,7 +127,7 @@ def command(
     if fault:
         sys.stderr.write(f"{fault}\n")
     cache = None if no_cache or fault else Cache()
-    search = _Search(options, cache, sets, registry, vary_stages=bool(vary))
+    search = _Search(options, cache, sets, registry, vary_stages=vary_stages)
     is_run = config.is_dir() or watch
     if is_run and (warm is not None or placement or pareto):
         raise click.UsageError("a run has its own table and placement: leave --from, --placement and --pareto out")
@@ -141,7 +141,7 @@ def command(
     if run is not None:
         setting, limit, best = run.setting, run.memory, run.best
     else:
-        setting, table = setting_of(config, sets, registry, warm, placement or "", vary_stages=bool(vary))
+        setting, table = setting_of(config, sets, registry, warm, placement or "", vary_stages=vary_stages)
         limits = search.limits(setting)
         if pareto:
             _sweep(search, config, setting, table, limits, plot, as_json=as_json)
