@@ -8,8 +8,8 @@ With D ranks and 2f pipelines, pipeline 2i puts stage s on rank s + i D/f (mod D
 D - 1 - s + i D/f. Microbatches take the pipelines in turn. In every construction a rank prefers a backward
 (the earliest microbatch's) to a forward (the deepest stage's).
 
-Basic unit, of up to D microbatches: played in slots in which a forward and a backward count alike, so that the
-pipelines mesh. For D = 4 (microbatches 0 and 2 go down the ranks, 1 and 3 up)::
+A basic unit has up to D microbatches. It is built in slots, in which a forward and a backward take one slot each,
+so that the pipelines interlock. For D = 4 (microbatches 0 and 2 go down the ranks, 1 and 3 up)::
 
     rank 0   F0 F2 .  F1 B1 F3 B3 B0 .  B2
     rank 1   .  F0 F1 F2 F3 B1 B0 B3 B2 .
@@ -19,23 +19,24 @@ pipelines mesh. For D = 4 (microbatches 0 and 2 go down the ranks, 1 and 3 up)::
 More microbatches than ranks:
 
 ``merged``
-    One table over all microbatches in real durations, each pipeline a 1F1B that has at most 2 (D - s) - 1
-    microbatches in flight on its stage s.
+    One table of all microbatches, built with real durations. Each pipeline is a 1F1B that has at most
+    2 (D - s) - 1 microbatches in flight on its stage s.
 ``concatenation``
-    Basic units one after another; the bubbles of one take in forwards of the next.
+    Basic units one after another; forwards of the next unit fill bubbles.
 ``forward-doubling``
-    Likewise with units of 2D microbatches: a forward takes two at once, and lasts as long as one's backward.
+    The same with units of 2D microbatches: a forward computes two, and takes as long as the backward of one.
 ``backward-halving``
-    Likewise with each microbatch cut in two: a forward takes both halves, a backward one.
+    The same with each microbatch divided into halves: a forward computes both, a backward one.
 
-Where stages differ in time (an uneven partition), units are played in real durations as well: the order follows
-the costs, unless the order of even stages is shorter with them. A partition belongs to the stages, so it is
-mirrored between the directions, and a rank holds a stage and its mirror image. Units then overlap further: where
-even concatenation never holds more than D microbatches, uneven stages may hold about as many as merged ones do.
+If stages differ in time (an uneven partition), units are also built with real durations, unless the order of even
+stages is shorter with these durations. Both directions have the same partition, so a rank holds a stage and its
+mirror image. Units then overlap more: concatenated units of even stages hold at most D microbatches, and those of
+uneven stages may hold about as many as merged ones.
 
-Bubble, forward and backward alike: (D - 2f) / (2f N + D - 2f), as the papers state it. Where a backward takes two
-forwards, tables are longer: (2D - 4) / (5D - 4) for the basic unit of N = D, f = 1. Forward doubling and backward
-halving have no formula. Peak activations of rank r in that unit: D/2 + 1 + min(r, D - 1 - r). Weights: 2f times.
+If forward and backward take the same time, the bubble is (D - 2f) / (2f N + D - 2f), as in the papers. If a
+backward takes two forwards, it is larger: (2D - 4) / (5D - 4) for the basic unit of N = D, f = 1. Forward doubling
+and backward halving have no formula. Peak activations of rank r in that unit: D/2 + 1 + min(r, D - 1 - r). There
+are 2f copies of the weights.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
-"""Combined 1F1B is interleaved 1F1B whose steady turns are overlapped pairs, so that tokens travel beside experts.
+"""Combined 1F1B is interleaved 1F1B with overlapped pairs, in which exchanges of tokens overlap with computation.
 
 Source: NVIDIA, Megatron-LM, ``--overlap-moe-expert-parallel-comm`` (``pipeline_parallel/combined_1f1b.py`` and
 ``schedules.py``, 2025). Rounds of other sizes than p are its
 ``--microbatch-group-size-per-virtual-pipeline-stage``.
 
-Chunk c of rank r is stage c p + r. With m microbatches, v chunks, rounds of g and
-w = min(v m, (v - 1) g + 2 (p - 1 - r) + 1), which is one forward more than interleaved 1F1B's, so that no pair's
-members need each other, rank r runs (& makes an overlapped pair)::
+Chunk c of rank r is stage c p + r. With m microbatches, v chunks and rounds of g microbatches, rank r has
+w = min(v m, (v - 1) g + 2 (p - 1 - r) + 1) forwards before its first pair. This is one more than in interleaved
+1F1B, so that the actions of a pair do not depend on each other. Rank r runs (& is an overlapped pair)::
 
     w F,   v m - w times F&B,   w B
 
     forwards    round 0: chunk 0 of microbatches 0 … g - 1, chunk 1 of the same, …, chunk v - 1; round 1: …
     backwards   the same rounds, each from chunk v - 1 down to chunk 0
 
-On one rank there is no pipeline, and one chunk: F of a microbatch beside B of the one before.
+On one rank with one chunk, the forward of a microbatch overlaps with the backward of the previous one.
 
-In a pair the compute stream runs, layer by layer, attention F, experts I, experts W, experts F, attention I,
-attention W; the communication stream combine B, dispatch F, dispatch B, combine F. Whether an exchange waits for
-its half's weight gradient is a matter of the costs: with ``--delay-wgrad-compute`` it does not.
+In a pair, the compute stream runs for each layer: attention F, experts I, experts W, experts F, attention I,
+attention W. The communication stream runs: combine B, dispatch F, dispatch B, combine F. The costs say whether an
+exchange waits for the weight gradient of its half. With ``--delay-wgrad-compute``, it does not.
 
-Bubble: (p - 1) / (v m + p - 1), that of interleaved 1F1B: what a pair hides shortens its turns, not the way
-through the ranks. Peak activations of rank r, each a chunk's: min(v m, w + 1), one more than there.
+The bubble is (p - 1) / (v m + p - 1), as in interleaved 1F1B: pairs take less time, and the path through the ranks
+does not. Peak activations of rank r, in chunks: min(v m, w + 1), one more than in interleaved 1F1B.
 """
 
 from __future__ import annotations

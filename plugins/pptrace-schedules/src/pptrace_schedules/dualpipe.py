@@ -4,10 +4,10 @@ Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv:2412.19437, secti
 authors' released program (deepseek-ai/DualPipe).
 
 Each of the p ranks holds stage r for microbatches that go down and stage p - 1 - r for those that go up, so all
-weights are there twice. Microbatches take the directions in turn: even ones go down. Rank r lies
-k = min(r, p - 1 - r) from its end, and q = p/2 - 1 - k from the middle. Stage k is its chunk 0 (F0, B0), stage
-p - 1 - k its chunk 1; & makes an overlapped pair, I and W are a backward's halves, and W is of the earliest
-backward that is due. With n = m/2 microbatches each way::
+weights have two copies. Even microbatches go down, and odd ones go up. The distance of rank r from the nearest end
+is k = min(r, p - 1 - r), and its distance from the middle is q = p/2 - 1 - k. Stage k is its chunk 0 (F0, B0),
+stage p - 1 - k its chunk 1. & is an overlapped pair, I and W are the halves of a backward, and W belongs to the
+earliest backward whose W has not run. With n = m/2 microbatches each way::
 
     2q F0,   k+1 times F0 F1,   q times I1 W F1,
     n-p+k+1 times F0&B1 F1&B0   (the middle's first: F0 B1 F1&B0),
@@ -19,11 +19,11 @@ In a pair, with the forward's computations attention and experts, and the backwa
 and one for the weights, the compute stream runs attention F, experts I, experts W, experts F, attention I,
 attention W, layer by layer; dispatch and combine run beside what follows their producer.
 
-Bubble, as the authors state it: (p/2 - 1) (F&B + B - 3W) of idle time, with F&B a pair's time and B a full
-backward's. It holds on the middle ranks, which idle longest, where a message leaves after the whole pair and a
-backward for the input takes what a forward does; in general it is (p/2 - 1) (F&B + F - 2W) as long as I is not
-much longer than F. A message that leaves with its own member makes it shorter: with costs that are not in
-segments, and F = I = W, the share of idle time is (p - 2) / (6m + p - 2). Peak activations: p + 1 on every rank.
+The authors give an idle time of (p/2 - 1) (F&B + B - 3W), where F&B is the time of a pair and B that of a full
+backward. This is the time of the middle ranks, which idle longest, if messages leave after the whole pair and
+I = F. In general it is (p/2 - 1) (F&B + F - 2W), if I is not much longer than F. It is shorter if a message leaves
+after its own action: without segments and with F = I = W, the share of idle time is (p - 2) / (6m + p - 2). Peak
+activations: p + 1 on every rank.
 
 DualPipeV is DualPipe folded in the middle: a V of two chunks per rank, with one copy of the model.
 

@@ -6,8 +6,8 @@ arXiv:1811.06965, figure 2c. Order of rank k of K, with M microbatches::
     F_k,0 F_k,1 … F_k,M-1   B_k,0 B_k,1 … B_k,M-1
 
 The figure draws the backwards in reverse order, PyTorch and this table in order; neither the length nor
-the memory depends on it. The paper computes activations again in the backward; here the model's
-``recompute`` says so. Bubble: (K - 1) / (M + K - 1). Peak activations of every rank: M.
+the memory depends on it. The paper recomputes activations in the backward; here, that is the choice of
+``model.recompute``. Bubble: (K - 1) / (M + K - 1). Peak activations of every rank: M.
 
 Looped BFS: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, arXiv:2211.05953. All microbatches run
 through one chunk before the next: breadth first, over chunks that loop. Chunk c of rank r is stage c p + r. With
@@ -18,7 +18,7 @@ m microbatches and v chunks, every rank runs, for its chunks::
 
 Backwards go in reverse order, as PyTorch has them (``ScheduleLoopedBFS``). With one chunk this is GPipe.
 Bubble: (p - 1) / (v m + p - 1) where m >= p; with m < p, L = v p + m - 1 slots of one forward and one
-backward, and the bubble is 1 - v m / L. Peak activations of every rank, each a chunk's: v m.
+backward, and the bubble is 1 - v m / L. Peak activations of every rank, in chunks: v m.
 """
 
 from __future__ import annotations

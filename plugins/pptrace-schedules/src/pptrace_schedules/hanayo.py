@@ -1,24 +1,25 @@
-"""Hanayo folds the pipeline into waves: a microbatch runs down the ranks and up, W times.
+"""Hanayo folds the pipeline into waves: a microbatch runs down the ranks and up again, W times.
 
 Source: Liu et al., Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency,
 SC 2023, arXiv:2308.15762.
 
-With W waves each of P ranks holds 2W chunks: chunk c of rank r is stage c P + r where c is even, on the way down,
-and c P + P - 1 - r on the way up. A rank does, in slots in which a chunk's forward and backward count alike, a
-backward if one can run (the earliest microbatch first), else the forward of the deepest stage that can.
+With W waves, each of P ranks holds 2W chunks. Chunk c of rank r is stage c P + r on the way down (c is even), and
+stage c P + P - 1 - r on the way up. Time is divided into slots; a forward and a backward of a chunk take one slot
+each. In a slot, a rank runs a backward if one is ready, that of the earliest microbatch first. Otherwise it runs
+the forward of the deepest stage that is ready.
 
-In times of a rank's whole share of the model, a forward of 1 and a backward of 2, B microbatches take::
+If the forward of all chunks of a rank takes 1 and the backward takes 2, the length of B microbatches is::
 
     B <= P              3P + (2B - 2) / W
     B = 2P, 3P, …       B (3 + (P - 1) / (PW)) + (2P - 3) / (2W)
 
-and the bubble is 1 - 3B / length: (2P - 2) / (3PW + 2P - 2) where B = P, for which the paper prints
-(2P - 2) / (3PW + P - 1). Other B beyond P follow the same rule and have no closed form here.
+The bubble is 1 - 3B / length. For B = P, it is (2P - 2) / (3PW + 2P - 2), where the paper prints
+(2P - 2) / (3PW + P - 1). For other B above P, there is no closed form here.
 
-Peak activations of rank r, each a chunk's: 2W min(B, P) - max(0, P - 1 - r - |B - P|).
+Peak activations of rank r, in chunks: 2W min(B, P) - max(0, P - 1 - r - |B - P|).
 
-The paper's own regime is B = P. Beyond it one batch of P follows another in the same waves: memory stays where it
-was, and a bubble of (P - 1) / (3PW + P - 1) remains however many microbatches there are, where 1F1B's vanishes.
+The paper uses B = P. With more microbatches, groups of P microbatches follow each other in the same waves. Memory
+stays the same. The bubble approaches (P - 1) / (3PW + P - 1), while the bubble of 1F1B approaches 0.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ w = min(v m, (v - 1) g + 2 (p - 1 - r)), rank r runs::
 Bubble: (p - 1) / (v m + p - 1) where m >= p, against the paper's (p - 1) / (v m) of the ideal time. With
 m < p a round is too short to hide the way back to rank 0: L = p + m - 1 + (v - 1) max(p, m) slots of one
 forward and one backward, and the bubble is 1 - v m / L.
-Peak activations of rank r, each a chunk's: min(v m, w + 1).
+Peak activations of rank r, in chunks: min(v m, w + 1).
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ to the first. Order of rank r of p, with m microbatches of k slices and w = min(
     forwards    microbatch 0: slice 0 … k - 1;  microbatch 1: …
     backwards   microbatch 0: slice k - 1 … 0;  microbatch 1: …
 
-In the table a slice stands where a microbatch stands in others: slice j of microbatch i is number k i + j.
+In the table, slices are numbered as microbatches: slice j of microbatch i is number k i + j.
 
-Bubble, slices alike: (p - 1) / (k m + p - 1). Peak activations of rank r: min(k m, p - r + k - 1) / k
+Bubble of equal slices: (p - 1) / (k m + p - 1). Peak activations of rank r: min(k m, p - r + k - 1) / k
 microbatches.
-Of a causal attention's core, slice j has (2 j + 1) / k^2: which share of the time that core is, the model's costs
-say, or ``attention``.
+Slice j has (2 j + 1) / k^2 of the core of a causal attention. The share of this core in the time comes from the
+costs of the model, or from the option ``attention``.
 """
 
 from __future__ import annotations

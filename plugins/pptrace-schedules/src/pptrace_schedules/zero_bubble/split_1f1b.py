@@ -10,22 +10,22 @@ w = min(m, p - 1 - r)::
 
     w F,   r times F I,   F I W …,   I W …,   r W         (without F where there are no more)
 
-Length: 3 m + p - 1 for m >= p, and 2 m + 2 p - 1 below; the bubble is 1 - 3 m / length, a third of 1F1B's time.
-In general it takes (p - 1) (T_F + T_I - T_W). Memory of rank r: (p - r) M_F + r M_W at most; as many activations
-as 1F1B's first rank on every rank, min(m, p), where both weigh the same. A generated order has as many forwards
-first as fit before the first input gradient, within p microbatches' memory.
+Length: 3 m + p - 1 for m >= p, and 2 m + 2 p - 1 for fewer microbatches. The bubble is 1 - 3 m / length. It takes
+a third of the time of that of 1F1B, in general (p - 1) (T_F + T_I - T_W). Memory of rank r: at most
+(p - r) M_F + r M_W. If M_F = M_W, every rank has as many activations as the first rank of 1F1B, min(m, p). In a
+generated order, as many forwards precede the first input gradient as fit into the memory of p microbatches.
 
 **ZB-H2** runs twice as many forwards ahead, and leaves no rank idle between its first and last action. The
 paper's repository calls it ZB2P. Order of rank r = 0 … p - 1, with w = min(m, 2 (p - 1 - r))::
 
     w F,   2 r times F I,   F I W …,   I W …,   2 r W      (without F where there are no more)
 
-Rank r starts at r and ends at 3 m + r, for m >= 2 p - 1: no bubble on any rank, where steps follow one another
-without a barrier (``data_parallel.validation: after``). From the first start to the last end it is 3 m + p - 1,
-for fewer microbatches 3 m + max(p - 1, 2 p - 2 - floor(m / 2)), and generated 3 m + max(p - 1, 2 p - 1 - m). In
-general a rank idles for (p - 1) (T_F + T_I - 2 T_W). Memory of rank r: (2 (p - r) - 1) M_F + 2 r M_W at most,
-twice 1F1B's; min(m, 2 p - 1) activations on every rank where both weigh the same. A generated order keeps within
-2 p microbatches' memory.
+For m >= 2 p - 1, rank r starts at r and ends at 3 m + r, so no rank has a bubble if steps follow one another
+without a barrier (``data_parallel.validation: after``). From the first start to the last end, the length is
+3 m + p - 1. With fewer microbatches it is 3 m + max(p - 1, 2 p - 2 - floor(m / 2)), and of a generated order
+3 m + max(p - 1, 2 p - 1 - m). In general a rank idles for (p - 1) (T_F + T_I - 2 T_W). Memory of rank r: at most
+(2 (p - r) - 1) M_F + 2 r M_W, twice that of 1F1B. If M_F = M_W, every rank has min(m, 2 p - 1) activations. A
+generated order takes at most the memory of 2 p microbatches.
 
 **interleaved-zb** is ZB-H1 over several chunks: fewer forwards ahead than interleaved 1F1B, and weight gradients
 that fill the bubble. Its order is that of PyTorch's ``ScheduleInterleavedZeroBubble``. Chunk c of rank r is stage
@@ -35,9 +35,9 @@ w = min(v m, (v - 1) g + p - 1 - r), rank r runs::
     w F,   r times F I,   F I W …,   I W …,   r W         (without F where there are no more)
 
 forwards and backwards in the order of ``interleaved-1f1b``. Length: 3 v m + p - 1 for m >= p in times of a chunk's
-forward, input and weight gradient of 1 each, so with v chunks the bubble is a v-th of ZB-H1's; fewer microbatches
-wait longer for their way back. Peak activations of every rank, each a chunk's: min(v m, (v - 1) g + p). The order
-is generated in this much memory.
+forward, input and weight gradient of 1 each, so with v chunks the bubble is a v-th of that of ZB-H1. With fewer
+microbatches, ranks wait longer for gradients. Peak activations of every rank, in chunks: min(v m, (v - 1) g + p).
+The order is generated for this memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """V schedules: ZB-V, and V-Half and V-Min, which hold half and a third of 1F1B's activations.
 
 Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. Lengths are in times
-of a chunk's forward, input and weight gradient of 1 each; 1F1B idles 6 (p - 1). Peak activations are a chunk's
-each; 1F1B holds 2 p. The order is generated in the same memory unless ``order`` is ``fixed``.
+of a chunk's forward, input and weight gradient of 1 each; 1F1B idles 6 (p - 1). Peak activations count chunks;
+1F1B holds 2 p. The order is generated in the same memory unless ``order`` is ``fixed``.
 
 **ZB-V** leaves no rank idle in 1F1B's memory. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024,
 arXiv:2401.10241, section 6. The order is that of PyTorch's ``ScheduleZBVZeroBubble``; rank r runs::
@@ -10,35 +10,35 @@ arXiv:2401.10241, section 6. The order is that of PyTorch's ``ScheduleZBVZeroBub
     (2 (p - r) - 1) F,   r f F,   (p - r) f i w,   (m - 2 p + 1 + r) F I W f i w,
     (p - 1 - r) I W f i w,   r I i,   (p - r) I W,   r w,   r W
 
-for m >= 2 p - 1. Fewer microbatches take the order of 2 p - 1, without those that are not there. Rank r starts
-at r and ends at 6 m + r: no bubble on any rank, where steps follow one another without a barrier
-(``data_parallel.validation: after``). From the first start to the last end it is 6 m + p - 1, for fewer
-microbatches 6 m + max(p - 1, 4 (p - 1) - 2 (m - 1)). Peak activations of every rank: 2 p for m >= 2 p - 1.
-Generated, for equal times, it takes 6 m + max(p - 1, 3 p - 1 - 2 m, 4 p - 1 - 4 m), and every rank holds 2
-min(m, p).
+for m >= 2 p - 1. With fewer microbatches, the order is that of 2 p - 1, without the missing ones. Rank r starts
+at r and ends at 6 m + r, so no rank has a bubble if steps follow one another without a barrier
+(``data_parallel.validation: after``). From the first start to the last end, the length is 6 m + p - 1, and with
+fewer microbatches 6 m + max(p - 1, 4 (p - 1) - 2 (m - 1)). Peak activations of every rank: 2 p for m >= 2 p - 1.
+The generated order for equal times takes 6 m + max(p - 1, 3 p - 1 - 2 m, 4 p - 1 - 4 m), and every rank holds
+2 min(m, p).
 
 **V-Half and V-Min.** Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024,
-arXiv:2405.15362. Microbatch j's actions belong into the slots of a building block, 6 j after microbatch 0's,
-which gives the order of forwards and input gradients. Weight gradients follow in the order of input gradients,
-each where its rank would wait for as long, where a forward needs its memory, or at the end.
+arXiv:2405.15362. A building block has the slots of the actions of microbatch 0; those of microbatch j are 6 j
+slots later. This gives the order of forwards and input gradients. Weight gradients have the order of input
+gradients. Each runs where its rank would otherwise wait, before a forward that needs its memory, or at the end.
 
 **V-Half** idles half as long as 1F1B. Its block, with d = 3 where p is even and 0 where it is odd::
 
     F  2 r        f  3 p - 2 - r        i  3 p - 1 + 2 r + d        I  6 p - 2 - r + d
 
-Length: 6 m + 3 (p - 1) for even p and 6 m + 3 p - 4 for odd. Up to about p / 2 microbatches take 4 p - 5 less 2
-for each more than one (even p: two). Peak activations of every rank: 2 floor(p / 2) + 2. Generated, for equal
-times and m > p > 2, it takes 6 m + 3 p - 7 for even p and 6 m + 3 p - 4 for odd; where two ranks or m <=
-floor(p / 2) + 1 leave memory to spare, as long as ZB-V.
+Length: 6 m + 3 (p - 1) for even p and 6 m + 3 p - 4 for odd p. For up to about p / 2 microbatches, the bubble is
+4 p - 5, less 2 for each microbatch after the first (even p: the second). Peak activations of every rank:
+2 floor(p / 2) + 2. The generated order for equal times and m > p > 2 takes 6 m + 3 p - 7 for even p and
+6 m + 3 p - 4 for odd p. With two ranks or m <= floor(p / 2) + 1, it takes as long as ZB-V, because memory is left.
 
 **V-Min** idles two thirds as long. Its block, with d = 2 where 3 divides p and 0 elsewhere::
 
     F  r        f  2 p - 1 - r        i  2 p + r + d        I  4 p - 1 - r + d
 
-Length: 6 m + 4 p - 5, and 2 more where 3 divides p and m > 1. Where the times differ, a further bubble grows
-with m. Peak activations of any rank: at most 2 floor((p + 1) / 3) + 2. Generated, for equal times and m > p >
-2, it takes 6 m + 4 p - 5, and 2 less where 3 divides p; for p = 3 and 5, where V-Half holds as much, 6 m + 3 p
-- 4. Where two ranks or m <= floor((p + 1) / 3) + 1 leave memory to spare, it takes as long as ZB-V.
+Length: 6 m + 4 p - 5, and 2 more if 3 divides p and m > 1. If times differ, a further bubble grows with m. Peak
+activations of any rank: at most 2 floor((p + 1) / 3) + 2. The generated order for equal times and m > p > 2 takes
+6 m + 4 p - 5, and 2 less if 3 divides p. For p = 3 and 5, where V-Half holds as much, it takes 6 m + 3 p - 4. With
+two ranks or m <= floor((p + 1) / 3) + 1, it takes as long as ZB-V, because memory is left.
 """
 
 from __future__ import annotations
