@@ -87,27 +87,18 @@ def test_a_table_of_failed_points_is_replaced(sweep: Pptrace) -> None:
     assert sweep("--over", "network.latency=1 us,2 us", "--microbatches", "4", "-o", "r.csv").code == 0
 
 
-def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
+def test_a_run_with_another_hash_seed_is_byte_equal(sweep: Pptrace) -> None:
     pytest.importorskip("pyarrow")
-    written = []
-    for seed in "12":
-        environment = {**os.environ, "PPTRACE_DISABLE_PLUGINS": "all", "PYTHONHASHSEED": seed}
-        outputs = [f"r{seed}.csv", f"r{seed}.parquet", f"r{seed}.svg", f"r{seed}.png", f"r{seed}.pdf"]
-        arguments = [
-            "--over",
-            MICROBATCHES,
-            "--over",
-            "pp=2,4",
-            "--executor",
-            "serial",
-            *(word for name in outputs for word in ("-o", name)),
-        ]
-        code = "import sys; from pptrace.cli.main import main; main()"
-        command = [sys.executable, "-c", code, "sweep", "step.yaml", *arguments]
-        subprocess.run(command, env=environment, check=True, capture_output=True)
-        written.append([Path(name).read_bytes() for name in outputs])
+    outputs = [f"r.{ending}" for ending in ("csv", "parquet", "svg", "png", "pdf")]
+    arguments = ["--over", MICROBATCHES, "--over", "pp=2,4", *(word for name in outputs for word in ("-o", name))]
+    sweep(*arguments)
+    written = [Path(name).read_bytes() for name in outputs]
 
-    assert written[0] == written[1]
+    code = "from pptrace.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "sweep", "step.yaml", *arguments, "--executor", "serial", "--fresh"]
+    subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "1"}, check=True, capture_output=True)
+
+    assert [Path(name).read_bytes() for name in outputs] == written
 
 
 WRONG = [

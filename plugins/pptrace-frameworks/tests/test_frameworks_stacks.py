@@ -41,10 +41,9 @@ def test_the_page_lists_the_rules_of_each_stack(pytestconfig: pytest.Config) -> 
         assert text[start:] == written
 
 
-@pytest.mark.parametrize("device", ["a100-sxm", "h100-sxm", "gb200"])
 @pytest.mark.parametrize("stack", [stack.name for stack in STACKS])
-def test_a_step_runs_with_each_stack(stack: str, device: str) -> None:
-    run = simulate({**STEP, "device": device, "schedule": "1f1b", "stack": stack})
+def test_a_step_runs_with_each_stack(stack: str) -> None:
+    run = simulate({**STEP, "device": "a100-sxm", "schedule": "1f1b", "stack": stack})
 
     settings = leaves_by_key(run.prepared.resolved.to_dict())
     from_stack = {key for key, origin in run.prepared.resolved.origins.items() if origin.startswith("stack ")}

@@ -19,7 +19,7 @@ from pptrace_optpipe.command import command
 
 GIB = 2**30
 STEP: dict[str, Any] = {
-    "parallel": {"pp": 4}, "batch": {"microbatches": 8},
+    "parallel": {"pp": 4}, "batch": {"microbatches": 4},
     "network": {"name": "hockney", "bandwidth": "5 GB/s", "latency": "5 us"},
     "costs": {
         "name": "table", "forward": [9, 10, 11, 12], "input_gradient": [10, 11, 12, 13],

@@ -55,7 +55,7 @@ def test_measured_times_come_within_two_percent(
 ) -> None:
     problem = profiled(ranks, microbatches, times, 2 * (2 * ranks))
 
-    start_schedule = start(problem)
+    start_schedule = start(problem, enough=102 * bound(problem) // 100)
 
     assert start_schedule is not None
     assert start_schedule.played.step <= 1.02 * bound(problem)

@@ -95,13 +95,13 @@ def test_the_command_searches_for_the_channels_that_there_are(
     copies: str, cluster: dict[str, object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
-    step = {"parallel": {"pp": 4}, "batch": {"microbatches": 8}, "costs": COSTS}
+    step = {"parallel": {"pp": 4}, "batch": {"microbatches": 5}, "costs": COSTS}
     if cluster:
         pytest.importorskip("pptrace_networks")
         step["cluster"] = cluster
     (tmp_path / "step.yaml").write_text(json.dumps(step), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    given = ["step.yaml", "--memory", "8GiB", "--work", "0.3", "--copies", copies, "--no-cache", "-o", "best.csv"]
+    given = ["step.yaml", "--memory", "8GiB", "--work", "0.1", "--copies", copies, "--no-cache", "-o", "best.csv"]
 
     values = json.loads(CliRunner().invoke(command, [*given, "--json"], catch_exceptions=False).stdout)
     played = run("step.yaml", schedule="best.csv")

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from toy_pipelines import toy
 
 from pptrace.api import simulate
+from pptrace.cli.main import cli
 from pptrace.plugin import Placement, PptraceError
 from pptrace.steps.text_forms import load_table, write_table
 from pptrace_optpipe.command import command, files_of
@@ -50,10 +51,11 @@ def optimize(*arguments: str) -> Any:
 
 
 def with_all_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search from all schedules with their default options."""
+    """Search from all schedules with their default options; commands run in this process."""
     pytest.importorskip("pptrace_schedules")
     monkeypatch.delenv("PPTRACE_DISABLE_PLUGINS")
     monkeypatch.setattr("pptrace_optpipe.start_schedules._options", lambda *_: iter(()))
+    monkeypatch.setattr("pptrace_optpipe.command._pptrace", lambda *words: CliRunner().invoke(cli, words).stdout)
 
 
 def test_a_better_table_is_written_and_only_once() -> None:

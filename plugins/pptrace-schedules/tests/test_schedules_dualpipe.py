@@ -163,9 +163,11 @@ def test_dualpipe_v_is_pytorchs_on_a_wide_grid() -> None:
 
 def test_every_size_makes_a_table_with_the_stated_figures() -> None:
     assert_schedule_family(
-        DUALPIPE, sizes=grid(ranks=(*range(1, 7), 10), microbatches=(*range(1, 15), 19, 20, 21, 30)), growth=False
+        DUALPIPE, sizes=grid(ranks=(*range(1, 7), 10), microbatches=(*range(1, 15), 20, 21)), growth=False
     )
-    assert_schedule_family(DUALPIPE_V, sizes=grid(ranks=range(1, 8), microbatches=range(1, 20), chunks=(1, 2, 3)))
+    assert_schedule_family(
+        DUALPIPE_V, sizes=grid(ranks=range(1, 7), microbatches=range(1, 16), chunks=(1, 2, 3)), growth=False
+    )
 
 
 @pytest.mark.parametrize("offer", [DUALPIPE, DUALPIPE_V])

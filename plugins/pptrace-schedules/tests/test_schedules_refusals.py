@@ -35,7 +35,7 @@ def test_whoever_follows_chimeras_advice_key_by_key_arrives_and_nothing_nearer_w
         return refused("chimera", *list(sizes.values())[1:], scale=scale, pipelines=sizes["pipelines"])
 
     for ranks in range(1, 14):
-        for microbatches in range(1, 40):
+        for microbatches in range(1, 20):
             sizes, seen = {"pipelines": pipelines, "pp": ranks, "microbatches": microbatches}, list[str]()
             while error := refusal(sizes):
                 key = error.key.split(".")[-1]
