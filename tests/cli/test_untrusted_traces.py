@@ -95,19 +95,19 @@ def test_a_part_of_a_step_of_many_microbatches_stays_within_the_limit_on_memory(
     pptrace: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     replaced(folder, '"provenance": {', '"provenance": {"trimmed": {"ranks": [0, 1]}, ')
-    set_placement(folder, microbatch_route=[0] * 1_000_000)
+    set_placement(folder, microbatch_route=[0] * 300_000)
     pptrace("convert", "own.json", "own.pftrace")
-    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "160MiB")
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "48MiB")
     tracemalloc.start()
 
     assert pptrace("explain", name).code == 0
 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 160 << 20
-    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "113MiB")
+    assert peak < 48 << 20
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "33MiB")
     assert pptrace("explain", name).complaint == (
-        f"{name}: needs 114 MiB of memory for 2 stages x 1,000,000 microbatches: "
+        f"{name}: needs 34 MiB of memory for 2 stages x 300,000 microbatches: "
         "set PPTRACE_MOST_MEMORY to allow more"
     )
 

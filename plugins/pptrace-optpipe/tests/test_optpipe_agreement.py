@@ -66,7 +66,7 @@ def test_what_a_comparison_fits_into_memory_is_no_shorter_than_the_bound(
 
     copies = {"offload": some(1, 15), "reload": some(1, 15)} if has_copies else {}
     step = {
-        "parallel": {"pp": ranks}, "batch": {"microbatches": random.randint(2, 6)},
+        "parallel": {"pp": ranks}, "batch": {"microbatches": random.randint(2, 4)},
         "network": {"name": "hockney", "bandwidth": "50 GB/s", "latency": "5 us"},
         "costs": {
             "name": "table", "forward": some(5, 12), "input_gradient": some(5, 12),

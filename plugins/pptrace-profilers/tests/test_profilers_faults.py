@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,8 +52,13 @@ def compared(first: Path, second: Path) -> StepDiff:
     return pptrace.diff(first, second).findings
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "fault"),
+    [
+        *(("1f1b", fault) for fault in FAULTS),
+        *product(("gpipe", "interleaved-1f1b"), ("backwards", "rank", "kind-of-rank", "link-backward")),
+    ],
+)
 def test_a_fault_is_the_first_cause_and_the_only_one(schedule: str, fault: str, tmp_path: Path) -> None:
     inject, kind, what = FAULTS[fault]
     step = step_of(schedule)
