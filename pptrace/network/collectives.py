@@ -315,7 +315,7 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if key not in self._plans:
             if collective not in {*_ROUNDS, _ALL_TO_ALL}:
                 raise ValueError(f"no collective {collective!r}: {', '.join([*_ROUNDS, _ALL_TO_ALL])}")
-            name = self._name_of_groups(axis)
+            name = self.group_key(axis)
             if (collective, name) not in self.known:
                 groups = self._sorted_groups(axis)
                 plans = self._build_plans(collective, name, groups) if groups.shape[1] > 1 else [SINGLE_MEMBER]
@@ -323,8 +323,8 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             self._plans[key] = self.known[collective, name]
         return self._plans[key]
 
-    def _name_of_groups(self, axis: str) -> Hashable:
-        """Return a key of the groups along an axis; layouts that list them in another order have the same key."""
+    def group_key(self, axis: str) -> Hashable:
+        """Return a key of the groups along an axis; equal groups in another order have the same key."""
         if axis not in self._names:
             groups = self._sorted_groups(axis)
             self._names[axis] = groups.shape[1], sha256(groups.tobytes()).digest()

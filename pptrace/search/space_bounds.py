@@ -67,8 +67,8 @@ _OF_COLLECTIVES = frozenset({"costs.segments", "costs.overlap_tp"})
 """Settings that change collectives and what hides them, and no computation."""
 _OF_REPLICAS = frozenset({"costs.zero", "parallel.order", "data_parallel.shard"})
 """Settings of replicas: groups that differ in these and have equal times of stages have equal times of layers."""
-_REPLICAS = ("dp", "edp")
-"""Axes of collectives between replicas."""
+_REPLICAS, _WITHIN_REPLICAS = ("dp", "edp"), ("tp", "cp", "ep", "etp", "pp")
+"""Axes of collectives between replicas, and of all other ones."""
 _KEPT_GROUPS = 96
 """Groups in the cost cache."""
 _KEPT_FAMILIES = 2048
@@ -218,12 +218,14 @@ class SpaceBounds:
         self._name_costs()
         self._groups: _Recent[tuple[int, str], _GroupCosts] = _Recent(_KEPT_GROUPS)
         self._bounding: _Recent[tuple[int, str], _GroupCosts] = _Recent(_KEPT_GROUPS)
+        self._shared: _Recent[Any, _GroupCosts] = _Recent(_KEPT_GROUPS)
         self._within: _Recent[LinkCollectives, LinkCollectives] = _Recent(_KEPT_FAMILIES)
         self._outlines: _Recent[Any, _TableOutline] = _Recent(_KEPT_OUTLINES)
         self._families: _Recent[Any, _Family] = _Recent(_KEPT_FAMILIES)
         self._checked: dict[tuple[str, str], Any] = {}
         self._members: dict[Any, tuple[tuple[GroupMember, ...], Counter[bool]]] = {}
         self._bounds: dict[Any, Bound] = {}
+        self._group_bounds: dict[Any, GroupBounds] = {}
         self._splits: dict[Any, Splits] = {}
         self._states: dict[Any, GroupBounds] = {}
         self._fixed: dict[Any, frozenset[str]] = {}
@@ -263,12 +265,15 @@ class SpaceBounds:
             of_state = self._states[state]
             if not of_state.has_room and not self.space.request.exhaustive:
                 return of_state
-            plain, paired = (
-                [
-                    self._bounding_costs_of(group, name).workload(ranks, edges=edges)
-                    for name in self._bounding_names[has_pairs]
-                ]
+            plain_costs, paired_costs = (
+                [self._bounding_costs_of(group, name) for name in self._bounding_names[has_pairs]]
                 for has_pairs in (False, True)
+            )
+            key = tuple(costs.key for costs in (*plain_costs, *paired_costs))
+            if key in self._group_bounds:
+                return self._group_bounds[key]
+            plain, paired = (
+                [each.workload(ranks, edges=edges) for each in costs] for costs in (plain_costs, paired_costs)
             )
         except PptraceError as error:
             concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZE_KEYS
@@ -276,13 +281,14 @@ class SpaceBounds:
                 reason=short_reason(error), concerns_all=self._concerns_all(error), concerns_sizes=concerns_sizes
             )
         bound = partial(work_bound, ranks=ranks, microbatches=microbatches, encoder_ranks=encoder_ranks)
-        return replace(
+        self._group_bounds[key] = replace(
             of_state,
             plain=least([bound(workload) for workload in plain]),
             paired=least([bound(workload, has_pairs=True) for workload in paired]),
             bubble=(ranks - 1) / (microbatches * max(self.space.chunks_of(layout))),
             exceeds_device=all(exceeds_device_memory(workload, ranks, microbatches) for workload in plain),
         )  # fmt: skip
+        return self._group_bounds[key]
 
     def _concerns_all(self, error: PptraceError) -> bool:
         """Return whether an error concerns every layout: a cluster size, a failing plugin, a varied key."""
@@ -376,7 +382,10 @@ class SpaceBounds:
             result, group, member, costs, outline.chunks, edges=outline.edges, has_pairs=outline.has_pairs
         )
         if workload is not None:
-            result.bound = outline.bound(workload, costs.experiment)
+            of_table = entry.label, member.chunks, repr(result.splits)
+            if of_table not in costs.bounds:
+                costs.bounds[of_table] = outline.bound(workload, costs.experiment)
+            result.bound = costs.bounds[of_table]
 
     def _outline(self, entry: Entry, layout: PlanLayout, chunks: int | None) -> _TableOutline:
         try:
@@ -523,15 +532,24 @@ class SpaceBounds:
         )
 
     def _bounding_costs_of(self, group: LayoutGroup, name: str) -> _GroupCosts:
-        """Return costs as :meth:`_costs_of`, without times of reductions, which no bound has."""
+        """Return costs as :meth:`_costs_of`, without times of reductions, which no bound has.
+
+        Groups that differ in the order of axes alone share them if this order changes no other collective.
+        """
 
         def build() -> _GroupCosts:
             costs = self._build_costs(_with_schedule(group, name))
+            key: Hashable = group.number, name
             collectives = costs.request.collectives
             if isinstance(collectives, LinkCollectives):
                 within = self._within.of(collectives, lambda: collectives.without(*_REPLICAS))
                 costs = replace(costs, request=replace(costs.request, collectives=within))
-            return _GroupCosts(costs, group.varied)
+                if not costs.request.encoders:  # which have further collectives
+                    settings = {key_text(each.path): repr(each.value) for each in group.varied}
+                    settings.pop("parallel.order", None)
+                    network = costs.request.data_parallel.items()
+                    key = name, *settings.items(), *network, *map(within.group_key, _WITHIN_REPLICAS)
+            return self._shared.of(key, lambda: _GroupCosts(costs, group.varied, key))
 
         return self._bounding.of((group.number, name), build)
 
@@ -618,9 +636,11 @@ def _other_settings(entry: Entry) -> list[tuple[str, str]]:
 class _GroupCosts:
     """The costs of a group, for each split of layers."""
 
-    def __init__(self, costs: Costs, varied: tuple[Assignment, ...]) -> None:
-        self.costs, self.varied = costs, varied
+    def __init__(self, costs: Costs, varied: tuple[Assignment, ...], key: Hashable = None) -> None:
+        """Keep the costs of a group with settings; groups with equal bounds have the same ``key``."""
+        self.costs, self.varied, self.key = costs, varied, key
         self._by_split: dict[str, Costs] = {repr({}): self.costs}
+        self.bounds: dict[Hashable, Bound] = {}
 
     @cached_property
     def experiment(self) -> Experiment:

@@ -422,9 +422,9 @@ def test_groups_that_share_costs_have_the_bounds_of_their_own(
     vary = {
         "schedule": ["1f1b", "combined-1f1b"],
         "tp": [1, 2],
-        "pp": [1],
+        "pp": [2],
         "micro": [1, 2],
-        "order": ["tp-cp-ep-dp-pp"],
+        "order": ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "dp-tp-cp-ep-pp"],
     }
     space = planned(registry, config=config, gpus=16, vary=vary, top=1).search.space
     shared = SpaceBounds(space)
