@@ -37,7 +37,9 @@ _SAME, _DIFFERENT = 0, 1
 )  # fmt: skip
 @measured_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")
-@outputs_option("Write a report (.html), both steps as one trace (.pftrace), or all files for the viewer (.tar).")
+@outputs_option(
+    "Write a report (.html, .md), both steps as one trace (.pftrace), or all files for the viewer (.tar)."
+)
 @json_option()
 def command(
     first: str,

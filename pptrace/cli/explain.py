@@ -30,8 +30,8 @@ pptrace explain job.parquet -o stragglers.html -o heat.png -o ideal.pftrace"""
 @measured_options
 @click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
 @outputs_option(
-    "Write a page (.html). For a job of several replicas also a heat map (.png, .svg, .pdf) or the ideal step "
-    "(.pftrace)."
+    "Write a page (.html, .md). For a job of several replicas also a heat map (.png, .svg, .pdf) or the ideal "
+    "step (.pftrace)."
 )
 @json_option()
 def command(

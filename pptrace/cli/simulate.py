@@ -27,7 +27,7 @@ pptrace simulate llama.yaml -o order.csv"""
 @experiment_flags()
 @outputs_option(
     "Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank. "
-    "Or a picture of the step, .svg, .png or .pdf; a page, .html; or the schedule's table, .csv or .txt."
+    "Or a picture of the step, .svg, .png or .pdf; a page, .html or .md; or the schedule's table, .csv or .txt."
 )
 @click.option(
     "--only", metavar="PART ...", multiple=True, help="Trim traces: ranks=0,7 microbatches=0:32, one or both."

@@ -139,10 +139,9 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         "the second step is the effect of order, and the remainder is the effect of times.",
         blocks=order_share(findings), priority=3,
     )  # fmt: skip
-    bars, keys = part_bars(findings)
     yield Section(
         title="parts of the step, mean over ranks", about="Each side's parts sum to its step.",
-        blocks=(Picture(draw=bars, keys=keys), _comparison_table(findings.parts_ns)),
+        blocks=(part_bars(findings), _comparison_table(findings.parts_ns)),
     )  # fmt: skip
     yield Section(
         title="communication in tp, cp and ep groups, all ranks",
@@ -151,7 +150,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     )  # fmt: skip
     yield Section(
         title="time of an action, second over first, by stage",
-        about="Ratio of the medians by kind and stage: red is slower, green is faster.",
+        about="Ratio of the medians by kind and stage: above 1 is slower.",
         blocks=ratios(findings),
     )
     yield Section(title="times of actions by stage and kind", blocks=kinds(findings))

@@ -11,10 +11,11 @@ from pptrace.measured.sides import PART_LABELS
 from pptrace.report import svg
 from pptrace.report.document import Picture
 from pptrace.report.numbers import BARELY_NS, change, ms
+from pptrace.report.step_drawing import PART_COLORS
 from pptrace.steps.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from markupsafe import Markup
 
@@ -174,40 +175,15 @@ def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
     yield svg.text(_STRIP_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")
 
 
-_PARTS_WIDTH, _PARTS_LEFT, _PARTS_RIGHT, _PARTS_ROW, _PARTS_BAR, _COLORS = 1020, 90, 100, 34, 24, 10
-_NARROWEST = 60
-"""The width from which a bar has a label."""
-
-
-def part_bars(findings: StepDiff) -> tuple[Callable[[], Markup], tuple[tuple[str, str], ...]]:
-    """Return the drawing function and the legend; a part has the same color in every report."""
-    color = {
-        name: f"p{index % _COLORS}"
-        for index, (name, pair) in enumerate(findings.parts_ns.items())
-        if any(figure.value for figure in pair)
-    }
-
-    def draw() -> Markup:
-        longest_ns = max(*(figure.value for figure in findings.step_ns), 1)
-        scale = (_PARTS_WIDTH - _PARTS_LEFT - _PARTS_RIGHT) / longest_ns
-        bars = [part for side in (0, 1) for part in _part_bar(findings, side, color, scale)]
-        return svg.drawing(_PARTS_WIDTH, 2 * _PARTS_ROW, "parts", *bars)
-
-    return draw, tuple((class_, PART_LABELS.get(name, name)) for name, class_ in color.items())
-
-
-def _part_bar(findings: StepDiff, side: int, color: dict[str, str], scale: float) -> Iterator[Markup]:
-    y, x = side * _PARTS_ROW, float(_PARTS_LEFT)
-    yield svg.text(_PARTS_LEFT - 10, y + 17, ("first", "second")[side], anchor="end")
-    for name, class_ in color.items():
-        length = findings.parts_ns[name][side]
-        width, label = length.value * scale, PART_LABELS.get(name, name)
-        if width > 0:
-            yield svg.rectangle(x, y, width, _PARTS_BAR, class_, f"{label}: {ms(length.value)}")
-            if width >= _NARROWEST and len(label) * 7 < width:
-                yield svg.text(x + width / 2, y + 17, label, "on small", anchor="middle")
-        x += width
-    yield svg.text(x + 8, y + 17, ms(findings.step_ns[side].value), "soft")
+def part_bars(findings: StepDiff) -> Picture:
+    """Return a bar per step, made of its parts."""
+    rows = []
+    for side, name in enumerate(("first", "second")):
+        lengths = {PART_LABELS.get(part, part): pair[side].value for part, pair in findings.parts_ns.items()}
+        parts = [(part, length, f"{part}: {ms(length)}") for part, length in lengths.items()]
+        rows.append(svg.Bar(name, parts, ms(findings.step_ns[side].value)))
+    longest_ns = max(figure.value for figure in findings.step_ns)
+    return svg.stacked_bars("parts", rows, PART_COLORS, longest_ns)
 
 
 _WATERFALL_WIDTH, _WATERFALL_LEFT, _WATERFALL_RIGHT, _WATERFALL_ROW, _WATERFALL_BAR = 1020, 230, 190, 26, 16

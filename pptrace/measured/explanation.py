@@ -19,7 +19,7 @@ from pptrace.measured.replay import Resimulation, nearest_policy
 from pptrace.measured.sides import PART_LABELS, simulation_of
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
-from pptrace.report.document import Cell, Document, Section, Table, write_page
+from pptrace.report.document import PAGES, Cell, Document, Section, Table, write_page
 from pptrace.report.numbers import Figure, ms, several_steps, share
 from pptrace.run.trace_files import save
 
@@ -404,7 +404,6 @@ def _size(size_bytes: int) -> str:
     return format_size(size_bytes) if size_bytes else ""
 
 
-_PAGE = ".html"
 _PICTURES = (".png", ".svg", ".pdf")
 _TRACES = (".pftrace", ".pftrace.gz", ".json", ".json.gz")
 
@@ -415,7 +414,7 @@ def check_explanation_targets(targets: Sequence[str]) -> None:
     Raises:
         OutputError: a file has another suffix, or two are the same.
     """
-    check_targets(targets, (_PAGE, *_PICTURES, *_TRACES), "an explanation")
+    check_targets(targets, (*PAGES, *_PICTURES, *_TRACES), "an explanation")
 
 
 def analyse(measurement: Measurement, step: Step, registry: Registry) -> dict[str, ExplanationPart]:
@@ -460,9 +459,9 @@ def save_explanation(
     timeline = next((part.timeline for part in parts if part.timeline), None)
     for target in targets:
         name = target.lower()
-        if name.endswith(_PAGE):
+        if (suffix := Path(name).suffix) in PAGES:
             with replace_file(Path(target)) as temporary:
-                write_page(temporary, document)
+                write_page(temporary, suffix, document)
         elif name.endswith(_PICTURES) and write_picture is not None:
             write_picture(Path(target))
         elif name.endswith(_TRACES) and timeline is not None:

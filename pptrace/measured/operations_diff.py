@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from pptrace.errors import OutputError
 from pptrace.files import check_targets, replace_file
-from pptrace.report.document import Cell, Document, Line, Printed, Section, Table, plain, write_page
+from pptrace.report.document import PAGES, Cell, Document, Line, Printed, Section, Table, plain, write_page
 from pptrace.report.numbers import ms, ranks_text, unique_names
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def kernel_cells(names: Iterable[str]) -> dict[str, Cell]:
     }
 
 
-DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
+DIFF_SUFFIXES = (*PAGES, ".pftrace", ".pftrace.gz", ".tar")
 
 
 class TotalChange(Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class PrintedDiff(Printed):
         """Return the output of the command line as a document."""
 
     def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
-        """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
+        """Write a report (.html or .md), both steps as one trace (.pftrace), or all traces in one archive (.tar).
 
         Raises:
             OutputError: a file cannot be written, or its format needs actions, which the traces lack; then no file
@@ -117,8 +117,8 @@ class PrintedDiff(Printed):
         with ExitStack() as pending:
             for path in paths:
                 temporary = pending.enter_context(replace_file(path))
-                if path.name.lower().endswith(".html"):
-                    write_page(temporary, self.document(top))
+                if (suffix := path.suffix.lower()) in PAGES:
+                    write_page(temporary, suffix, self.document(top))
                 else:
                     self._write_trace(temporary, path)
         return paths

@@ -1,8 +1,9 @@
-"""Documents of sections and tables, and their text, JSON and HTML."""
+"""Documents of sections and tables, and their text, JSON, HTML and Markdown."""
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -63,7 +64,11 @@ class Table(Struct, frozen=True):
     """Whether text fits a wide table into lines outside terminals too, and splits its columns of figures into
     several tables, each with the first column."""
     unchanged: frozenset[int] = frozenset()
-    """Indices of rows without changes, which pages fold."""
+    """Indices of rows that pages and Markdown fold, such as rows without changes."""
+    fold: str = "unchanged"
+    """The description of folded rows."""
+    cards: bool = False
+    """Whether pages show each row, a name and a value, as a card."""
 
 
 class Code(NamedTuple):
@@ -78,9 +83,9 @@ class Picture(NamedTuple):
     draw: Callable[[], Markup]
     """Returns the drawing."""
     keys: tuple[tuple[str, str], ...] = ()
-    """CSS classes and their meanings."""
+    """CSS classes or colors, and their meanings."""
     instead: Table | None = None
-    """The table that replaces it in text."""
+    """The table that replaces it in text and Markdown."""
 
 
 class Column(Struct, frozen=True):
@@ -131,9 +136,9 @@ class Section(NamedTuple):
     blocks: tuple[Block, ...]
     """Its contents; a section without contents is omitted."""
     about: str = ""
-    """Its explanation, in pages only."""
+    """Its explanation, in pages and Markdown."""
     priority: int = 0
-    """The order of sections in pages, the largest first; text has them in document order."""
+    """The order of sections in pages and Markdown, the largest first; text has them in document order."""
 
 
 class Document(Struct, frozen=True, kw_only=True):
@@ -156,6 +161,11 @@ class Document(Struct, frozen=True, kw_only=True):
     def footnote(self) -> str:
         """The meaning of the mark of partial data; empty where nothing is missing."""
         return f"{PARTIAL_MARK} partial data: {self.partial}" if self.partial else ""
+
+    @property
+    def by_priority(self) -> list[Section]:
+        """The sections in the order of their priorities."""
+        return sorted(self.sections, key=lambda section: -section.priority)
 
     def title_of(self, section: Section) -> str:
         """Return the title of a section, with a mark where its data are partial."""
@@ -346,15 +356,6 @@ def _narrow(widths: list[int], left: Container[int], width: int) -> None:
         widths[widest] -= 1
 
 
-def write_page(path: Path, document: Document) -> None:
-    """Write the page of a document.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.write_text(page_of(document), encoding="utf-8", errors="replace", newline="\n")
-
-
 _FIGURE_ATTRIBUTES = ("deviation", "spread")
 
 
@@ -416,3 +417,60 @@ def render(template: Path, **values: Any) -> str:
         keep_trailing_newline=True, finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
     return templates.get_template(template.name).render(version=__version__, **values)
+
+
+_MARKUP = re.compile(r"[\\`*_~<>\[\]|&$]|^[-+#](?=[# ])")
+"""Characters with a meaning in Markdown."""
+
+
+def markdown_of(document: Document) -> str:
+    """Return a document as Markdown of GitHub."""
+    parts = [f"# {_escaped(document.title)}", *_markdown(document.lead)]
+    for section in document.by_priority:
+        if blocks := list(_markdown(section.blocks)):
+            parts += [f"## {_escaped(document.title_of(section))}", *_markdown([section.about]), *blocks]
+    notes = "\n".join(f"- {_escaped(note)}" for note in document.notes)
+    return "\n\n".join([*parts, *_markdown([document.footnote]), *([notes] if notes else [])]) + "\n"
+
+
+def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
+    for block in blocks:
+        content = block.instead if isinstance(block, Picture) else block
+        if isinstance(content, Code):
+            text = "\n".join(map(printable_line, content.lines))
+            fence = max(["``", *re.findall("``+", text)], key=len) + "`"
+            yield f"{fence}\n{text}\n{fence}"
+        elif isinstance(content, Table):
+            folded = [content.rows[index] for index in sorted(content.unchanged)]
+            if shown := [row for index, row in enumerate(content.rows) if index not in content.unchanged]:
+                yield _markdown_table(content, shown)
+            if folded:
+                summary = f"<summary>{len(folded)} {content.fold}</summary>"
+                yield f"<details>{summary}\n\n{_markdown_table(content, folded)}\n\n</details>"
+        elif content is not None and (text := content if isinstance(content, str) else content.text):
+            yield _escaped(text)
+
+
+def _markdown_table(table: Table, rows: Sequence[Sequence[str | Cell]]) -> str:
+    count = max(map(len, (table.head, *rows)))
+    rule = ["---" if column < table.words or column in table.left else "---:" for column in range(count)]
+    lines = [[_escaped(str(cell)) for cell in row] for row in (table.head, *rows)]
+    lines.insert(1, rule)
+    return "\n".join(f"| {' | '.join([*line, *[''] * (count - len(line))])} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return _MARKUP.sub(r"\\\g<0>", printable_line(text).replace(NO_BREAK, " ").strip())
+
+
+PAGES = {".html": page_of, ".md": markdown_of}
+"""Functions that return the text of a document's page, by suffix."""
+
+
+def write_page(path: Path, suffix: str, document: Document) -> None:
+    """Write a document in the format of a suffix of :data:`PAGES`.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(PAGES[suffix](document), encoding="utf-8", errors="replace", newline="\n")

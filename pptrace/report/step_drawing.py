@@ -44,6 +44,12 @@ PATH = "#102030"
 _GROUP = "#6f8a94"
 """The color of communication within groups."""
 
+PART_COLORS = {
+    "compute": "#9cc3f0", "launch": "#5fae9b", "kernel gaps": "#a8b25c", "TP, CP and EP collectives": _GROUP,
+    **{cause.word: color for cause, color in CAUSE_COLORS.items()},
+}  # fmt: skip
+"""Colors of the parts of a step in bars."""
+
 _MOST_BARS = 6_000
 """The most bars; larger charts sample each lane at :data:`_COLUMNS` instants."""
 _COLUMNS = 1_600
@@ -323,7 +329,7 @@ def _title(timeline: Timeline, chart: Chart) -> str:
     return printable(f"{name}: {size}" if name else size)
 
 
-def chart_svg(chart: Chart) -> str:
+def chart_svg(chart: Chart) -> Markup:
     """Return the chart as an SVG element that scales with its page."""
     return drawing(_WIDTH, _height(chart), "the step in time, a lane per rank", *_parts(chart))
 

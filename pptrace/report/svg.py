@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from markupsafe import Markup, escape
 
+from pptrace.report.document import Picture
 from pptrace.sanitize import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _EMPTY = frozenset({"line", "path", "rect"})
@@ -124,6 +125,56 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 def text(x: float, y: float, shown: str, class_: str = "label", anchor: str = "start") -> Markup:
     """Return a text."""
     return element("text", shown, x=x, y=y, class_=class_, text_anchor=anchor)
+
+
+class Bar(NamedTuple):
+    """A bar of parts, one after another."""
+
+    label: str
+    """The text on the left."""
+    parts: Sequence[tuple[str, float, str]]
+    """The name, the length and the tooltip of each part."""
+    total: str
+    """The text on the right."""
+
+
+_WIDTH, _LEFT, _RIGHT, _ROW, _THICKNESS = 1020, 66, 130, 18, 15
+
+
+def stacked_bars(
+    label: str, rows: Sequence[Bar], colors: Mapping[str, str], longest: float, limit: float = 0
+) -> Picture:
+    """Return horizontal bars, with a legend of the drawn parts.
+
+    Args:
+        label: the name of the drawing.
+        rows: the bars, from top to bottom.
+        colors: the color of each part.
+        longest: the length of the whole width.
+        limit: the length at which a line is drawn; 0 for none.
+    """
+    drawn = {name for bar in rows for name, length, _ in bar.parts if length > 0}
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(longest, 1)
+    marks = [line(_LEFT + limit * scale, 0, _LEFT + limit * scale, _ROW * len(rows), "limit")] if limit else []
+
+    def draw() -> Markup:
+        bars = [part for row, bar in enumerate(rows) for part in _bar(row * _ROW, bar, colors, scale)]
+        return drawing(_WIDTH, _ROW * len(rows), label, *bars, *marks)
+
+    return Picture(draw=draw, keys=tuple((color, name) for name, color in colors.items() if name in drawn))
+
+
+def _bar(y: float, bar: Bar, colors: Mapping[str, str], scale: float) -> Iterator[Markup]:
+    yield text(_LEFT - 10, y + 12, bar.label, "soft", anchor="end")
+    yield rectangle(_LEFT, y, _WIDTH - _LEFT - _RIGHT, _THICKNESS, "row")
+    x = float(_LEFT)
+    for name, length, title in bar.parts:
+        if length > 0:
+            yield element("g", element("title", title), element(
+                "rect", x=x, y=y, width=length * scale, height=_THICKNESS, fill=colors[name],
+            ))  # fmt: skip
+        x += length * scale
+    yield text(_WIDTH - _RIGHT + 10, y + 12, bar.total, "soft")
 
 
 def _name(key: str) -> str:

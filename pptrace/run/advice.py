@@ -281,15 +281,14 @@ class _Search:
 def advice_document(run: SimulatedStep, advice: Advice) -> Document:
     """Return the configuration's step and all simulated candidates with their arguments, the shortest first."""
     simulated = advice.tried
-    head = ("step", "peak", "pptrace simulate ...")
     return Document(title="advice", lead=(
-        Table(head=head, rows=tuple(advice_rows(run, advice)), words=0, left=(2,)),
+        advice_table(run, advice),
         *([] if all(tried.fits for tried in simulated) else ["!: more than the device has"]),
         f"simulated {len(simulated)} of {advice.estimated} candidates, those with the best estimates",
     ))  # fmt: skip
 
 
-def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]]:
+def advice_table(run: SimulatedStep, advice: Advice) -> Table:
     """Return step, peak memory and arguments of the configuration and of each candidate, the shortest first."""
     metrics = run.metrics
     steps = [(metrics.step_ns, metrics.memory.fullest_bytes, metrics.memory.over_capacity is None, "as it is")]
@@ -297,7 +296,8 @@ def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]
         (tried.step_ns or 0, tried.peak_bytes, tried.fits, tried.change.arguments)
         for tried in sorted(advice.tried, key=lambda tried: tried.step_ns or 0)
     ]
-    return [
+    rows = tuple(
         (time_text(run, step_ns), f"{format_size(peak_bytes) if peak_bytes else '-'}{'' if fits else ' !'}", text)
         for step_ns, peak_bytes, fits, text in steps
-    ]
+    )
+    return Table(head=("step", "peak", "pptrace simulate ..."), rows=rows, words=0, left=(2,))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import OutputError
-from pptrace.report.document import Printed, text_of
+from pptrace.report.document import PAGES, Printed, text_of, write_page
 from pptrace.run.preparation import prepare
 from pptrace.run.simulated_step import SimulatedStep
 
@@ -58,7 +58,7 @@ class Run(SimulatedStep, Printed, frozen=True, dict=True):
 
         Args:
             targets: such as ``step.pftrace``, ``step.json.gz``, ``out/rank{rank}.json``, ``step.svg``,
-                ``report.html``, ``order.csv``.
+                ``report.html``, ``report.md``, ``order.csv``.
             only: parts to keep, such as ``ranks=0,7`` and ``microbatches=0:32``; not for tables.
             color: ``kind`` or ``microbatch``.
 
@@ -70,19 +70,22 @@ class Run(SimulatedStep, Printed, frozen=True, dict=True):
         from pptrace.run.trace_files import RANK, exporter_for, save, table_exporters
         from pptrace.timeline.trim import parse_only, trim
 
-        def write_page(timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
-            from pptrace.run.page import run_page
+        def write(suffix: str, timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
+            from pptrace.run.page import page_document
 
-            path.write_text(run_page(self, timeline, self.bottleneck, self.advice), encoding="utf-8")
+            write_page(path, suffix, page_document(self, timeline, self.bottleneck, self.advice))
 
         timeline = self.traced()
         if only:
             kept = parse_only(only)
             timeline = trim(timeline, kept.ranks, kept.microbatches)
         exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
-        exporters["page"] = ExporterOffer(
-            name="page", summary="The run as a page.", suffixes=(".html",), write=write_page
-        )
+        exporters |= {
+            suffix: ExporterOffer(
+                name=suffix, summary="The run as a page.", suffixes=(suffix,), write=partial(write, suffix)
+            )
+            for suffix in PAGES
+        }
         names = [str(target) for target in targets]
         tables = table_exporters(self.prepared.schedule)
         exporters |= tables

@@ -58,7 +58,7 @@ def summary_document(
     headline = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}"
     head = [headline, setting_text(run, chunks=run.prepared.chunks), *_notes(run, advice.best), _figures(run)]
     rows = [*_where_time_goes(run), *_communication(run), *_busiest(run)]
-    for ranks in (_ranks(run), _ranks(run, selected=True)):
+    for ranks in (ranks_table(run), ranks_table(run, selected=True)):
         end: list[Block] = ["", ranks, *_warning(run), *_last(run, bottleneck, advice.best, written)]
         document = Document(title=job_text(run), lead=[*head, "", Table(rows=tuple(rows), words=2), *end])
         if full or text_of(document, summary_width()).count("\n") < LINES:
@@ -264,7 +264,7 @@ def _hops(use: LinkUse) -> str:
     return f" (ranks {shown}{', …' if len(use.hops) > _SHOWN else ''})"
 
 
-def _ranks(run: SimulatedStep, *, selected: bool = False) -> Table:
+def ranks_table(run: SimulatedStep, *, selected: bool = False) -> Table:
     """Return a row per rank, or rows of the first, the last, and those that are idle most and least."""
     metrics, step = run.metrics, run.metrics.step_ns or 1
     shown = list(range(metrics.ranks))

@@ -132,7 +132,7 @@ def test_json_holds_what_the_text_says(pptrace: Callable[..., Any]) -> None:
 
 
 def test_every_output_is_written_and_reported(folder: Path, pptrace: Callable[..., Any]) -> None:
-    names = ["report.html", "both.pftrace", "both.pftrace.gz", "both.tar"]
+    names = ["report.html", "report.md", "both.pftrace", "both.pftrace.gz", "both.tar"]
 
     answer = pptrace("diff", "table.csv", "slower.yaml", *(each for name in names for each in ("-o", name)))
 
@@ -160,7 +160,7 @@ def test_steps_of_other_sizes_differ_and_say_why_there_is_no_ladder(pptrace: Cal
         (["table.csv", "letters"], "letters/to.txt.bin: no importer recognises the file; importers: perfetto"),
         (
             ["table.csv", "table.csv", "-o", "r.docx"],
-            "r.docx: no such format; a diff is written as .html, .pftrace",
+            "r.docx: no such format; a diff is written as .html, .md, .pftrace",
         ),
         (["table.csv", "table.csv", "-o", "r.html", "-o", "./r.html"], "./r.html: two outputs are this file"),
         (["table.csv", "table.csv", "-o", "gone/r.html"], "gone/r.html: cannot be written: the folder does not"),

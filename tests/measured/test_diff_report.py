@@ -148,7 +148,7 @@ def test_the_parts_fill_bars_as_long_as_the_steps() -> None:
     drawing = drawings(difference)["parts"]
 
     lengths: dict[str, float] = {}
-    for rectangle in drawing.iter("rect"):
+    for rectangle in drawing.findall("g/rect"):
         y = rectangle.attrib["y"]
         lengths[y] = lengths.get(y, 0.0) + float(rectangle.attrib["width"])
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import doctest
 import math
+import re
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 from markupsafe import Markup
 from msgspec import Struct
 
+from pptrace.cli.main import cli
 from pptrace.measured import operations_diff
 from pptrace.report import document as documents
 from pptrace.report import numbers, svg
 from pptrace.report.document import (
     NO_BREAK,
     Cell,
+    Code,
     Column,
     Document,
     Line,
     Picture,
     Section,
     Table,
+    markdown_of,
     page_of,
     plain,
     table_of,
@@ -32,6 +38,7 @@ from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
 NAMES = (
@@ -150,6 +157,50 @@ def test_a_shade_is_red_for_more_and_green_for_less() -> None:
 
     assert "rgba(196,71,61,0.720)" in page
     assert "rgba(47,143,91,0.360)" in page
+
+
+def test_markdown_has_tables_fences_lists_and_no_markup_of_names() -> None:
+    shown = Table(
+        rows=(("a|`b`", "1 ms"), ("<i>", Cell(text="2_ms_", title="more")), ("no figures",)), head=("", "step"),
+        unchanged=frozenset({1}), fold="equal",
+    )  # fmt: skip
+    drawn = Picture(draw=lambda: Markup("<svg></svg>"), instead=Table(rows=(("whole", "3 ms"),)))
+    sections = (
+        Section(title="last", blocks=(shown, Code(lines=("cat ```a```", "  *")))),
+        Section(title="none", blocks=(drawn._replace(instead=None),)),
+        Section(title="first", blocks=(drawn,), about="Parts.", priority=1),
+    )
+
+    document = Document(title="a*", lead=["", "# x"], sections=sections, notes=("n [1]", "m"), partial="p")
+
+    assert markdown_of(document) == (
+        "# a\\*\n\n\\# x\n\n"
+        "## first \\*\n\nParts.\n\n|  |  |\n| --- | ---: |\n| whole | 3 ms |\n\n"
+        "## last \\*\n\n|  | step |\n| --- | ---: |\n| a\\|\\`b\\` | 1 ms |\n| no figures |  |\n\n"
+        "<details><summary>1 equal</summary>\n\n|  | step |\n| --- | ---: |\n| \\<i\\> | 2\\_ms\\_ |\n\n"
+        "</details>\n\n"
+        "````\ncat ```a```\n  *\n````\n\n"
+        "\\* partial data: p\n\n- n \\[1\\]\n- m\n"
+    )
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(
+    "words",
+    ["simulate llama3-70b-cluster.yaml", "diff plan-1f1b.yaml run-1f1b", "explain run-1f1b"],
+)
+def test_rows_of_markdown_have_as_many_cells_as_their_heading(words: str, examples: Path, tmp_path: Path) -> None:
+    command, *sources = words.split()
+    paths = [str(examples / source) for source in sources]
+
+    CliRunner().invoke(cli, [command, *paths, "-o", str(tmp_path / "page.md")], catch_exceptions=False)
+
+    lines = (tmp_path / "page.md").read_text(encoding="utf-8").splitlines()
+    tables = [[*rows] for is_table, rows in groupby(lines, key=lambda line: line.startswith("|")) if is_table]
+    assert len(tables) > 2
+    for heading, rule, *rows in tables:
+        assert {*rule} <= {*"| -:"}
+        assert {len(re.findall(r"(?<!\\)\|", row)) for row in (heading, rule, *rows)} == {rule.count("|")}
 
 
 class Row(Struct, frozen=True):
