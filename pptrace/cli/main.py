@@ -202,15 +202,15 @@ def _usage_message(error: click.ClickException) -> str:
 
 
 def _key_of_flag(error: click.NoSuchOption) -> str:
-    """Return the key of a flag that a command with ``--set`` lacks; empty if a longer flag matches."""
+    """Return the key of a flag that a command with ``--set`` lacks; empty if another parameter matches."""
     from pptrace.config.flags import FLAGS
 
-    flag = FLAGS.get(error.option_name.removeprefix("--"))
+    name = error.option_name.removeprefix("--")
+    flag = FLAGS.get(name)
     has_longer_match = any(name.startswith(error.option_name) for name in error.possibilities or ())
-    takes_settings = error.ctx is not None and any(
-        parameter.name == "sets" for parameter in error.ctx.command.params
-    )
-    return flag.key if flag and takes_settings and not has_longer_match else ""
+    parameters = {parameter.name for parameter in error.ctx.command.params} if error.ctx is not None else set()
+    takes_key = "sets" in parameters and name not in parameters
+    return flag.key if flag and takes_key and not has_longer_match else ""
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

@@ -31,7 +31,7 @@ _FILES = {
 _OFFERS: dict[str, OfferKind[Any]] = {"schedule": Registry.schedules, "network": Registry.networks}
 """Offer kind of each kind of plugin."""
 _NEXT = {
-    "schedule": "pptrace show --schedule {name} --pp 4 --microbatches 8",
+    "schedule": "pptrace show {name} --pp 4 --microbatches 8",
     "network": "pptrace simulate --schedule 1f1b --pp 4 --microbatches 8 --network {name}",
 }
 """Command that uses the new offer, by kind of plugin."""

@@ -37,9 +37,9 @@ _MOST_LINES = 120
 
 
 @click.command("show", epilog=_EXAMPLES)
-@click.argument("schedule", required=False, shell_complete=_SCHEDULES)
+@click.argument("schedule", shell_complete=_SCHEDULES)
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule.")
-@experiment_flags("schedule", "pp", "microbatches", "vp", config=False)
+@experiment_flags("pp", "microbatches", "vp", config=False)
 @click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")
 @click.option(
@@ -56,7 +56,7 @@ _MOST_LINES = 120
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @outputs_option("Write a picture (.svg, .png or .pdf) or the table (.csv or .txt); may be repeated.")
 def command(
-    schedule: str | None,
+    schedule: str,
     source: Source,
     options: tuple[str, ...],
     forward: int,
@@ -79,14 +79,13 @@ def command(
     from pptrace.steps.kinds import Kind
     from pptrace.steps.text_forms import Dialect, in_dialect
 
-    named, paths = source.flags["schedule"], [Path(output) for output in outputs]
-    _check(schedule, named, options, slots, paths)
-    name = str(schedule or named)
+    paths = [Path(output) for output in outputs]
+    _check(options, slots, paths)
     sets = [*(f"schedule.options.{option}" for option in options), *source.sets]
     registry = Registry.load()
-    if not name.lower().endswith((".csv", ".txt")):
-        _ = registry.schedules[name]  # report an unknown name before missing sizes
-    prepared = prepare(load(None, sets, {**source.flags, "schedule": name}), registry)
+    if not schedule.lower().endswith(_TABLES):
+        _ = registry.schedules[schedule]  # report an unknown name before missing sizes
+    prepared = prepare(load(None, sets, {**source.flags, "schedule": schedule}), registry)
     split = max(backward // 2, 1)
     kinds = {Kind.F: forward, Kind.B: backward, Kind.I: split, Kind.W: max(backward - split, 1)}
     drawing = draw(prepared.schedule, kinds, messages=messages)
@@ -105,11 +104,7 @@ def command(
         raise located(drawing.error, prepared, registry)
 
 
-def _check(
-    schedule: str | None, named: str | None, options: Sequence[str], slots: str | None, outputs: Sequence[Path]
-) -> None:
-    if (schedule is None) == (named is None):
-        raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
+def _check(options: Sequence[str], slots: str | None, outputs: Sequence[Path]) -> None:
     for output in outputs:
         suffix = output.suffix.lower()
         if suffix not in {".svg", ".png", ".pdf", *_TABLES}:

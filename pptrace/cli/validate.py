@@ -10,6 +10,7 @@ import click
 from msgspec.structs import replace
 
 from pptrace.cli.options import complete_offers, read_table
+from pptrace.cli.output import echo_documents
 from pptrace.config.choices import Receive
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
 
     Exits with 0 if the table is valid, and with 2 and one line if it is not.
     """
+    from pptrace.report.document import Document
     from pptrace.steps.kinds import Kind
 
     schedule = read_table(file).schedule
@@ -44,7 +46,7 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
     kinds = Counter(Kind(kind).name for kind in schedule.kind.tolist())
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     sizes = f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches"
-    click.echo(f"{file}: valid{condition}: {sizes} ({counts})")
+    echo_documents(Document(title="table", lead=[f"{file}: valid{condition}: {sizes} ({counts})"]), as_json=False)
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:

@@ -87,7 +87,7 @@ def test_names_that_plugins_offer_are_completed_beside_files_that_may_stand_ther
     assert completed("simulate", "--network", "") == ["hockney", "ideal"]
     assert completed("simulate", "--costs", "t") == ["table"]
     assert completed("simulate", "--model", "") == []
-    for command in (("simulate", "--schedule"), ("show", "--schedule"), ("show",)):
+    for command in (("simulate", "--schedule"), ("show",)):
         assert completed(*command, "")[0] == "file: "
 
 

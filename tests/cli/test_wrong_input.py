@@ -212,10 +212,10 @@ def test_a_wrong_action_of_a_function_names_the_function(pptrace: Pptrace, folde
     (folder / "swapped.py").write_text(
         "def make(ranks, microbatches):\n    return [[f'{r}B0', f'{r}F0'] for r in range(2)]\n"
     )
-    arguments = ("--schedule", "./swapped.py:make", "--pp", 2, "--microbatches", 1)
+    arguments = ("./swapped.py:make", "--pp", 2, "--microbatches", 1)
     line = "schedule ./swapped.py:make: rank 0: 0B0 comes before 0F0: swap them"
 
-    assert pptrace("simulate", *arguments).complaint == line
+    assert pptrace("simulate", "--schedule", *arguments).complaint == line
     assert pptrace("show", *arguments).err.strip() == f"pptrace: {line}"
 
 
