@@ -18,6 +18,7 @@ from pptrace.steps.kinds import COMMUNICATION, COMPUTE, KINDS, TABLE, Kind, Role
 from pptrace.steps.kinds import RECEIVES as RECEIVING
 from pptrace.steps.kinds import TOWARDS_NEXT as WITH_NEXT
 from pptrace.timeline.kernels.rows import assign_lanes
+from pptrace.timeline.messages import messages
 from pptrace.timeline.timeline import LANE_COLUMNS, LOADS_KEY, ROW_COLUMNS
 from pptrace_kernel import run
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.kinds import Stream
     from pptrace.steps.placement import Placement
+    from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Routes, Timeline
 
 COLLECTIVE = "collective"
@@ -152,10 +154,37 @@ class Scene(Struct, frozen=True, kw_only=True, dict=True):
         """Hops of messages over links."""
         return Hops.of(self.timeline)
 
+    @cached_property
+    def messages(self) -> Messages:
+        """Both ends of each message."""
+        return messages(self.timeline)
+
+    @cached_property
+    def peer(self) -> Int32s:
+        """Shape (rows,): the peer of each row's lane, else of its message, -1 for none.
+
+        The peer of a message is the rank of its other end, or the neighbour by the placement without such a slice.
+        """
+        timeline = self.timeline
+        peer = np.repeat(timeline.lane_peer, np.diff(timeline.lane_ptr))
+        is_open = (peer < 0) & CARRIES[timeline.kind]
+        if not is_open.any():
+            return peer
+        ends, rank = self.messages, timeline.rank_of_row()
+        sides = (ends.send, ends.recv, ends.consumer), (ends.recv, ends.send, ends.producer)
+        for row, transfer, action in sides:
+            other_end = np.where(transfer >= 0, transfer, action)
+            known = (row >= 0) & (other_end >= 0) & is_open[row]
+            peer[row[known]] = rank[other_end[known]]
+        unmatched = np.flatnonzero(is_open & (peer < 0))
+        if unmatched.size:
+            peer[unmatched] = Peers.of(timeline.placement).of_rows(timeline, unmatched)
+        return peer
+
     def hop_titles(self) -> NDArray[np.bytes_]:
         """Return a title such as ``SEND_F 3 0>1`` for each message with hops."""
-        names, sent, peer = np.array(NAMES, dtype=np.bytes_), self.hops.sent, self.hops.peer
-        kind, rank = self.timeline.kind[sent], self.timeline.rank_of_row()[sent]
+        names, sent = np.array(NAMES, dtype=np.bytes_), self.hops.sent
+        kind, rank, peer = self.timeline.kind[sent], self.timeline.rank_of_row()[sent], self.peer[sent]
         source, target = np.where(IS_RECEIVING[kind], (peer, rank), (rank, peer))
         labels = labels_of(self.timeline, sent)
         action = np.strings.add(names[kind], np.array(labels.microbatch, dtype=np.bytes_)[labels.of_row])
@@ -265,8 +294,6 @@ class Hops(Struct, frozen=True, kw_only=True, eq=False):
     """Shape (messages,): the rows with hops, ascending."""
     message: Int32s
     """Index of the hop's message in :attr:`sent`."""
-    peer: Int32s
-    """Shape (messages,): the rank at the message's other end, -1 where unknown."""
 
     @classmethod
     def of(cls, timeline: Timeline) -> Self:
@@ -275,7 +302,7 @@ class Hops(Struct, frozen=True, kw_only=True, eq=False):
         if routes is None or not routes.link.size:
             none = np.zeros(0, dtype=np.int32)
             return cls(row=none, place=none, lane_link=none, lane_copy=none, lane_ptr=np.zeros(1, dtype=np.int64),
-                       sent=none, message=none, peer=none)  # fmt: skip
+                       sent=none, message=none)  # fmt: skip
         length = np.diff(routes.ptr)
         sent = np.flatnonzero(length).astype(np.int32)
         message = np.repeat(np.arange(sent.size, dtype=np.int32), length[sent])
@@ -294,7 +321,6 @@ class Hops(Struct, frozen=True, kw_only=True, eq=False):
             lane_ptr=np.concatenate([[0], np.cumsum(np.bincount(lane))]),
             sent=sent,
             message=message[order],
-            peer=peers_of(timeline, sent),
         )
 
     def __len__(self) -> int:
@@ -329,11 +355,9 @@ def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int6
 
 
 def peers_of(timeline: Timeline, rows: NDArray[np.integer]) -> Int32s:
-    """Return the peer of each row's lane, else the neighbour by the placement; -1 where neither is known."""
-    peer = np.repeat(timeline.lane_peer, np.diff(timeline.lane_ptr))[rows]
-    carried = CARRIES[timeline.kind[rows]]
-    neighbour = np.where(carried, Peers.of(timeline.placement).of_rows(timeline, rows), np.int32(-1))
-    return np.where(peer >= 0, peer, neighbour)
+    """Return :attr:`Scene.peer` of the given rows."""
+    peer: Int32s = Scene(timeline=timeline).peer[rows]
+    return peer
 
 
 class Peers(Struct, frozen=True, kw_only=True):
@@ -356,7 +380,7 @@ class Peers(Struct, frozen=True, kw_only=True):
             before=np.stack([_unique_neighbour(ranks, target, source) for ranks in placement.pass_ranks]),
         )
 
-    def of_rows(self, timeline: Timeline, rows: slice | NDArray[np.integer]) -> Int32s:
+    def of_rows(self, timeline: Timeline, rows: NDArray[np.integer]) -> Int32s:
         """Return the peer of each row's message, by its stage, microbatch and direction."""
         microbatch, stage = timeline.microbatch[rows], timeline.stage[rows]
         known = (microbatch >= 0) & (microbatch < self.microbatch_route.size) & (stage < self.after.shape[2])

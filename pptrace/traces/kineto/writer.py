@@ -27,7 +27,6 @@ from pptrace.files import write_behind
 from pptrace.steps.kinds import KINDS, Stream
 from pptrace.timeline.critical_path import PATH_PARTS
 from pptrace.timeline.idle import IdleCause
-from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import phases
 from pptrace.traces.kineto.cells import (
     Block,
@@ -48,7 +47,6 @@ from pptrace.traces.scene import (
     IS_RECEIVING,
     NAMES,
     NUMBERED,
-    Peers,
     Scene,
     labels_of,
     link_title,
@@ -298,7 +296,7 @@ class LineFormatter:
         self.points = flow_points(scene)
         self._first = scene.first_row + _FIRST
         """The difference between numbers of rows and flows in the file and in the scene."""
-        self._peers, self._rank = Peers.of(timeline.placement), timeline.rank_of_row()
+        self._rank = timeline.rank_of_row()
         microbatches = [text[1:] for text in labels.microbatch]
         kernels = [text + segment for text, segment in zip(microbatches, labels.segment, strict=True)]
         self._label, self._actions, self._kernels = labels.of_row, _ends(microbatches), _ends(kernels)
@@ -340,20 +338,20 @@ class LineFormatter:
     def hops(self, lane: int, chunk: slice) -> Iterator[memoryview]:
         """Yield the lines of some messages on a lane of a link."""
         timeline, hops = self.scene.timeline, self.scene.hops
-        row, message = hops.row[chunk], hops.message[chunk]
+        row = hops.row[chunk]
         start, duration = timeline.start_ns[row], timeline.end_ns[row] - timeline.start_ns[row]
         place = b',"pid":%d,"tid":%d,"ts":' % (process_of(-1, timeline.ranks), _link_thread(lane, timeline.ranks))
         facts: dict[str, NDArray[np.integer]] = {
             "hop": hops.place[chunk],
             "rank": self._rank[row],
-            "peer": hops.peer[message],
+            "peer": self.scene.peer[row],
             "stage": timeline.stage[row],
             "microbatch": timeline.microbatch[row],
             "span": timeline.span[row],
             "bytes": timeline.size_bytes[row],
         }
         lines: list[Part] = [
-            b'{"ph":"X","cat":"link","name":"', self._titles[message], place, self._time(start),
+            b'{"ph":"X","cat":"link","name":"', self._titles[hops.message[chunk]], place, self._time(start),
             b',"dur":', self._time(duration), b',"cname":', self._color(row),
             b',"args":{"link":%d,"transfer":' % hops.lane_link[lane], number(row.astype(np.int64) + self._first),
             b',"kind":', words(timeline.kind[row], _KIND),
@@ -406,7 +404,7 @@ class LineFormatter:
     ) -> tuple[list[Part], Part, Part, list[Part]]:
         """Return the names, launches, categories and additional arguments of the rows' kernels."""
         parts = self.scene.timeline.parts
-        facts = [self._message(lane, rows)]
+        facts = [self._message(rows)]
         if parts is not None:
             segment = Choice.of(parts.name[rows] + 1)
             segment_number = parts.number[rows]
@@ -455,18 +453,15 @@ class LineFormatter:
             parts += [b',"load":', _shared_number(self.scene.loads[rows])]
         return [*parts, b',"cause":', _shared_number(_row_ids(timeline.cause[rows]))]
 
-    def _message(self, lane: Lane, rows: slice) -> Part:
+    def _message(self, rows: slice) -> Part:
         """Return the additional arguments of sends and receives, as PyTorch's profiler writes them."""
         timeline = self.scene.timeline
         kind = timeline.kind[rows]
         if not CARRIES[kind].any():
             return b""
-        peer = (
-            self._peers.of_rows(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
-        )
         size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
-        keys, code = _distinct((sized * len(_KIND_NAMES) + kind) * peer_count + peer + 1)
+        keys, code = _distinct((sized * len(_KIND_NAMES) + kind) * peer_count + self.scene.peer[rows] + 1)
         sizes, kinds, peers = np.unravel_index(keys, (size.size, len(_KIND_NAMES), peer_count))
         columns = (size[sizes].tolist(), kinds.tolist(), peers.tolist())
         texts = [
@@ -731,7 +726,7 @@ class Points(Struct, frozen=True, kw_only=True):
 def flow_points(scene: Scene) -> Points:
     """Return all flows that touch at least two slices; hop ``h`` counts as row ``rows + h``."""
     timeline, hops = scene.timeline, scene.hops
-    message_points = _message_points(timeline, hops)
+    message_points = _message_points(scene)
     path_points = _path_points(timeline, scene.first_row)
     on_path = np.repeat([False, True], [message_points[0].size, path_points[0].size])
     row, phase = (np.concatenate([message_points[column], path_points[column]]) for column in (0, 1))
@@ -766,9 +761,9 @@ def _path_points(timeline: Timeline, first_row: int) -> tuple[Int32s, Int8s, Int
     return row, phase, np.concatenate([leaves[kept], enters[kept]]), np.tile(source[kept], 2)
 
 
-def _message_points(timeline: Timeline, hops: Hops) -> tuple[Int32s, Int8s, Int64s, Int32s]:
+def _message_points(scene: Scene) -> tuple[Int32s, Int8s, Int64s, Int32s]:
     """Return rows, phases, times and numbers of the flows of messages."""
-    ends = messages(timeline)
+    timeline, hops, ends = scene.timeline, scene.hops, scene.messages
     transfer = ends.transfer
     stops = [ends.producer, ends.send, *_message_hops(hops, ends, len(timeline)), ends.recv, ends.consumer]
     rows = np.stack([row for row in stops if (row >= 0).any()] or stops[:1])

@@ -10,11 +10,9 @@ from msgspec.structs import replace
 
 from pptrace.steps.columns import distinct
 from pptrace.timeline.actions import in_group
-from pptrace.timeline.messages import messages
 from pptrace.traces.perfetto.descriptors import CATEGORY_NUMBERS, FIELD_NUMBERS
 from pptrace.traces.perfetto.wire import BEGIN, END, Cell, RecordLayout, RecordRun, cell_size, packet, varint
 from pptrace.traces.scene import (
-    CARRIES,
     CATEGORY,
     COLLECTIVE,
     COLOR_NUMBERS,
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.steps.columns import Int8s, Int32s
-    from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
     from pptrace.traces.perfetto.wire import Part
     from pptrace.traces.scene import Scene
@@ -127,32 +124,17 @@ class FlowIds(Struct, frozen=True):
         return Column(lambda rows: self.take(rows, place), (-1, int(self.ids.max(initial=-1))))
 
 
-def flow_ids(scene: Scene) -> tuple[FlowIds, FlowIds, Int32s]:
-    """Return the ids of outgoing flows, the ids of incoming flows, and the rank at the other end of each message.
+def flow_ids(scene: Scene) -> tuple[FlowIds, FlowIds]:
+    """Return the ids of outgoing flows, and the ids of incoming flows.
 
     A message's producer, transfer and consumer share an id: the row number of the transfer over all ranks, from 1.
     """
-    timeline, ends = scene.timeline, messages(scene.timeline)
+    timeline, ends = scene.timeline, scene.messages
     ids = ends.transfer + np.int32(scene.first_row + 1)
     leaving = FlowIds.of([ends.producer, ends.send, ends.recv], ids, len(timeline))
     if timeline.why is not None:
         leaving = leaving.add_flow(PATH_FLOW, distinct(timeline.why.path.row - scene.first_row))
-    return leaving, FlowIds.of([ends.consumer], ids, len(timeline)), _peers(timeline, ends)
-
-
-def _peers(timeline: Timeline, ends: Messages) -> Int32s:
-    """Return the peer of each row's lane, else the rank at the other end of its message, -1 for none."""
-    rank, sizes = timeline.rank_of_row(), np.diff(timeline.lane_ptr)
-    peer = np.repeat(timeline.lane_peer, sizes)
-    open_ended = (peer < 0) & CARRIES[timeline.kind]
-    if not open_ended.any():
-        return peer
-    message_peer = np.full(len(timeline), -1, dtype=np.int32)
-    for row, transfer, action in ((ends.send, ends.recv, ends.consumer), (ends.recv, ends.send, ends.producer)):
-        peer_row = np.where(transfer >= 0, transfer, action)
-        known = (row >= 0) & (peer_row >= 0)
-        message_peer[row[known]] = rank[peer_row[known]]
-    return np.where(open_ended, message_peer, peer)
+    return leaving, FlowIds.of([ends.consumer], ids, len(timeline))
 
 
 class Names(Struct, frozen=True):
@@ -187,7 +169,7 @@ class Names(Struct, frozen=True):
         return cls(names=names, name=name, correlations=correlations, correlation=microbatch)
 
 
-def row_columns(scene: Scene, lane_uuid: Int32s, names: Names, peer: Int32s) -> dict[str, Column]:
+def row_columns(scene: Scene, lane_uuid: Int32s, names: Names) -> dict[str, Column]:
     """Return the columns of the timeline's rows: Perfetto's fields and the typed fields."""
     t = scene.timeline
     columns = {
@@ -202,7 +184,7 @@ def row_columns(scene: Scene, lane_uuid: Int32s, names: Names, peer: Int32s) -> 
         "stage": Column.of(t.stage),
         "microbatch": Column.of(t.microbatch),
         "span": Column.of(t.span, 1),
-        "peer": Column.of(peer),
+        "peer": Column.of(scene.peer),
         "bytes": Column.of(t.size_bytes, 0),
         "enter_ns": Column.of(t.enter_ns, t.start_ns),
         "lag_ns": Column.of(t.lag_ns, 0),

@@ -171,8 +171,8 @@ class Slices:
 
     def __init__(self, scene: Scene, lane_uuid: Int32s, names: Names) -> None:
         self.scene = scene
-        self.leaving, self._ending, peer = flow_ids(scene)
-        self.columns = row_columns(scene, lane_uuid, names, peer)
+        self.leaving, self._ending = flow_ids(scene)
+        self.columns = row_columns(scene, lane_uuid, names)
         """The columns of rows, by name."""
 
     def runs(self) -> Iterator[RecordRun]:
@@ -217,7 +217,7 @@ def _combined(keys: list[NDArray[Any]]) -> NDArray[np.integer[Any]]:
 
 _AFTER_SENDS, _LAST = 1, 4
 """Order of slices on links, and of waits and the path, among slices with the same start."""
-_MESSAGE_COLUMNS = ("start", "end", "correlation", "kind", "rank", "stage", "microbatch", "span", "bytes")
+_MESSAGE_COLUMNS = ("start", "end", "correlation", "kind", "rank", "stage", "microbatch", "span", "bytes", "peer")
 """Columns that a slice on a link copies from its message."""
 _SLICE_COLUMNS = ("kind", "rank", "stage", "microbatch", "span", "bytes", "peer", "correlation")
 """Columns that a path part copies from its slice."""
@@ -236,7 +236,7 @@ def _link_runs(slices: Slices, tracks: Int32s, first_name: int) -> Iterator[Reco
     flow = np.where(CARRIES[timeline.kind[hops.row]], slices.leaving.take(hops.row, 0), -1)
     records = Records(columns | columns_of({
         "track": np.repeat(tracks, np.diff(hops.lane_ptr)), "name": hops.message + np.int32(first_name),
-        "category": _constant(len(hops), CATEGORY_NUMBERS["link"]), "peer": hops.peer[hops.message],
+        "category": _constant(len(hops), CATEGORY_NUMBERS["link"]),
         "link": hops.link, "hop": hops.place, "out 0": flow,
     }))  # fmt: skip
     along = np.lexsort((hops.place, hops.row)).astype(np.int32)

@@ -162,10 +162,10 @@ def graph_of(timeline: Timeline, rank: int) -> Graph:
     """
     lanes, rows = timeline.rank_slices(rank)
     row = np.arange(rows.start, rows.stop)
-    ends, rank_of_row = messages(timeline), timeline.rank_of_row()
-    peer, tag = _message_columns(timeline, row, ends)
+    ends, peer_of_row = messages(timeline), peers_of(timeline, np.arange(len(timeline)))
+    peer = np.where(kinds.COMMUNICATION.mask(timeline.kind[row]), peer_of_row[row], -1)
     single = np.flatnonzero((ends.send < 0) | (ends.recv < 0))
-    single = single[peers_of(timeline, ends.transfer[single]) == rank]
+    single = single[peer_of_row[ends.transfer[single]] == rank]
     other_end = ends.transfer[single]
     start_ns = np.append(timeline.start_ns[row], (timeline.end_ns + timeline.lag_ns)[other_end])
     needs = [
@@ -190,8 +190,8 @@ def graph_of(timeline: Timeline, rank: int) -> Graph:
         row=np.append(row, other_end)[order],
         has_slice=(np.arange(start_ns.size) < row.size)[order],
         kind=np.append(timeline.kind[row], _OTHER_END[timeline.kind[other_end]])[order],
-        peer=np.append(peer, rank_of_row[other_end])[order],
-        tag=np.append(tag, single)[order],
+        peer=np.append(peer, timeline.rank_of_row()[other_end])[order],
+        tag=np.append(_tags(row, ends), single)[order],
         start_ns=start_ns[order],
         previous=tuple(previous),
         needs=tuple(tuple(sorted(nodes)) for nodes in before),
@@ -202,18 +202,13 @@ _Needs = list[tuple[int, int]]
 """Pairs of a node and a node that needs it, as indices before the order."""
 
 
-def _message_columns(timeline: Timeline, row: Int64s, ends: Messages) -> tuple[Int64s, Int64s]:
-    """Return peer and tag of each slice, -1 where it is no message or unknown."""
-    peer, tag = np.full(row.size, -1, dtype=np.int64), np.full(row.size, -1, dtype=np.int64)
-    carries = np.flatnonzero(kinds.COMMUNICATION.mask(timeline.kind[row]))
-    peer[carries] = peers_of(timeline, row[carries])
-    rank_of_row = timeline.rank_of_row()
-    for end, other in ((ends.send, ends.recv), (ends.recv, ends.send)):
+def _tags(row: Int64s, ends: Messages) -> Int64s:
+    """Return the tag of each slice, -1 where it is no message or unknown."""
+    tag = np.full(row.size, -1, dtype=np.int64)
+    for end in (ends.send, ends.recv):
         message = np.flatnonzero(np.isin(end, row))
         tag[np.searchsorted(row, end[message])] = message
-        matched = message[other[message] >= 0]
-        peer[np.searchsorted(row, end[matched])] = rank_of_row[other[matched]]
-    return peer, tag
+    return tag
 
 
 def _message_needs(ends: Messages, rows: slice, single: Int64s) -> _Needs:
