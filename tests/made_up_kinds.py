@@ -121,14 +121,14 @@ def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Run a table without a pair, and one with."""
     sys.meta_path.insert(0, Finder())
-    from pptrace.steps.text_forms import read_table
+    from pptrace.steps.text_forms import load_table
     from pptrace.steps.validation import validate
 
     folder, found = Path(sys.argv[1]), []
     for text in (TABLE, PAIRED):
         path = folder / "table.csv"
         path.write_text(text, encoding="utf-8")
-        table = read_table(path)
+        table = load_table(path).schedule
         validate(table)
         found.append(found_in(table, folder))
     sys.stdout.write(json.dumps(found))

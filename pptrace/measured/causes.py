@@ -438,7 +438,10 @@ def _link_candidates(
 
 
 def _directions(blame: Blame, uncertainty_ns: Mapping[Ends, float]) -> Iterator[list[Ends]]:
-    """Yield each link whose change exceeds the uncertainty of clocks, and both links of other pairs of ranks."""
+    """Yield the links of one candidate each: a link whose change exceeds the uncertainty of clocks.
+
+    If no change between two ranks does, both links are one candidate, because the direction is unknown.
+    """
     known = {ends for ends, change in blame.links.items() if abs(change.own_ns) > uncertainty_ns.get(ends, 0.0)}
     for ends in blame.links:
         opposite = ends[::-1]

@@ -100,7 +100,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """All pipeline ranks up to the last of these."""
+        """The number of pipeline ranks up to the last of these; for a decoder, of the whole job."""
         return self.first_rank + self.pp
 
     @property

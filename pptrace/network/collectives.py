@@ -406,7 +406,7 @@ def flows_at_once(network: Network, src: Int32s, dst: Int32s) -> Load:
 
 
 def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int64s) -> Load:
-    """Return the load of pairs that differ, with a number of flows each; see :func:`flows_at_once`."""
+    """Return the load of distinct pairs of endpoints with ``flow_count`` flows each; see :func:`flows_at_once`."""
     links = network.links
     overhead, latency, lowest_kbps, unshared_kbps = np.zeros((4, src.size), dtype=np.int64)
     flows_by_paths: dict[int, Int64s] = {}

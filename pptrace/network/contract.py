@@ -126,7 +126,7 @@ class Paths(Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def with_links(self, links: Links, single: Sequence[int]) -> Paths:
-        """Return these paths, followed by one pair per link of ``single`` whose path is only this link."""
+        """Return these paths and, for each link index in ``single``, a further pair with only this link."""
         used = np.repeat(np.asarray(single, dtype=np.int32), self.per_pair)
         added = Paths.along(links, np.arange(used.size + 1), used)
         columns = {name: np.concatenate([getattr(self, name), getattr(added, name)])

@@ -305,7 +305,9 @@ def _with_host_state(inputs: Preparation, costs: Costs, table: Schedule, workloa
 
 
 def _of_several_updates(inputs: Preparation, costs: Costs, table: Schedule, workload: Workload) -> Workload:
-    """Return the costs of a table without flushes between its updates: each update has equal microbatches.
+    """Return the costs of a table with several updates and no flush between them.
+
+    Every update has the same microbatches. Memory has all versions of the weights that the schedule needs.
 
     Raises:
         ConfigError: a setting that assumes a flush after each update.

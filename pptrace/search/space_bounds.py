@@ -526,7 +526,7 @@ class SpaceBounds:
         self._bounding_names = {False: sorted(plain_names or {""}), True: sorted(paired_names or {""})}
 
     def _costs_of(self, group: LayoutGroup, name: str) -> _GroupCosts:
-        """Return the costs of a group with a schedule of :meth:`_name_costs`."""
+        """Return the costs of a group with the schedule ``name``; empty for the configured schedule."""
         return self._groups.of(
             (group.number, name), lambda: _GroupCosts(self._build_costs(_with_schedule(group, name)), group.varied)
         )

@@ -171,9 +171,10 @@ def _sequences(
     transfer: int,
     left: Int64s,
 ) -> tuple[Sequences, Int64s]:
-    """Return the sequences, and the number of microbatches for which each action of a sequence waits.
+    """Return the sequences, and for each of them the number of dependencies of one action.
 
-    Sequences are sorted by rank, then by kind, route and stage. ``left`` has the limits, see :func:`_limits`.
+    An action of several microbatches has a dependency for each microbatch. Sequences are sorted by rank, then by
+    kind, route and stage. ``left`` has the limits, see :func:`_limits`.
     """
     kinds, routes, stages = list(times), placement.routes, placement.stages
     number = np.arange(len(kinds) * routes * stages)

@@ -167,7 +167,7 @@ class Placement(ComparedColumns, frozen=True, kw_only=True, eq=False, dict=True)
         return chunk
 
     def rank_of(self, stage: int, microbatch: int, *, backward: bool = False) -> int:
-        """Return the rank of a pass of ``stage`` for ``microbatch``; a microbatch of -1 reads the first route."""
+        """Return the rank that runs ``stage`` for ``microbatch``; if this is -1, the rank on the first route."""
         route = int(self.microbatch_route[microbatch]) if 0 <= microbatch < self.microbatches else 0
         return int(self.pass_ranks[backward][route, stage])
 

@@ -47,17 +47,12 @@ _LARGEST = 1 << 30
 _ENDS = re.compile(r"\r\n|\n|\r")
 
 
-def read_table(path: Path | str) -> Schedule:
+def load_table(path: Path | str) -> TableFile:
     """Read a table file; the suffix (``.csv``, ``.txt``) or the presence of commas selects the form.
 
     Raises:
         TableError: the file cannot be read, or a cell is not an action (row, column, cell).
     """
-    return load_table(path).schedule
-
-
-def load_table(path: Path | str) -> TableFile:
-    """Read a table with its source rows for errors; raises as :func:`read_table`."""
     path = Path(path)
     return parse_table(_text(path), path, FORMS.get(path.suffix.lower()))
 

@@ -32,7 +32,7 @@ from pptrace.search.launch_arguments import (
 )
 from pptrace.search.space_bounds import default_split
 from pptrace.steps.schedule import Schedule
-from pptrace.steps.text_forms import Dialect, in_dialect, parse_table, read_table
+from pptrace.steps.text_forms import Dialect, in_dialect, load_table, parse_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -668,7 +668,7 @@ def test_a_plan_has_the_command_that_writes_the_table_of_its_arguments(schedule:
     answer = CliRunner().invoke(simulate, [str(tmp_path / "job.yaml"), *command[3:-1], str(tmp_path / "best.csv")])
 
     assert answer.exit_code == 0, answer.output
-    assert read_table(tmp_path / "best.csv").rows() == in_dialect(made.schedule, Dialect.COMPUTE).rows()
+    assert load_table(tmp_path / "best.csv").schedule.rows() == in_dialect(made.schedule, Dialect.COMPUTE).rows()
     assert words[words.index("--parallelism.pipeline_parallel_schedule_csv") + 1] == command[-1] == "best.csv"
     assert "# best.csv comes from pptrace simulate" in " ".join(str(made).split())
     assert arguments["megatron"]["table"] is None
@@ -705,7 +705,7 @@ def test_a_plan_writes_the_table_that_a_search_found_for_the_ranked_step(tmp_pat
     run = pptrace.simulate(str(written[0]))
 
     assert [path.name for path in written] == ["best.yaml", "best.table.csv"]
-    assert read_table(written[1]).rows() == made.schedule.rows()
+    assert load_table(written[1]).schedule.rows() == made.schedule.rows()
     figures = ("step_ns", "peak_activations", "peak_memory_bytes")
     assert [figures_of(run)[name] for name in figures] == [made.best.row[name] for name in figures]
     assert made.to_dict()["arguments"]["torchtitan"]["table"] == "pptrace simulate best.yaml -o best.csv"

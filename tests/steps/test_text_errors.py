@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pptrace.errors import ScheduleError, TableError
 from pptrace.steps.actions import Form
-from pptrace.steps.text_forms import load_table, parse_table, read_table
+from pptrace.steps.text_forms import load_table, parse_table
 from pptrace.steps.validation import validate
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def test_whatever_the_bytes_they_are_a_table_or_an_error(
     path = tmp_path_factory.mktemp("t") / "t.csv"
     path.write_bytes(raw)
 
-    assert "\n" not in _outcome(lambda: read_table(path))
+    assert "\n" not in _outcome(lambda: load_table(path))
 
 
 def _outcome(read: Callable[[], Schedule]) -> str:
@@ -103,7 +103,7 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path, raw: bytes, message
     path.write_bytes(raw)
 
     with pytest.raises(TableError, match=message) as caught:
-        read_table(path)
+        load_table(path)
 
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
@@ -111,13 +111,13 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path, raw: bytes, message
 
 def test_a_missing_file_a_folder_and_a_device_are_one_line_each(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"absent\.csv: cannot be read: no such file or directory"):
-        read_table(tmp_path / "absent.csv")
+        load_table(tmp_path / "absent.csv")
     with pytest.raises(TableError, match="not a file: name a table"):
-        read_table(tmp_path)
+        load_table(tmp_path)
     with pytest.raises(TableError, match="not a file: name a table"):
-        read_table("/dev/zero")
+        load_table("/dev/zero")
     with pytest.raises(TableError, match="no file has such a name"):
-        read_table("a\0b.csv")
+        load_table("a\0b.csv")
 
 
 def test_a_file_beyond_a_gibibyte_is_not_read(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_file_beyond_a_gibibyte_is_not_read(tmp_path: Path) -> None:
         file.truncate((1 << 30) + 1)
 
     with pytest.raises(TableError, match="larger than 1 GiB"):
-        read_table(path)
+        load_table(path)
 
 
 def test_a_schedules_error_is_located_in_the_cell_behind_idle_cells_and_pairs(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from pptrace.steps.text_forms import (
     in_dialect,
     load_table,
     parse_table,
-    read_table,
     table_text,
     write_table,
 )
@@ -158,7 +157,7 @@ def test_a_file_reads_back_by_its_suffix(tmp_path: Path, name: str) -> None:
 
     write_table(schedule, tmp_path / name)
 
-    assert read_table(tmp_path / name) == schedule
+    assert load_table(tmp_path / name).schedule == schedule
     assert load_table(str(tmp_path / name)).file == str(tmp_path / name)
 
 
@@ -166,7 +165,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_cell(tmp_path: Path) -> None:
     path = tmp_path / "excel.csv"
     path.write_bytes(b"\xef\xbb\xbf0F0,0B0\r\n")
 
-    assert read_table(path).rows() == [["0F0", "0B0"]]
+    assert load_table(path).schedule.rows() == [["0F0", "0B0"]]
 
 
 def test_a_table_with_another_suffix_is_not_written(tmp_path: Path) -> None:
@@ -189,4 +188,4 @@ def test_a_table_with_another_suffix_reads_as_csv_where_it_has_commas(tmp_path: 
     (tmp_path / "a").write_text("0F0,0B0\n")
     (tmp_path / "b").write_text("0F0 0B0\n")
 
-    assert read_table(tmp_path / "a") == read_table(tmp_path / "b")
+    assert load_table(tmp_path / "a").schedule == load_table(tmp_path / "b").schedule

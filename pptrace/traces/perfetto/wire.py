@@ -193,7 +193,7 @@ class Cell(Struct, frozen=True, dict=True):
 
 @cache
 def _table(cell: Cell, entries: int) -> NDArray[np.unsignedinteger]:
-    """Return the words of the values from 0; the last entry, with index -1, has the words of an absent value."""
+    """Return the word of each value from 0 to ``entries`` - 2; index -1 has the word of an absent value."""
     values = np.arange(entries)
     values[-1] = -1 if cell.optional else 0
     words = cell.computed(values, entries)[0]

@@ -435,7 +435,7 @@ class _Scope(ast.NodeVisitor):
         return items
 
     def _computed(self, compute: Callable[..., Any], *operands: Any) -> Any:
-        """Return the result of an operator; an object without known fields where an operand is of no such type."""
+        """Return the result of an operation, or an object without known fields if the operation fails."""
         if compute is operator.mul and _is_large(*operands):
             return Fields()
         try:

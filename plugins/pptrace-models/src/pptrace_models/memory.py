@@ -374,7 +374,7 @@ def _mlp(model: Transformer, shard: Shard, kind: Layer) -> int:
 
 
 def _inner_bytes(model: Transformer, count: int, *, fused: bool = True) -> int:
-    """Return the bytes of inputs of an activation function and of its output of ``count`` elements."""
+    """Return the bytes of the inputs and the output of an activation function, of ``count`` elements each."""
     inputs = model.matrices - 1 + (model.gated and not fused)
     return count * inputs * model.element_bytes + _factor_bytes(model, count)
 
