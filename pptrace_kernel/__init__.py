@@ -11,7 +11,6 @@ from _thread import allocate_lock, start_new_thread
 from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -26,10 +25,7 @@ if TYPE_CHECKING:
     """A column, an integer, or a record of those."""
 
 __all__ = [
-    "BYTES_PER_PROCESS",
     "COMPILE_FROM",
-    "ROWS_PER_BYTE",
-    "CompileBudget",
     "always_compiled",
     "compiles",
     "fetch",
@@ -38,18 +34,14 @@ __all__ = [
     "observe",
     "publish",
     "run",
-    "run_kernel",
     "run_parts",
 ]
 
 COMPILE_FROM = 4_000
-"""Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code."""
+"""Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code.
 
-ROWS_PER_BYTE = 30
-"""Rows interpreted, at 1 µs each, in the time that a byte of bytecode takes to compile: 0.03 ms."""
-
-BYTES_PER_PROCESS = 4_000
-"""Bytes of bytecode that each process compiles for later processes, in about 0.12 s."""
+A kernel that is not in the cache is also compiled from there, because the third or fourth run saves the time.
+"""
 
 _VALUES_PER_ROW = 64
 """Values of columns whose conversion to a list and back takes as long as interpreting one row."""
@@ -63,39 +55,8 @@ _loaded: dict[Callable[..., Any], Callable[[Callable[..., Any], Sequence[Any]], 
 
 Compiled code is faster than interpreting for any number of rows.
 """
-
-
-@dataclass(slots=True)
-class CompileBudget:
-    """The kernels that this process compiled and interpreted."""
-
-    compiled_bytes: int = 0
-    """Bytes of bytecode that were compiled."""
-    interpreted: Counter[Callable[..., Any]] = field(default_factory=Counter)
-    """Interpreted rows of each kernel."""
-
-    def rows(self, kernel: Callable[..., Any], work: int, *, ahead: int = 0) -> int:
-        """Return interpreted rows plus ``work``, or the rows that are expected if these are more."""
-        return max(self.interpreted[kernel] + work, ahead)
-
-    def take(self, rows: int, size: int) -> bool:
-        """Decide whether to compile a kernel; add its size to the budget if so.
-
-        A kernel is compiled if interpreting its rows takes longer. In addition, each process compiles some kernels
-        for later processes: the cache fills over several runs, and no run waits until all kernels are compiled.
-
-        Args:
-            rows: the kernel's rows of this run and of earlier interpreted runs in this process. The total time is
-                at most twice the optimum for a known amount of work.
-            size: bytes of the kernel's bytecode.
-        """
-        is_faster = rows >= ROWS_PER_BYTE * size
-        is_compiled = is_faster or self.compiled_bytes == 0 or self.compiled_bytes + size <= BYTES_PER_PROCESS
-        self.compiled_bytes += size * is_compiled
-        return is_compiled
-
-
-_budget = CompileBudget()
+_interpreted_rows: Counter[Callable[..., Any]] = Counter()
+"""Rows that this process interpreted, by kernel."""
 
 
 @contextmanager
@@ -142,17 +103,15 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
         if result is not None:
             return result
     work = max(work, _count_values((*inputs, *outputs)) // _VALUES_PER_ROW)
-    rows = _budget.rows(kernel, work, ahead=_expected_rows.get())
+    rows = _interpreted_rows[kernel] + work
     if compiles(rows, loaded=call_loaded is not None):
         from pptrace_kernel import compiled
 
         arguments = [*_map_arrays(compiled.as_column, inputs), *outputs]
-        if compiled.is_ready(kernel, arguments) or (
-            compiles(rows) and compiled.has_source(kernel) and _budget.take(rows, compiled.bytecode_size(kernel))
-        ):
+        if compiled.is_ready(kernel, arguments) or (compiles(rows) and compiled.has_source(kernel)):
             _loaded[kernel] = compiled.call_loaded
             return compiled.call(kernel, arguments)
-    _budget.interpreted[kernel] += work
+    _interpreted_rows[kernel] += work
     filled = _map_arrays(np.ndarray.tolist, outputs)
     result = kernel(*_map_arrays(np.ndarray.tolist, inputs), *filled)
     _write_back(outputs, filled)
@@ -225,10 +184,6 @@ def has_second_core() -> bool:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     processors = len(affinity(0)) if affinity else os.cpu_count() or 1
     return processors > 1 and parent_process() is None
-
-
-run_kernel = run
-"""The name of :func:`run` in a namespace of several packages."""
 
 
 def fetch(index: int, *columns: Any) -> None:

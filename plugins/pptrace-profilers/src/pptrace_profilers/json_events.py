@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from pptrace.plugin import TraceError, UnpackedFile, check_events
-from pptrace_kernel import always_compiled, compiles, run_kernel
+from pptrace_kernel import always_compiled, compiles, run
 from pptrace_profilers import kernels
 from pptrace_profilers.events import (
     LARGEST_NS,
@@ -412,7 +412,7 @@ def scan_blocks(chunk: Sequence[bytes]) -> _Scan:
     row_counts = np.zeros(len(chunk) + 1, np.int64)
     with always_compiled():
         inputs = np.frombuffer(text, np.uint8), ends, _typed_names()
-        block_count = run_kernel(kernels.read_blocks, inputs, (texts, rows, row_counts), work=len(text))
+        block_count = run(kernels.read_blocks, inputs, (texts, rows, row_counts), work=len(text))
     return _Scan(text, block_count, kernels.Rows(*(column[: row_counts[block_count]] for column in rows)), texts)
 
 
