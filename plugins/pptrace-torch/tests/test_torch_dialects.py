@@ -13,7 +13,7 @@ from oracle_pytorch_tables import lowered, with_waits
 
 from pptrace.plugin import Schedule, compute_only
 from pptrace.steps.pytorch_tables import compute_comms
-from pptrace.steps.text_forms import read_table
+from pptrace.steps.text_forms import load_table
 from pptrace_torch.command import command
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_a_table_with_messages_has_all_that_pytorch_inserts(
     has_waits = release == "2.15"
     complete = lowered(computed, microbatches, waits=has_waits)
     assert rows == (with_waits(complete) if has_waits else complete)
-    table = read_table(tmp_path / "table.csv")
+    table = load_table(tmp_path / "table.csv").schedule
     assert compute_only(table).rows() == computed
     assert list(map(sorted, compute_comms(table, waits=has_waits).rows())) == list(map(sorted, rows))
 

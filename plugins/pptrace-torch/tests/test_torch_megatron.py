@@ -19,7 +19,7 @@ import pptrace
 from pptrace.errors import ConfigError, ScheduleError
 from pptrace.steps.pytorch_tables import insert_messages
 from pptrace.steps.schedule import Schedule
-from pptrace.steps.text_forms import read_table
+from pptrace.steps.text_forms import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ def test_the_page_on_megatron_runs_from_top_to_bottom(
     assert re.search("the order of . ranks", printed["pptrace diff run/torch_profile run2/torch_profile"])
     for run, table in (("run", "step.csv"), ("run2", "best.csv")):
         pptrace_command(f"pptrace convert {run}/torch_profile {run}.csv")
-        assert read_table(tmp_path / f"{run}.csv").rows() == read_table(tmp_path / table).rows()
+        assert load_table(tmp_path / f"{run}.csv").schedule.rows() == load_table(tmp_path / table).schedule.rows()
 
 
 ARGUMENTS = {

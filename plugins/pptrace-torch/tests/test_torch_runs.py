@@ -18,7 +18,7 @@ from runnable import merged_gradients
 from pptrace.measured.sides import measured_side
 from pptrace.plugin import Registry
 from pptrace.run.trace_files import read_measurement
-from pptrace.steps.text_forms import read_table
+from pptrace.steps.text_forms import load_table
 from pptrace_torch.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_a_run_has_the_order_of_its_table(name: str, folder: Path, torch_python:
     manifest = Manifest.read(folder / run_of(name))
     table = manifest.schedule
     assert manifest.p2p == {"policy": "torch", "options": {"table_runtime": True}}
-    assert merged_gradients(read_table(folder / "order.csv").rows()) == merged_gradients(table.rows())
+    assert merged_gradients(load_table(folder / "order.csv").schedule.rows()) == merged_gradients(table.rows())
 
 
 def test_a_fit_has_no_input_gradient_of_the_first_stage_where_only_other_stages_split(
