@@ -119,9 +119,9 @@ def test_a_search_in_place_knows_the_channels_that_there_are(
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "schedules,stp")
     if cluster:
         pytest.importorskip("pptrace_networks")
-    options = {"work": 0.2, "cache": False, "copies": copies, "activations": "5 GiB"}
+    options = {"work": 0.02, "cache": False, "copies": copies, "activations": "5 GiB"}
     played = run(
-        schedule={"name": "optpipe", "options": options}, parallel={"pp": 4}, batch={"microbatches": 8},
+        schedule={"name": "optpipe", "options": options}, parallel={"pp": 4}, batch={"microbatches": 5},
         costs=COSTS, **({"cluster": cluster} if cluster else {}),
     )  # fmt: skip
 

@@ -179,8 +179,14 @@ def rows_of(problem: Problem, start: Mapping[Op, int]) -> Rows:
     return _with_stream_waits(problem, rows, start) if problem.shared else rows
 
 
+def with_stream_waits(problem: Problem, rows: Rows) -> Rows:
+    """Return rows in which copies of ranks that share a stream wait for each other, as they do in :func:`play`."""
+    played = play(problem, rows) if problem.shared else None
+    return rows if played is None else _with_stream_waits(problem, rows, played.start)
+
+
 def _with_stream_waits(problem: Problem, rows: Rows, start: Mapping[Op, int]) -> Rows:
-    """Insert waits between copies of different ranks that share a stream."""
+    """Insert the waits between copies of different ranks that rows do not have yet."""
     awaits: dict[Op, Op] = {}
     for ranks, kind in problem.channels:
         copies = [op for op in start if op.kind is kind and problem.stage_rank[op.stage] in ranks]
@@ -188,7 +194,10 @@ def _with_stream_waits(problem: Problem, rows: Rows, start: Mapping[Op, int]) ->
         for copy, next_copy in pairwise(copies):
             if copy.stage not in problem.stages_of[problem.stage_rank[next_copy.stage]]:
                 awaits[next_copy] = copy._replace(kind=OpKind.A if copy.kind is OpKind.O else OpKind.D)
-    return [[item for op in row for item in ((awaits[op], op) if op in awaits else (op,))] for row in rows]
+    return [
+        [item for op in row for item in ((awaits[op], op) if op in awaits and awaits[op] not in known else (op,))]
+        for row, known in ((row, set(row)) for row in rows)
+    ]
 
 
 class _Rank:

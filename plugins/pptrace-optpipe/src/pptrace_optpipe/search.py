@@ -18,7 +18,7 @@ from pptrace_optpipe.cache import Cache, Entry
 from pptrace_optpipe.memory_repair import repaired
 from pptrace_optpipe.model import Effort, WorkClock, limited, solve
 from pptrace_optpipe.partial_models import MOST_OPS, improved, steady_rows
-from pptrace_optpipe.playback import play, rows_of
+from pptrace_optpipe.playback import play, rows_of, with_stream_waits
 from pptrace_optpipe.problem import OpKind, coarsened, split_rows
 from pptrace_optpipe.setting import joined, rows_of_table, table_of
 from pptrace_optpipe.start_schedules import (
@@ -410,7 +410,11 @@ class _Judge:
         self.judged: Rows | None = None
 
     def play(self, rows: Rows) -> None:
-        """Simulate rows with joined backwards where this costs no time, and unchanged."""
+        """Simulate rows with joined backwards where this costs no time, and unchanged.
+
+        The simulator does not know which copies share a stream, so tables have the waits between them.
+        """
+        rows = with_stream_waits(self.problem, rows)
         for variant in (joined(self.problem, rows), rows):
             self.play_table(table_of(variant, self.input.placement))
 
@@ -499,9 +503,12 @@ def optimise(
     rows: list[Rows] = []
     judge = _Judge(search_input, best, tell)
     for table in warm:
-        judge.play_table(table)
+        if not search_input.problem.shared:
+            judge.play_table(table)
         with suppress(ScheduleError):
             rows.append(rows_of_table(table))
+            if search_input.problem.shared:
+                judge.play(rows[-1])
     first_effort = effort if rival_input is None else replace(effort, seconds=effort.seconds / 2)
     rows += _rows_in_placement(search_input, fitting)
     best = _search_placement(judge, first_effort, cache, rows, warn, built)
