@@ -332,6 +332,13 @@ class Hops(Struct, frozen=True, kw_only=True, eq=False):
         return np.repeat(self.lane_link, np.diff(self.lane_ptr))
 
 
+def column_defaults(duration_ns: Int64s) -> dict[str, Int64s | int]:
+    """Return the defaults of columns that files have only where a value differs, for rows of given durations."""
+    return {
+        "span": 1, "lag_ns": 0, "uncontended_ns": duration_ns, "collective_ns": 0, "size_bytes": 0, "pair": -1,
+    }  # fmt: skip
+
+
 def link_title(routes: Routes, link: int) -> str:
     """Return a link's name with its capacity, such as ``leaf0>spine2 (50 GB/s)``."""
     name, rate_kbps = routes.name[link], int(routes.rate_kbps[link])

@@ -13,7 +13,7 @@ from pptrace.steps.columns import find
 from pptrace.timeline.timeline import Counter
 from pptrace.traces.assembly import DAMAGE, StepPart, join_parts, links_of
 from pptrace.traces.kineto.writer import FORMAT, process_of
-from pptrace.traces.scene import NAMES
+from pptrace.traces.scene import NAMES, column_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 
 _KINDS = {name: kind for kind, name in enumerate(NAMES)}
 _KERNELS = frozenset({"kernel", "gpu_memcpy"})
-_KEYS = (
-    "stage", "microbatch", "span", "lag_ns", "collective_ns", "bytes", "pair", "cause", "correlation",
-    "segment_number",
-)  # fmt: skip
-"""Arguments of kernels with a column of the timeline."""
-_DEFAULTS = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
+_KEYS = ("stage", "microbatch", "cause", "correlation")
+"""Arguments that all kernels have, with a column of the timeline."""
 
 
 def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> StepPart:
@@ -74,11 +70,11 @@ def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
 def _kernels(events: Sequence[dict[str, Any]], segments: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     start, dur = _times(events, "ts"), _times(events, "dur")
     args = [event["args"] for event in events]
-    columns = {key: _integers([a.get(key, _DEFAULTS.get(key, 0)) for a in args]) for key in _KEYS}
-    columns["size_bytes"], columns["row"] = columns.pop("bytes"), columns.pop("correlation")
-    columns["uncontended_ns"] = _integers(
-        [a.get("uncontended_ns", default) for a, default in zip(args, dur.tolist(), strict=True)]
-    )
+    columns = {key: _integers([a.get(key, 0) for a in args]) for key in _KEYS}
+    columns["row"] = columns.pop("correlation")
+    for name, default in {**column_defaults(dur), "segment_number": -1}.items():
+        key, defaults = name.removeprefix("size_"), np.broadcast_to(default, dur.shape).tolist()
+        columns[name] = _integers([a.get(key, value) for a, value in zip(args, defaults, strict=True)])
     kind = _integers([_KINDS[a["kind"]] for a in args])
     number = {name: index for index, name in enumerate(segments)}
     columns["segment"] = _integers([number[a["segment"]] if "segment" in a else -1 for a in args])

@@ -48,6 +48,7 @@ from pptrace.traces.scene import (
     NAMES,
     NUMBERED,
     Scene,
+    column_defaults,
     labels_of,
     link_title,
     links_and_segments,
@@ -265,8 +266,6 @@ _KERNEL = [b'"%s%s' % (word.name.encode(), b" " * bool(n)) for word, n in zip(_K
 _UNNUMBERED = frozenset(np.flatnonzero(~NUMBERED).tolist())
 _KIND_COLORS = [b'"%s"' % color.encode() for color in COLORS]
 _SLICE_COLORS = [b'"%s"' % color.encode() for color in _MICROBATCH_COLORS]
-_OPTIONAL = ("span", "lag_ns", "uncontended_ns", "collective_ns", "size_bytes", "pair")
-"""Columns that a chunk of lines has only where a value differs from its default."""
 _FIRST = 100_000
 """Correlation of the first row. HTA chooses the integer type of event numbers by the size of correlations."""
 
@@ -444,10 +443,9 @@ class LineFormatter:
         timeline = self.scene.timeline
         stage, microbatch = _shared_number(timeline.stage[rows]), _shared_number(timeline.microbatch[rows])
         parts: list[Part] = [b',"stage":', stage, b',"microbatch":', microbatch]
-        defaults = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "pair": -1}
-        for name in _OPTIONAL:
+        for name, default in column_defaults(timeline.end_ns[rows] - timeline.start_ns[rows]).items():
             values = getattr(timeline, name)[rows]
-            if (values != defaults.get(name, 0)).any():
+            if (values != default).any():
                 parts += [b',"%s":' % name.removeprefix("size_").encode(), _shared_number(values)]
         if self.scene.loads.size and (self.scene.loads[rows] >= 0).any():
             parts += [b',"load":', _shared_number(self.scene.loads[rows])]

@@ -18,6 +18,7 @@ from pptrace.traces.scene import (
     COLOR_NUMBERS,
     COLOR_TEXTS,
     NAMES,
+    column_defaults,
     labels_of,
     numbered,
 )
@@ -183,17 +184,13 @@ def row_columns(scene: Scene, lane_uuid: Int32s, names: Names) -> dict[str, Colu
         "rank": Column.of(t.rank_of_row()),
         "stage": Column.of(t.stage),
         "microbatch": Column.of(t.microbatch),
-        "span": Column.of(t.span, 1),
         "peer": Column.of(scene.peer),
-        "bytes": Column.of(t.size_bytes, 0),
         "enter_ns": Column.of(t.enter_ns, t.start_ns),
-        "lag_ns": Column.of(t.lag_ns, 0),
-        "uncontended_ns": Column.of(t.uncontended_ns, t.end_ns - t.start_ns),
-        "collective_ns": Column.of(t.collective_ns, 0),
         "cause": Column.of(t.cause),
-        "pair": Column.of(t.pair),
         "correlation": Column.of(names.correlation),
     }
+    for name, default in column_defaults(t.end_ns - t.start_ns).items():
+        columns[name.removeprefix("size_")] = Column.of(getattr(t, name), default)
     if scene.loads.size:
         columns["load"] = Column.of(scene.loads)
     if t.parts is not None:

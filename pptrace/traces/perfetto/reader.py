@@ -20,6 +20,7 @@ from pptrace.traces.perfetto.descriptors import (
     layout_of,
 )
 from pptrace.traces.perfetto.wire import check_packets, read_varint
+from pptrace.traces.scene import column_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -195,8 +196,6 @@ _FIELDS = (
     "cause", "pair", "segment", "segment_number",
 )  # fmt: skip
 """Typed fields with a column of the timeline."""
-_DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}
-"""Constant defaults of absent fields other than -1."""
 
 
 def read(paths: Sequence[Path]) -> Timeline:
@@ -227,8 +226,8 @@ def _part(events: Events, path: Path) -> StepPart:
         raise TraceError("has slices that overlap or never end; write it again", file=path)
     columns: dict[str, NDArray[Any]] = {name: begin[name] for name in _FIELDS}
     columns |= {"start_ns": begin["start"], "end_ns": end_ns}
-    _fill_defaults(columns)
     columns["size_bytes"] = columns.pop("bytes")
+    _fill_defaults(columns)
     columns["row"] = np.arange(begins.rows, dtype=np.int32) + step["first_row"]
     slices = np.bincount(begin["lane"], minlength=begins.tracks.size)
     return StepPart(
@@ -276,13 +275,9 @@ def _sorted_by(lane: Int64s, time_ns: Int64s) -> NDArray[np.intp]:
 
 def _fill_defaults(columns: dict[str, Any]) -> None:
     """Replace absent values by their defaults."""
-    for name, default in _DEFAULTS.items():
-        columns[name][columns[name] < 0] = default
-    for name, times_ns in (
-        ("enter_ns", columns["start_ns"]),
-        ("uncontended_ns", columns["end_ns"] - columns["start_ns"]),
-    ):
-        columns[name] = np.where(columns[name] < 0, times_ns, columns[name])
+    defaults = {"enter_ns": columns["start_ns"], **column_defaults(columns["end_ns"] - columns["start_ns"])}
+    for name, default in defaults.items():
+        columns[name] = np.where(columns[name] < 0, default, columns[name])
 
 
 def _read_counters(events: Events, file: str) -> tuple[Counter, ...]:
