@@ -29,8 +29,8 @@ from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
+    from pptrace.measured.causes import Cause
     from pptrace.measured.diff import StepDiff
-    from pptrace.measured.findings import Cause
     from pptrace.timeline.timeline import Timeline
 
 TWO_CHUNKS = [
