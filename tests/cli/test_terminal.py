@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import pty
 import subprocess
@@ -61,14 +62,14 @@ def test_a_file_of_any_name_only_shows_on_a_terminal(tmp_path: Path) -> None:
     assert not any(control in shown + refused for control in CONTROLS)
 
 
-def test_output_for_a_program_stays_as_it_is(
-    pptrace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_has_names_as_they_are(pptrace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "caf\u00e9\u202e.csv"
     Path(name).write_text("0F0,0B0\n", encoding="utf-8")
 
-    assert pptrace("validate", name).out.startswith(f"{name}: valid")
+    printed = json.loads(pptrace("simulate", "--schedule", name, "--json").out)
+
+    assert printed["provenance"]["configuration"]["schedule"]["name"] == name
 
 
 def test_documents_and_pages_hold_no_control_characters() -> None:

@@ -36,8 +36,8 @@ def test_the_core_simulates_a_schedule_from_a_file(environment: Environment, tmp
     rows = "[[f'{r}{k}{u}' for k in 'FB' for u in range(microbatches)] for r in range(ranks)]"
     (tmp_path / "mine.py").write_text(f"def make(ranks, microbatches):\n    return {rows}\n")
 
-    for command in ("simulate", "show"):
-        environment.run("pptrace", command, "--schedule", "./mine.py:make", *SIZES, cwd=tmp_path)
+    environment.run("pptrace", "simulate", "--schedule", "./mine.py:make", *SIZES, cwd=tmp_path)
+    environment.run("pptrace", "show", "./mine.py:make", *SIZES, cwd=tmp_path)
 
 
 def test_a_new_plugin_installs_passes_its_own_test_and_runs(environment: Environment, tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_new_plugin_installs_passes_its_own_test_and_runs(environment: Environ
     environment.pip("install", f"{folder}[test]", cwd=tmp_path)
 
     assert "2 passed" in environment.run("python", "-m", "pytest", "-q", cwd=folder)
-    for command in ("simulate", "show"):
-        environment.run("pptrace", command, "--schedule", "made-here", *SIZES, cwd=tmp_path)
+    environment.run("pptrace", "simulate", "--schedule", "made-here", *SIZES, cwd=tmp_path)
+    environment.run("pptrace", "show", "made-here", *SIZES, cwd=tmp_path)
 
 
 def test_the_examples_own_test_passes(environment: Environment, tmp_path: Path) -> None:
