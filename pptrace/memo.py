@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,8 +17,6 @@ Result = TypeVar("Result")
 
 _MOST_ROWS = 2**20
 """Rows of all results that a memo keeps, at about 150 bytes each."""
-_NEW_OBJECTS = 200_000
-"""New objects between two garbage collections; without a memo, Python's default is 700."""
 
 
 class Memo(Struct, eq=False):
@@ -60,16 +57,11 @@ _memo: ContextVar[Memo | None] = ContextVar("memo", default=None)
 
 @contextmanager
 def memoizing(memo: Memo) -> Iterator[None]:
-    """Share results in this block, those of earlier blocks with the same memo included.
-
-    Garbage collection is rare in the block, as it visits all shared results.
-    """
-    token, thresholds = _memo.set(memo), gc.get_threshold()
-    gc.set_threshold(max(thresholds[0], _NEW_OBJECTS), *thresholds[1:])
+    """Share results in this block, those of earlier blocks with the same memo included."""
+    token = _memo.set(memo)
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
         _memo.reset(token)
 
 
