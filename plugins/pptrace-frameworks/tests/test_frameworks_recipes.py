@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pptrace.api import simulate
 from pptrace.plugin import ConfigError, Registry, load, prepare
 from pptrace.search.launch_arguments import megatron_arguments
-from pptrace_frameworks.recipe_files import read_recipe, recipe_names, recipe_of_text
+from pptrace_frameworks.recipe_files import Recipe, read_recipe, recipe_names, recipe_of_text
 from pptrace_frameworks.recipe_programs import evaluate_expression
 from pptrace_frameworks.recipes import RecipeOptions, command, configuration
 
@@ -1116,6 +1116,15 @@ MIXTURE = (
 TITAN = "--module llama3 --config llama3_8b --training.seq_len 4096 --parallelism.pipeline_parallel_degree 2"
 
 
+def refusal(recipe: Recipe, values: dict[str, Any]) -> str:
+    """Return the error of a recipe; empty if it is converted."""
+    try:
+        configuration(recipe, RecipeOptions(**values), Registry.load())
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("line", [JOB, MIXTURE, TITAN])
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}, "x", -1])
 def test_a_setting_with_any_value_is_converted_or_refused_in_one_line(line: str, value: Any) -> None:
@@ -1130,9 +1139,5 @@ def test_a_setting_with_any_value_is_converted_or_refused_in_one_line(line: str,
 
     configuration(replace(recipe, settings=Recorded(recipe.settings)), RecipeOptions(**values), Registry.load())
     assert len(read) > 20
-    for name in sorted(read):
-        changed = replace(recipe, settings={**recipe.settings, name: value})
-        try:
-            configuration(changed, RecipeOptions(**values), Registry.load())
-        except ConfigError as error:
-            assert "\n" not in str(error)  # noqa: PT017 - most values are valid
+    refusals = {name: refusal(replace(recipe, settings={**recipe.settings, name: value}), values) for name in read}
+    assert [name for name, message in refusals.items() if "\n" in message] == []
