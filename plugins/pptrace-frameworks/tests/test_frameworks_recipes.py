@@ -1116,10 +1116,10 @@ MIXTURE = (
 TITAN = "--module llama3 --config llama3_8b --training.seq_len 4096 --parallelism.pipeline_parallel_degree 2"
 
 
-def refusal(recipe: Recipe, values: dict[str, Any]) -> str:
+def refusal(recipe: Recipe, values: dict[str, Any], registry: Registry) -> str:
     """Return the error of a recipe; empty if it is converted."""
     try:
-        configuration(recipe, RecipeOptions(**values), Registry.load())
+        configuration(recipe, RecipeOptions(**values), registry)
     except ConfigError as error:
         return str(error)
     return ""
@@ -1130,14 +1130,17 @@ def refusal(recipe: Recipe, values: dict[str, Any]) -> str:
 def test_a_setting_with_any_value_is_converted_or_refused_in_one_line(line: str, value: Any) -> None:
     recipe = recipe_of_text(line, "line.txt")
     values = {"model": "mixtral-8x7b", "device": "h100-sxm", "gpus": 16}
-    read: set[str] = set()
+    read, registry = set[str](), Registry.load()
 
     class Recorded(dict[str, Any]):
         def get(self, name: str, default: Any = None) -> Any:
             read.add(name)
             return super().get(name, default)
 
-    configuration(replace(recipe, settings=Recorded(recipe.settings)), RecipeOptions(**values), Registry.load())
+    configuration(replace(recipe, settings=Recorded(recipe.settings)), RecipeOptions(**values), registry)
     assert len(read) > 20
-    refusals = {name: refusal(replace(recipe, settings={**recipe.settings, name: value}), values) for name in read}
+    refusals = {
+        name: refusal(replace(recipe, settings={**recipe.settings, name: value}), values, registry)
+        for name in read
+    }
     assert [name for name, message in refusals.items() if "\n" in message] == []
