@@ -38,7 +38,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     (tmp_path / "step.yaml").write_text(yaml.safe_dump({**STEP, "costs": costs}), encoding="utf-8")
     monkeypatch.setenv("PPTRACE_OPTPIPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("pptrace_optpipe.bounds._FINEST", 100)  # coarser counts, as no bound has to be tight
+    monkeypatch.setattr("pptrace_optpipe.bounds._MOST_COUNTS", 0)  # no counts, as no bound has to be tight
     monkeypatch.chdir(tmp_path)
 
 
