@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["changed", "changes", "outcome", "try_changes"]
 
 SECONDS = float(os.environ.get("PPTRACE_FUZZ_SECONDS", "0"))
-_ROUND = 40
+_ROUND = 20
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 _TOKENS = (
     b"NaN", b"-1", b"1e400", b"-1e308", b"9223372036854775807", b"18446744073709551616", b"1e15", b"null", b"true",
@@ -70,7 +70,7 @@ def outcome(measure: Any, paths: list[Path], request: ImportRequest) -> Measurem
 
 
 def try_changes(try_one: Callable[[list[tuple[str, float, float, bytes]]], None], share: float = 1.0) -> None:
-    """Try 40 changes, and more for ``PPTRACE_FUZZ_SECONDS``."""
+    """Try 20 changes, and more for ``PPTRACE_FUZZ_SECONDS``."""
     until, number = time.monotonic() + SECONDS * share, 0
     while not number or time.monotonic() < until:
         test = settings(
