@@ -55,10 +55,15 @@ def run(schedule: Schedule, times: Sequence[int] = ()) -> Metrics:
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("pipelines", [2, 4, 6])
 def test_every_size_that_is_taken_makes_a_table_with_the_stated_figures(scale: str, pipelines: int) -> None:
-    sizes = grid(
-        ranks=(1, 2, 3, 4, 6, 8, 12), microbatches=(1, 2, 3, 4, 6, 8, 12, 16),
-        options={"scale": scale, "pipelines": pipelines},
-    )  # fmt: skip
+    options = {"scale": scale, "pipelines": pipelines}
+    sizes = grid(ranks=(1, 2, 3, 4, 6, 8, 12), microbatches=(1, 2, 3, 4, 6, 8, 12, 16), options=options)
+
+    assert_schedule_family(CHIMERA, sizes=sizes, growth=False)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_several_units_have_the_stated_figures(scale: str) -> None:
+    sizes = grid(ranks=(8,), microbatches=(32,), options={"scale": scale})
 
     assert_schedule_family(CHIMERA, sizes=sizes, growth=False)
 

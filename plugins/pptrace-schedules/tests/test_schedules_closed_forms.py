@@ -39,14 +39,14 @@ def step_ns(name: str, ranks: int, microbatches: int, chunks: int = 1) -> int:
 
 @pytest.mark.parametrize("name", OFFERS)
 def test_closed_forms_hold_for_every_size_that_the_schedule_takes(name: str) -> None:
-    sizes = grid(ranks=(1, 2, 3, 6), microbatches=(1, 2, 3, 8, 9), chunks=(1, 2, 3))
+    sizes = grid(ranks=(1, 2, 3, 6), microbatches=(1, 2, 6, 9), chunks=(1, 2, 3))
 
     assert_schedule_family(OFFERS[name], sizes=sizes, growth=False)
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "interleaved-zb"])
 def test_closed_forms_of_fixed_orders_hold_for_every_size(name: str) -> None:
-    sizes = grid(ranks=(1, 2, 3, 6), microbatches=(1, 2, 3, 8, 9), chunks=(1, 2), options={"order": "fixed"})
+    sizes = grid(ranks=(1, 2, 3, 6), microbatches=(1, 2, 6, 9), chunks=(1, 2), options={"order": "fixed"})
 
     assert_schedule_family(OFFERS[name], sizes=sizes, growth=False)
 

@@ -43,8 +43,9 @@ def length(schedule: Schedule) -> Fraction:
 @pytest.mark.parametrize("waves", [1, 2, 3])
 def test_every_size_makes_a_table_with_the_stated_figures(waves: int) -> None:
     sizes = grid(ranks=(1, 2, 3, 4, 5), microbatches=(1, 2, 3, 4, 5, 8, 9, 16), options={"waves": waves})
+    largest = grid(ranks=(8,), microbatches=(27,), options={"waves": waves})
 
-    assert_schedule_family(HANAYO, sizes=sizes, growth=False)
+    assert_schedule_family(HANAYO, sizes=[*sizes, *largest], growth=False)
 
 
 def test_chunks_that_are_written_make_waves_too() -> None:
