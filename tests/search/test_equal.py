@@ -42,11 +42,11 @@ NETWORK = ["--network", "{name: hockney, bandwidth: 50 GB/s}"]
 CASES = {
     "tight": (
         [*SMALL, *NETWORK, "--pp", "4", "--tp", "2", "--dp", "2", "--microbatches", "8"],
-        "1f1b,interleaved-1f1b,zb-h1,gpipe", "24 GiB",
+        "1f1b,interleaved-1f1b,zb-h1", "24 GiB",
     ),
     "wide": (
         [*SMALL, "--pp", "2", "--tp", "4", "--global", "16", "--micro", "2", "--set", "model.recompute=full"],
-        "1f1b,zb-v,hanayo:waves=1,interleaved-1f1b:vp=4", "76GiB",
+        "zb-v,hanayo:waves=1,interleaved-1f1b:vp=4", "76GiB",
     ),
     "cluster": (
         ["--model", "llama3-8b", "--sequence", "4096", "--pp", "2", "--tp", "8", "--global", "8", "--cluster",

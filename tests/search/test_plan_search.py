@@ -424,6 +424,7 @@ def test_groups_that_share_costs_have_the_bounds_of_their_own(
         "tp": [1, 2],
         "pp": [2],
         "micro": [1, 2],
+        "recompute": ["none", "full"],
         "order": ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "dp-tp-cp-ep-pp"],
     }
     space = planned(registry, config=config, gpus=16, vary=vary, top=1).search.space
