@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from functools import reduce
 from operator import or_
 from types import MappingProxyType
@@ -27,6 +28,8 @@ from pptrace.config.schema import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from pydantic.fields import FieldInfo
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _File: TypeAlias = Annotated[str, Field(pattern=r"(\.py:[A-Za-z_][A-Za-z_0-9]*|\.[cC][sS][vV]|\.[tT][xX][tT])$")]
@@ -73,9 +76,15 @@ def json_schema(
         if flag.choices is not None and not flag.offers
     }
     forms["p2p"] = _policies(offers["p2p"])
-    fields = {section: (form, Experiment.model_fields[section]) for section, form in forms.items()}
+    known_fields = _fields(Experiment)
+    fields = {section: (form, known_fields[section]) for section, form in forms.items()}
     whole: Any = create_model("Experiment", __base__=Experiment, **fields)  # type: ignore[call-overload] # any forms
     return {"$schema": _DIALECT, **_tidy(whole.model_json_schema()), "title": "pptrace experiment"}
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return copies of a model's fields, because pydantic before 2.12 changes those that a new model takes."""
+    return {name: copy(field) for name, field in model.model_fields.items()}
 
 
 def _named(offers: Offers) -> Any:
@@ -88,7 +97,7 @@ def _union(section: str, section_model: type[BaseModel], offers: Offers) -> Any:
     if not offers:
         return section_model
     forms = [
-        _closed(f"{section}-{name}", model, name=(Literal[name], section_model.model_fields["name"]))
+        _closed(f"{section}-{name}", model, name=(Literal[name], _fields(section_model)["name"]))
         for name, model in offers.items()
     ]
     return _by_name(forms)
@@ -115,7 +124,7 @@ def _schedules(offers: Offers) -> Any:
     if not offers:
         return _any(str, ScheduleChoice)
     forms = []
-    fields = ScheduleChoice.model_fields
+    fields = _fields(ScheduleChoice)
     core_fields = {key: (fields[key].annotation, fields[key]) for key in fields if key not in {"name", "options"}}
     for name, model in offers.items():
         forms.append(
@@ -143,7 +152,7 @@ def _policies(offers: Offers) -> Any:
     """Return the forms of a message policy: its name, the core's own settings, or a plugin's name and options."""
     if not offers:
         return _any(str, PointToPoint)
-    fields = PointToPoint.model_fields
+    fields = _fields(PointToPoint)
     words = tuple(name for name in PolicyName.words() if name in offers)
     forms = [_closed("p2p", PointToPoint, policy=(Literal[words], fields["policy"]), options=_options("", None))]
     for name, model in offers.items():
@@ -156,9 +165,9 @@ def _policies(offers: Offers) -> Any:
 def _presets(section: str, offers: Offers, readers: Mapping[str, type[BaseModel]]) -> Any:
     """Return the forms of a model or device: a preset, or what one of the readers needs."""
     base = Device if section == "device" else Preset
-    fields: dict[str, Any] = {"preset": (_any(_named(offers), None), Preset.model_fields["preset"])}
+    fields: dict[str, Any] = {"preset": (_any(_named(offers), None), _fields(Preset)["preset"])}
     if base is Device:
-        fields["ranks"] = (Device.model_fields["ranks"].annotation, Device.model_fields["ranks"])
+        fields["ranks"] = (Device.model_fields["ranks"].annotation, _fields(Device)["ranks"])
 
     def either(schema: Schema) -> None:
         enough = [{"required": [key]} for key in fields]
@@ -180,14 +189,12 @@ def _clusters(offers: Offers, networks: Any) -> Any:
     name: Any = str
     if offers:
         name = Annotated[str, Field(pattern=f"^({known})(x[1-9][0-9]*)?$", examples=list(offers))]
-    fields: dict[str, Any] = {"preset": (_any(name, None), Cluster.model_fields["preset"])}
+    fields: dict[str, Any] = {"preset": (_any(name, None), _fields(Cluster)["preset"])}
     if networks is not NetworkPart:
         unnamed = create_model(
             "cluster-part", __base__=NetworkPart, __cls_kwargs__={"json_schema_extra": _NO_NAME}
         )
-        fields |= {
-            part: (_any(unnamed, networks, None), Cluster.model_fields[part]) for part in ("node", "fabric")
-        }
+        fields |= {part: (_any(unnamed, networks, None), _fields(Cluster)[part]) for part in ("node", "fabric")}
     return _any(name, create_model("cluster", __base__=Cluster, **fields), None)
 
 
