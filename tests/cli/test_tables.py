@@ -45,7 +45,7 @@ def test_a_table_is_drawn_as_plain_text_when_piped(pptrace: Pptrace) -> None:
 
 def test_a_missing_schedule_is_reported(pptrace: Pptrace) -> None:
     assert "Missing argument 'SCHEDULE'" in pptrace("show").complaint
-    assert pptrace("show", "--schedule", "1f1b").complaint.startswith("No such option '--schedule'. ")
+    assert pptrace("show", "--schedule", "1f1b").complaint.startswith("No such option")
 
 
 def test_an_invalid_table_is_drawn_with_its_cell_marked_and_named(pptrace: Pptrace) -> None:

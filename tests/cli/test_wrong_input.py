@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,21 +62,21 @@ def test_no_command_shows_the_commands(pptrace: Pptrace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--frob"], "No such option '--frob'. (see pptrace --help)"),
-        (["validate"], "Missing argument 'FILE'. (see pptrace validate --help)"),
+        (["--frob"], r"No such option:? '?--frob\b.* \(see pptrace --help\)"),  # as releases of click word it
+        (["validate"], r"Missing argument 'FILE'\. \(see pptrace validate --help\)"),
     ],
 )
 def test_an_unknown_option_or_a_missing_argument_names_the_help(
     pptrace: Pptrace, arguments: list[str], line: str
 ) -> None:
-    assert pptrace(*arguments).complaint == line
+    assert re.fullmatch(line, pptrace(*arguments).complaint)
 
 
 def test_a_flag_that_a_command_lacks_is_reported_as_its_key(pptrace: Pptrace) -> None:
     message = "No such option '--tp': write parallel.tp in the configuration, or --set parallel.tp=VALUE (see "
 
     assert pptrace("show", "--tp", "4").complaint.startswith(message)
-    assert "'--schedules'" in pptrace("compare", "--schedule", "a").complaint
+    assert "--schedules" in pptrace("compare", "--schedule", "a").complaint
     assert "parallel.tp" not in pptrace("explain", "--tp", "4", "step.json").complaint
 
 

@@ -333,7 +333,7 @@ def test_a_missing_solver_is_one_line(monkeypatch: pytest.MonkeyPatch, way: str)
     with pytest.raises(PptraceError, match="the solver cannot be loaded") as caught:
         optimize("step.yaml") if way == "command" else simulate(STEP)
 
-    assert "pip install 'ortools>=9.10'" in str(caught.value)
+    assert "pip install 'ortools>=9.14'" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

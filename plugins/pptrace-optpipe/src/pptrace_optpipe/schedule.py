@@ -45,7 +45,7 @@ def require_solver() -> None:
         import_module("ortools.sat.python.cp_model")
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"the solver cannot be loaded ({reason}): pip install 'ortools>=9.10'") from error
+        raise ConfigError(f"the solver cannot be loaded ({reason}): pip install 'ortools>=9.14'") from error
 
 
 def build(request: ScheduleRequest) -> Schedule:
