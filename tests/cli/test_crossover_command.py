@@ -32,7 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_text_shows_both_sides_of_every_flip(pptrace: Pptrace) -> None:
+def test_the_text_shows_both_sides_of_every_flip(pptrace: Pptrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPTRACE_INTERPRET", "1")  # no message of a first compilation
     answer = pptrace("crossover", "step.yaml", *PAIR, "--over", "microbatches=1..64")
 
     wide, narrow = PAIR[1].split(",")

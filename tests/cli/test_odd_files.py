@@ -60,7 +60,7 @@ def test_a_reader_that_goes_away_is_a_status_of_its_own(folder: Path, unbuffered
 
     ran = subprocess.run(
         ["bash", "-c", run, "bash", *MAIN], capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered, "PPTRACE_INTERPRET": "1"},  # no message of a compilation
     )  # fmt: skip
 
     assert (ran.returncode, ran.stderr) == (141, "")

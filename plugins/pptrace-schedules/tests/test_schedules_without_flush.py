@@ -128,18 +128,19 @@ def test_the_first_forward_of_new_weights_is_that_of_the_paper_s_figure() -> Non
     assert [action.microbatch + 1 for action in between] == [5, 6, 7, 8]  # begun with the weights before
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_each_rank_does_the_work_of_one_update_in_a_steady_step(data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, 5))
     microbatches = data.draw(st.integers(ranks, ranks + 5))
-    times = st.lists(st.integers(1, 50), min_size=ranks, max_size=ranks)
+    # A faster rank gains `microbatches` ns per update or more, until it is up to `ranks` * 16 ns ahead.
+    times = st.lists(st.integers(1, 8), min_size=ranks, max_size=ranks)
     f_ns, b_ns = data.draw(times), data.draw(times)
     costs = Workload.uniform(
         ranks, f_ns=f_ns, b_ns=b_ns, reduce_ns=data.draw(st.integers(0, 9)), activation_bytes=10,
         optimizer_ns=data.draw(st.integers(0, 9)), boundary_bytes=data.draw(st.integers(0, 9)),
     )  # fmt: skip
-    timeline = simulate(table(ranks, microbatches, updates=8), costs)
+    timeline = simulate(table(ranks, microbatches, updates=24), costs)
     metrics = measure(timeline, costs)
 
     work_ns = [microbatches * (f + b) for f, b in zip(f_ns, b_ns, strict=True)]
