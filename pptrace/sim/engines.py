@@ -264,10 +264,10 @@ class Ran(Struct, frozen=True):
 def run_graph(graph: TaskGraph) -> Ran:
     """Run the sweep."""
     ranks = halves(graph.placement.ranks, work=graph.tasks)
-    if len(ranks) == 1 and graph.order.size:
+    if len(ranks) == 1 and graph.ordered is not None:
         start, cause = empty_columns(graph.tasks, np.int64, np.int32)
-        run(sweep_kernels.sweep_in_order, (graph_record(graph), graph.order), (start, cause), work=graph.tasks)
-        return Ran(start, start + graph.duration_ns, cause, cause[:0], graph.order.size)
+        run(sweep_kernels.sweep_in_order, (graph.ordered,), (start, cause), work=graph.tasks)
+        return Ran(start, start + graph.duration_ns, cause, cause[:0], graph.ordered.task.size)
     tasks = new_tasks(graph.tasks)
     inputs = graph_record(graph), int(count_set(graph.next_peer) > 0)
     if len(ranks) == 1:
@@ -277,12 +277,33 @@ def run_graph(graph: TaskGraph) -> Ran:
     return Ran(tasks.start, tasks.start + graph.duration_ns, tasks.cause, tasks.waiting, done)
 
 
-def topological_order(graph: TaskGraph) -> Int32s:
-    """Return all tasks, each after its predecessors; empty if tasks deadlock."""
+def order_tasks(graph: TaskGraph, costs: NDArray[np.intp]) -> sweep_kernels.OrderedTasks | None:
+    """Return the tasks of a graph in a topological order; None if tasks deadlock.
+
+    ``costs`` has for each row of the graph the number of its costs. ``wait_ns``, all 0 here, has for each of these
+    the time until the end and a 0, and then the time until the arrival and a 0.
+    """
     count, rendezvous = graph.tasks, int(count_set(graph.next_peer) > 0)
     waiting, (order,) = np.zeros(count, dtype=np.int32), empty_columns(count, np.int32)
     listed = run(sweep_kernels.order_tasks, (graph_record(graph), rendezvous), (waiting, order), work=count)
-    return order[: listed if listed == count - graph.receiver_rows().size else 0]
+    if listed < count - graph.receiver_rows().size:
+        return None
+    no_time = int(costs.max(initial=-1)) + 1
+    end, position = np.full(count, no_time), np.full(count, -1)
+    end[: graph.rows] = costs
+    position[order[:listed]] = np.arange(listed)
+    task = np.arange(count)
+    by_edge = np.repeat(task, np.diff(graph.edge_ptr))
+    source = np.concatenate([task, task, by_edge])
+    target = np.concatenate([graph.next, graph.next_peer, np.where(graph.edge < 0, ~graph.edge, graph.edge)])
+    wait = np.concatenate([end, end, np.where(graph.edge < 0, no_time, no_time + 1 + end[by_edge])])
+    pairs = np.flatnonzero((target >= 0) & (position[source] >= 0) & (position[target] >= 0))
+    pairs = pairs[np.lexsort((source[pairs], position[target[pairs]]))]
+    ptr = np.searchsorted(position[target[pairs]], np.arange(listed + 1))
+    return sweep_kernels.OrderedTasks(
+        task=order[:listed], ptr=ptr.astype(np.int32), predecessor=source[pairs].astype(np.int32),
+        wait=wait[pairs].astype(np.int32), wait_ns=np.zeros(2 * (no_time + 1), dtype=np.int64),
+    )  # fmt: skip
 
 
 def _sweep_parts(

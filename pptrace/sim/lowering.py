@@ -13,7 +13,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.memo import is_memoizing, memoized
 from pptrace.network.contract import check_links, check_paths, check_reachable
 from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_tasks, find_cross_rank_edges
-from pptrace.sim.engines import topological_order
+from pptrace.sim.engines import order_tasks
 from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.edges import FOLLOWS, LAUNCHED, link_calls
@@ -251,8 +251,8 @@ def _lower(
         sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
         parts=parts, **lane_columns, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
-    if reusable:
-        tasks = replace(tasks, order=topological_order(tasks))
+    if costs is not None:
+        tasks = replace(tasks, ordered=order_tasks(tasks, costs.row))
         tasks.lock()
     return tasks, costs
 
@@ -524,8 +524,12 @@ class DistinctCostRows(NamedTuple):
         for times, of_rows in ((duration, task.duration_ns), (lag, task.lag_ns)):
             of_rows.take(self.row, out=times[: graph.rows], mode="clip")  # other modes copy the output
         check_total(ranks, duration, lag)
+        ordered = graph.ordered
+        if ordered is not None:
+            end_ns, lag_ns = (times[: len(self.lowering.issued) + 1] for times in (task.duration_ns, task.lag_ns))
+            ordered = ordered._replace(wait_ns=np.concatenate([end_ns, end_ns + lag_ns]))
         return replace(
-            graph, paths=routes.paths, size_bytes=self._of_all_rows("size", task.size_bytes),
+            graph, ordered=ordered, paths=routes.paths, size_bytes=self._of_all_rows("size", task.size_bytes),
             path=self._of_all_rows("path", task.path),
             collective_ns=self._of_all_rows("collectives", task.collective_ns), duration_ns=duration, lag_ns=lag,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from pptrace.steps.kinds import SENDS
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Paths
+    from pptrace.sim.kernels.sweep import OrderedTasks
     from pptrace.steps.columns import Int8s, Int32s
     from pptrace.steps.placement import Placement
     from pptrace.timeline.timeline import Parts
@@ -64,8 +65,8 @@ class TaskGraph(Cells, frozen=True, kw_only=True):
     """Shape (tasks + 1,): edges of each task."""
     edge: Int32s
     """Task that waits for this one's end plus lag; ``~task`` waits for its start only."""
-    order: Int32s = np.zeros(0, dtype=np.int32)
-    """All tasks, each after its predecessors; empty if the order is unknown, or if tasks deadlock."""
+    ordered: OrderedTasks | None = None
+    """The tasks in a topological order; None if it is unknown, or if tasks deadlock."""
     parts: Parts | None = None
     """Which rows are segments of actions; None where every row is a whole action or a message."""
 
@@ -103,7 +104,7 @@ class TaskGraph(Cells, frozen=True, kw_only=True):
         received = self.receiver_rows()
         for values in (duration_ns, lag_ns):
             values[received] = values[self.sender_row[received]]
-        return replace(self, duration_ns=duration_ns, lag_ns=lag_ns)
+        return replace(self, duration_ns=duration_ns, lag_ns=lag_ns, ordered=None)
 
 
 class ActionTimes(Columns, frozen=True, kw_only=True):

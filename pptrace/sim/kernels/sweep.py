@@ -94,28 +94,37 @@ def order_tasks(graph: Graph, rendezvous: int, waiting: Any, order: Any) -> int:
     return listed
 
 
-def sweep_in_order(graph: Graph, order: Any, start: Any, cause: Any) -> None:
-    """Run tasks in a topological order with the result of :func:`sweep`."""
-    duration, lag, following, following_peer = graph.duration, graph.lag, graph.following, graph.following_peer
-    edge_ptr, edge = graph.edge_ptr, graph.edge
+class OrderedTasks(NamedTuple):
+    """Tasks in a topological order, and their predecessors."""
+
+    task: Any
+    """Each after its predecessors."""
+    ptr: Any
+    """Shape (tasks + 1,): predecessors of each of these tasks."""
+    predecessor: Any
+    """Ascending for each task."""
+    wait: Any
+    """Per predecessor the index in ``wait_ns`` of the time from its start until it releases the task."""
+    wait_ns: Any
+
+
+def sweep_in_order(ordered: OrderedTasks, start: Any, cause: Any) -> None:
+    """Run tasks in a topological order with the result of :func:`sweep`.
+
+    Compiled code has no branch on times, whose order the processor cannot predict.
+    """
+    ptr, predecessor, wait, wait_ns = ordered.ptr, ordered.predecessor, ordered.wait, ordered.wait_ns
     for task in range(len(start)):
         start[task] = 0
         cause[task] = -1
-    for i in range(len(order)):
-        task = order[i]
-        begun = start[task]
-        ended = begun + duration[task]
-        arrived = ended + lag[task]
-        for j in range(edge_ptr[task], edge_ptr[task + 1]):
-            other = edge[j]
-            if other >= 0:
-                settle_start(start, cause, other, arrived, task)
-            else:
-                settle_start(start, cause, -1 - other, begun, task)
-        if following_peer[task] >= 0:
-            settle_start(start, cause, following_peer[task], ended, task)
-        if following[task] >= 0:
-            settle_start(start, cause, following[task], ended, task)
+    for i in range(len(ordered.task)):
+        latest = by = -1
+        for j in range(ptr[i], ptr[i + 1]):
+            time = start[predecessor[j]] + wait_ns[wait[j]]
+            by = predecessor[j] if time > latest else by
+            latest = max(latest, time)
+        start[ordered.task[i]] = max(latest, 0)
+        cause[ordered.task[i]] = by
 
 
 class ThreadTasks(NamedTuple):
