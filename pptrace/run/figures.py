@@ -15,7 +15,6 @@ from msgspec.structs import asdict
 from pptrace.memo import memoized
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.run.inputs import layout_of
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import actions_in_parts, communication
@@ -201,7 +200,7 @@ def _idle_share(levels: Levels, cause: IdleCause) -> float:
 
 
 def _gpus(levels: Levels) -> int:
-    return layout_of(levels.run.prepared.resolved).gpus
+    return levels.run.prepared.resolved.experiment.parallel.processes
 
 
 def _tokens_per_s_per_gpu(levels: Levels) -> float | None:

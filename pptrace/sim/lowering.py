@@ -81,15 +81,21 @@ class RankRoutes(Struct, frozen=True):
     paths: Paths
     columns: RouteColumns
 
+    def of_network(self, network: Network) -> RankRoutes:
+        """Return the paths of the same pairs in another network."""
+        paths = _checked_paths(network, self.source, self.target)
+        columns = self.columns._replace(
+            per_pair=paths.per_pair, overhead_ns=paths.overhead_ns, latency_ns=paths.latency_ns,
+            rate_kbps=paths.rate_kbps,
+        )  # fmt: skip
+        return replace(self, paths=paths, columns=columns)
+
 
 def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) -> RankRoutes:
     """Query the network once for all pairs of ranks with a message; append paths over single ``links``."""
     pairs = np.flatnonzero(lanes.sends_to)
     source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
-    paths = network.paths(source, target)
-    check_links(network.links)
-    check_paths(paths, pairs.size, len(network.links))
-    check_reachable(paths, source, target)
+    paths = _checked_paths(network, source, target)
     first_path = np.zeros(ranks * ranks, dtype=np.int32)
     first_path[pairs] = np.arange(pairs.size) * paths.per_pair
     if links:
@@ -101,6 +107,14 @@ def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]
         paths.rate_kbps,
     )  # fmt: skip
     return RankRoutes(source=source, target=target, paths=paths, columns=routes)
+
+
+def _checked_paths(network: Network, source: Int32s, target: Int32s) -> Paths:
+    paths = network.paths(source, target)
+    check_links(network.links)
+    check_paths(paths, source.size, len(network.links))
+    check_reachable(paths, source, target)
+    return paths
 
 
 _RECEIVE = {
@@ -295,7 +309,7 @@ class _Lowering(Struct, frozen=True):
         duration, lag, size = empty_columns(self.tasks + 1, *[np.int64] * 3)
         # Tasks without a row take no time: batches and synchronizations.
         duration[rows:] = lag[rows:] = 0
-        costs = cost_columns(workload, graph)
+        costs = cost_columns(workload, graph, self.kinds)
         collective = np.zeros(rows, np.int64) if costs.collective_ns.any() else uniform(0, rows, np.int64)
         task = TaskColumns(
             size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective, duration_ns=duration,
@@ -513,13 +527,11 @@ class DistinctCostRows(NamedTuple):
             ScheduleError: the times could exceed 2**62 ns.
             PluginError: the network returns invalid paths.
         """
-        ranks, lanes = graph.placement.ranks, self.lowering.lanes
-        routes = memoized(
-            lambda: find_routes(ranks, lanes, network, ()), "routes", lanes, network, rows=ranks * ranks
-        )
-        if routes.columns.per_pair != self.lowering.routes.columns.per_pair:
+        ranks, routes = graph.placement.ranks, self.lowering.routes
+        other_routes = memoized(lambda: routes.of_network(network), "routes", routes, network, rows=ranks * ranks)
+        if other_routes.columns.per_pair != routes.columns.per_pair:
             return None
-        task = replace(self.lowering, routes=routes).place(workload, self.placed).task
+        task = replace(self.lowering, routes=other_routes).place(workload, self.placed).task
         duration, lag = np.zeros((2, graph.tasks), dtype=np.int64)
         for times, of_rows in ((duration, task.duration_ns), (lag, task.lag_ns)):
             of_rows.take(self.row, out=times[: graph.rows], mode="clip")  # other modes copy the output
@@ -529,8 +541,8 @@ class DistinctCostRows(NamedTuple):
             end_ns, lag_ns = (times[: len(self.lowering.issued) + 1] for times in (task.duration_ns, task.lag_ns))
             ordered = ordered._replace(wait_ns=np.concatenate([end_ns, end_ns + lag_ns]))
         return replace(
-            graph, ordered=ordered, paths=routes.paths, size_bytes=self._of_all_rows("size", task.size_bytes),
-            path=self._of_all_rows("path", task.path),
+            graph, ordered=ordered, paths=other_routes.paths, path=self._of_all_rows("path", task.path),
+            size_bytes=self._of_all_rows("size", task.size_bytes),
             collective_ns=self._of_all_rows("collectives", task.collective_ns), duration_ns=duration, lag_ns=lag,
         )  # fmt: skip
 
@@ -542,14 +554,14 @@ class DistinctCostRows(NamedTuple):
         )
 
 
-def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
-    """Return the costs of actions, flat over class, kind and stage."""
-    classes = (workload, *workload.classes)
+def cost_columns(workload: Workload, graph: StageGraph, kinds: NDArray[np.intp]) -> CostColumns:
+    """Return the costs of actions of these kinds, flat over class, kind and stage."""
+    classes, issued = (workload, *workload.classes), {*map(Kind, kinds.tolist())}
     duration_ns, collective_ns = np.zeros((2, len(classes), len(Kind), graph.stages), dtype=np.int64)
     for index, costs in enumerate(classes):
-        for kind in {*TIMED, *costs.segments}:
+        for kind in issued & {*TIMED, *costs.segments}:
             duration_ns[index, kind] = costs.duration_ns(kind)
-        for kind in COLLECTIVE:
+        for kind in issued & COLLECTIVE:
             collective_ns[index, kind] = costs.collective_ns(kind)
     return CostColumns(
         classes=len(classes), width=len(Kind) * graph.stages,

@@ -371,7 +371,8 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         raise ScheduleError(f"{schedule.ranks} pipeline ranks: at most {MOST_RANKS} are simulated")
     if workload.stages != schedule.stages:
         raise ScheduleError(f"the costs are for {workload.stages} stages, the schedule has {schedule.stages}")
-    boundaries = schedule.placement.edges.shape[0]
+    placement = schedule.placement
+    boundaries = placement.edges.shape[0]
     if workload.boundary_bytes.size != boundaries:
         raise ScheduleError(
             f"the costs know {workload.boundary_bytes.size} boundaries between stages, "
@@ -390,7 +391,9 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
         message = int(workload.edge_bytes.max(initial=0)) * widest
         if message * BYTE >= LARGEST:
             raise CostError(f"a message of {message} bytes is too large")
-    if _most_bytes(schedule, workload) >= LARGEST:
+    values = (4 + placement.microbatches) * schedule.stages + 4 * placement.routes * boundaries
+    may_be_large = values * largest + workload.reserved_bytes >= LARGEST
+    if may_be_large and _most_bytes(schedule, workload) >= LARGEST:
         raise CostError("a rank's memory could pass 2**62 bytes (4 EiB)")
 
 
