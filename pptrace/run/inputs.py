@@ -20,7 +20,7 @@ from pptrace.report.numbers import microbatches_text
 from pptrace.sim.simulation import lower_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 
     from pydantic import BaseModel
 
@@ -138,7 +138,7 @@ class Preparation(Struct, kw_only=True):
     def share(
         self,
         compute: Callable[[Preparation], Result],
-        name: str,
+        name: Hashable,
         *,
         reads: Iterable[str],
         fills: Iterable[str],
@@ -149,7 +149,7 @@ class Preparation(Struct, kw_only=True):
 
         Args:
             compute: the stage, which gets these inputs without plugins and notes.
-            name: its name.
+            name: its name, and values that it reads besides sections.
             reads: the sections that it reads.
             fills: the sections that it fills in.
             rows: rows of its result in a memo.

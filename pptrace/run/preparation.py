@@ -101,7 +101,7 @@ def _prepare(resolved: Resolved, registry: Registry) -> StepInputs:
     file = _table_file(inputs)
     costs = model_costs(inputs, _network(inputs))
     if file is not None:
-        return _with_table(inputs, costs, file.schedule, _schedule_request(inputs), file)
+        return _with_table(inputs, costs, *_with_policy(inputs, file.schedule), _schedule_request(inputs), file)
     return _with_table(inputs, costs, *_table(inputs, costs))
 
 
@@ -198,8 +198,39 @@ def _schedule_request(inputs: Preparation) -> ScheduleRequest:
     )  # fmt: skip
 
 
-def _table(inputs: Preparation, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
-    """Build the table of a schedule; return it and the request with the schedule's options and chunks."""
+def _table(inputs: Preparation, costs: Costs) -> tuple[Schedule, Policy, ScheduleRequest]:
+    """Return the table of a schedule, its message policy, and the request with the schedule's options and chunks.
+
+    Steps with the same sections share them unless the schedule reads costs.
+    """
+    reads_costs = False
+
+    def build(inputs: Preparation) -> tuple[Schedule, Policy, ScheduleRequest]:
+        nonlocal reads_costs
+        table, request, reads_costs = _build_table(inputs, costs)
+        return *_with_policy(inputs, table), request
+
+    # Checks of messages and chunks depend on where the user wrote a key.
+    prefixes = ("schedule", "p2p", CHUNKS)
+    written = tuple((key, place) for key, place in inputs.resolved.positions.items() if key.startswith(prefixes))
+    return inputs.share(
+        build, ("table", written), reads=("model", "parallel", "batch", "schedule", "p2p"),
+        fills=("parallel", "schedule", "p2p"), rows=_CONFIGURATION_ROWS, may_keep=lambda: not reads_costs,
+    )  # fmt: skip
+
+
+_CONFIGURATION_ROWS = 100
+"""Rows of a memo that take as much memory as the sections of a shared table."""
+
+
+def _with_policy(inputs: Preparation, table: Schedule) -> tuple[Schedule, Policy]:
+    """Return a table as the configuration changes its modules and pairs, and its message policy."""
+    table = with_interleave(inputs.resolved, _with_modules(inputs.resolved, table))
+    return table, message_policy(inputs, table)
+
+
+def _build_table(inputs: Preparation, costs: Costs) -> tuple[Schedule, ScheduleRequest, bool]:
+    """Build the table of a schedule; return it, the request, and whether the schedule reads costs."""
     initial, sizes = inputs.copy(), _schedule_request(inputs)
 
     def compute_times(stages: int) -> dict[str, Any]:
@@ -209,7 +240,8 @@ def _table(inputs: Preparation, costs: Costs) -> tuple[Schedule, ScheduleRequest
         return _times(initial.resolved, costs.workload(count, placement.graph), costs.network)
 
     def inputs_with_table(table: Schedule) -> StepInputs:
-        return _with_table(initial.copy(), costs, table, request)
+        prepared = initial.copy()
+        return _with_table(prepared, costs, *_with_policy(prepared, table), request)
 
     tables = OtherTables(inputs=initial, request=sizes, compute_times=compute_times, prepared=inputs_with_table)
     provided = inputs.look_up(inputs.registry.schedules, inputs.experiment.schedule.name, "schedule")
@@ -226,17 +258,19 @@ def _table(inputs: Preparation, costs: Costs) -> tuple[Schedule, ScheduleRequest
     # Stages of the encoder that are not among the ranks' chunks do not count as chunks.
     if not request.encoder_stages or table.stages != stages + request.encoder_stages:
         inputs.resolved = _with_chunks(inputs.resolved, table, request.chunks)
-    return table, request
+    return table, request, lazy.reads_costs
 
 
 def _with_table(
-    inputs: Preparation, costs: Costs, table: Schedule, request: ScheduleRequest, file: TableFile | None = None
+    inputs: Preparation,
+    costs: Costs,
+    table: Schedule,
+    policy: Policy,
+    request: ScheduleRequest,
+    file: TableFile | None = None,
 ) -> StepInputs:
-    """Return all inputs of a step with this table."""
-    table = _with_modules(inputs.resolved, table)
+    """Return all inputs of a step with this table and its policy."""
     network, placement = costs.network, table.placement
-    table = with_interleave(inputs.resolved, table)
-    policy = message_policy(inputs, table)
     units, undivided = count_units(inputs.resolved, table, costs), None
     if units > 1:
         undivided, table = table, with_units(table, units)
