@@ -11,7 +11,8 @@ from _thread import allocate_lock, start_new_thread
 from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
     Argument: TypeAlias = NDArray[Any] | int | tuple["Argument", ...]
     """A column, an integer, or a record of those."""
 
+Record = TypeVar("Record", bound=tuple[Any, ...])
+
 __all__ = [
     "COMPILE_FROM",
     "always_compiled",
     "compiles",
     "fetch",
+    "fixed",
     "halves",
     "many_runs",
     "observe",
@@ -184,6 +188,17 @@ def has_second_core() -> bool:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     processors = len(affinity(0)) if affinity else os.cpu_count() or 1
     return processors > 1 and parent_process() is None
+
+
+def fixed(record: Record) -> Record:
+    """Return a record of many calls, whose columns compiled calls collect once."""
+    fixed_record: Record = _fixed_type(type(record))(*record)
+    return fixed_record
+
+
+@cache
+def _fixed_type(record: type[Any]) -> type[Any]:
+    return type(record.__name__, (record,), {"record": record, "collected": None})
 
 
 def fetch(index: int, *columns: Any) -> None:

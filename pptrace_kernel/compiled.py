@@ -70,14 +70,27 @@ def _collect(arguments: Sequence[Any], words: list[int]) -> Layout | None:
                 return None
             words += (_address(value), value.size)
         elif isinstance(value, tuple):
-            fields = _collect(value, words)
-            if fields is None:
+            collected = getattr(value, "collected", None) or _collect_record(value)
+            if collected is None:
                 return None
-            layout.append((type(value), *fields))
+            layout.append(collected[0])
+            words += collected[1]
         else:
             words.append(value)
             layout.append(None)
     return tuple(layout)
+
+
+def _collect_record(record: Any) -> tuple[Layout, list[int]] | None:
+    """Return the layout and the words of a record, and keep them in a fixed record."""
+    words: list[int] = []
+    fields = _collect(record, words)
+    if fields is None:
+        return None
+    collected = (getattr(record, "record", type(record)), *fields), words
+    if hasattr(record, "collected"):
+        record.collected = collected
+    return collected
 
 
 def as_column(array: NDArray[Any]) -> NDArray[Any]:

@@ -58,7 +58,7 @@ from pptrace.steps.message_calls import in_calls, with_messages, with_sends
 from pptrace.steps.schedule import StageGraph, graph_of
 from pptrace.steps.workload import COLLECTIVE
 from pptrace.timeline.timeline import LANE_COLUMNS
-from pptrace_kernel import halves, run, run_parts
+from pptrace_kernel import fixed, halves, run, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -502,10 +502,10 @@ class DistinctCostRows(NamedTuple):
         alone = replace(
             lowering, issued=kept,
             lanes=replace(lowering.lanes, first=np.searchsorted(places, lowering.lanes.first).astype(np.int32)),
-            rows=rows._replace(
+            rows=fixed(rows._replace(
                 row_ptr=kept.row_ptr, cells=kept.cells, edge=kept.edge,
                 lanes=rows.lanes._replace(peer=peer, group=group),
-            ),
+            )),
         )  # fmt: skip
         row = np.empty(len(issued), dtype=np.intp)
         row[place] = np.searchsorted(places, place[first])[number]

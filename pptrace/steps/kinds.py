@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from pptrace_kernel import fixed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -470,7 +472,7 @@ def kind_table() -> KindTable:
         [row.weight_activation for row in rows], [row.copied for row in rows], [row.recomputed for row in rows],
         [row.direction is Pass.BACKWARD or row.recomputed > 0 or row.copied > 0 for row in rows],
     )  # fmt: skip
-    return KindTable(*(np.array(column, dtype=np.int8) for column in columns))
+    return fixed(KindTable(*(np.array(column, dtype=np.int8) for column in columns)))
 
 
 TABLE = kind_table()

@@ -26,7 +26,7 @@ from pptrace.steps.columns import Int32s, count_set, difference, uniform, unset
 from pptrace.steps.kernels.tables import index_actions
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Result, present
 from pptrace.steps.placement import infer_placement
-from pptrace_kernel import halves, run_parts
+from pptrace_kernel import fixed, halves, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -342,7 +342,7 @@ def _graph_of(placement: Placement) -> StageGraph:
     pred_ptr, pred_edge = _group_edges(edge_to, placement.stages)
     forward_rank, backward_rank = placement.pass_ranks
     nearby = any((ranks[:, edge_from] == ranks[:, edge_to]).any() for ranks in (forward_rank, backward_rank))
-    return StageGraph(
+    return fixed(StageGraph(
         ranks=placement.ranks, stages=placement.stages, microbatches=placement.microbatches,
         routes=placement.routes,
         edges=edge_from.size, nearby=int(nearby), stage_rank=forward_rank.ravel(),
@@ -350,7 +350,7 @@ def _graph_of(placement: Placement) -> StageGraph:
         microbatch_route=placement.microbatch_route,
         edge_from=edge_from, edge_to=edge_to, succ_ptr=succ_ptr, succ=edge_to[succ_edge], succ_edge=succ_edge,
         pred_ptr=pred_ptr, pred=edge_from[pred_edge], pred_edge=pred_edge,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _group_edges(key: Int32s, stages: int) -> tuple[Int32s, Int32s]:

@@ -115,3 +115,15 @@ def test_another_constant_and_other_fields_are_other_code(monkeypatch: pytest.Mo
 
     assert compiled._describe_source(weigh) != before
     assert compiled._describe_layout((Given, None)) != compiled._describe_layout((Filled, None))
+
+
+def test_a_fixed_record_gives_the_same_result_in_each_call() -> None:
+    value, weight = np.arange(7, dtype=np.int64), np.arange(7, dtype=np.int32) + 1
+    given, totals = pptrace_kernel.fixed(Given(value, weight, 10)), []
+    with pptrace_kernel.always_compiled():
+        for _ in range(2):
+            filled = Filled(np.zeros(7, dtype=np.int64), np.zeros(7, dtype=np.int8), 1)
+            outputs = filled, np.full(1, -1, dtype=np.int64)
+            pptrace_kernel.run(weigh, (given, np.full(7, 5, dtype=np.int64), 2), outputs, work=7)
+            totals.append(filled.total.tolist())
+    assert totals == [weighed()[1][0]] * 2
