@@ -213,14 +213,12 @@ def _table(inputs: Preparation, costs: Costs) -> tuple[Schedule, Policy, Schedul
     # Checks of messages and chunks depend on where the user wrote a key.
     prefixes = ("schedule", "p2p", CHUNKS)
     written = tuple((key, place) for key, place in inputs.resolved.positions.items() if key.startswith(prefixes))
+    parallel, microbatches = inputs.experiment.parallel, inputs.experiment.batch.known_microbatches
     return inputs.share(
         build, ("table", written), reads=("model", "parallel", "batch", "schedule", "p2p"),
-        fills=("parallel", "schedule", "p2p"), rows=_CONFIGURATION_ROWS, may_keep=lambda: not reads_costs,
+        fills=("parallel", "schedule", "p2p"), rows=_PASSES * (parallel.pp or 1) * parallel.vp * microbatches,
+        may_keep=lambda: not reads_costs,
     )  # fmt: skip
-
-
-_CONFIGURATION_ROWS = 100
-"""Rows of a memo that take as much memory as the sections of a shared table."""
 
 
 def _with_policy(inputs: Preparation, table: Schedule) -> tuple[Schedule, Policy]:
