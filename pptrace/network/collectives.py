@@ -301,11 +301,6 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
         return replace(self, groups=groups)
 
-    def representative(self, *axes: str) -> LinkCollectives:
-        """Return the first collectives on the same network whose groups along some axes equal these."""
-        first: LinkCollectives = self.known.setdefault(("first", *map(self.group_key, axes)), self)
-        return first
-
     def fastest(self, collective: str, axis: str, size_bytes: int) -> CollectivePlan:
         """Return the fastest plan of a collective; see :meth:`ns`."""
         key = (collective, axis, size_bytes)

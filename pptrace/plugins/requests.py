@@ -34,10 +34,6 @@ class GroupCollectives(Protocol):
         """
         ...
 
-    def representative(self, *axes: str) -> GroupCollectives:
-        """Return the first collectives on the same network whose groups along some axes equal these."""
-        ...
-
 
 class TableSimulator(Protocol):
     """Simulator of tables under the current configuration, for schedules that search."""

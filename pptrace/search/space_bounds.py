@@ -276,7 +276,7 @@ class SpaceBounds:
                 [each.workload(ranks, edges=edges) for each in costs] for costs in (plain_costs, paired_costs)
             )
         except PptraceError as error:
-            concerns_sizes = isinstance(error, ConfigError | ConstraintError) and error.key in _SIZE_KEYS
+            concerns_sizes = isinstance(error, ConstraintError) and error.key in _SIZE_KEYS
             return GroupBounds(
                 reason=short_reason(error), concerns_all=self._concerns_all(error), concerns_sizes=concerns_sizes
             )

@@ -262,17 +262,14 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
 
     def _check_segments(self) -> None:
         for kind, stages in self.segments.items():
-            self._check_count(kind, stages)
+            if len(stages) != self.stages:
+                msg = f"segments of {kind.name} are for {len(stages)} stages of {self.stages}: one list each"
+                raise ValueError(msg)
             durations_ns = self.duration_ns(kind).tolist()
             for stage, (time_ns, _) in enumerate(self._action_times(kind, stages)):
                 if time_ns != durations_ns[stage]:
                     msg = f"{kind.name} of stage {stage}: its segments take {time_ns} ns: use Workload.segmented"
                     raise ValueError(msg)
-
-    def _check_count(self, kind: Kind, stages: Sequence[tuple[Segment, ...]]) -> None:
-        if len(stages) != self.stages:
-            msg = f"segments of {kind.name} are for {len(stages)} stages of {self.stages}: one list each"
-            raise ValueError(msg)
 
     def _check_classes(self) -> None:
         force_setattr(self, "microbatch_class", column(self.microbatch_class, np.int32))
@@ -325,18 +322,16 @@ class Workload(Struct, frozen=True, kw_only=True, eq=False):
         """
         if overlapped is not None and overlapped != self.overlapped:
             return replace(self, segments=MappingProxyType({}), overlapped=overlapped).segmented(segments)
-        changed = copy(self)
+        columns: dict[str, Any] = {}
         for kind, stages in segments.items():
-            self._check_count(kind, stages)
             name = kind.traits.cost
+            if not name:
+                continue
             durations, computed = np.array(self._action_times(kind, stages), dtype=np.int64).reshape(-1, 2).T
-            if name:
-                force_setattr(changed, f"{name}_ns", checked(f"{name}_ns", durations))
-            if kind in COLLECTIVE:
-                collectives = f"{name}_collective_ns"
-                force_setattr(changed, collectives, checked(collectives, durations - computed))
-        force_setattr(changed, "segments", MappingProxyType(dict(segments)))
-        return changed
+            columns[f"{name}_ns"] = durations
+            if hasattr(self, f"{name}_collective_ns"):
+                columns[f"{name}_collective_ns"] = durations - computed
+        return replace(self, segments=MappingProxyType(dict(segments)), **columns)
 
     @property
     def reserve_text(self) -> str:

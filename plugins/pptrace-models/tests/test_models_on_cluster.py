@@ -36,10 +36,6 @@ class Recorded:
         self.asked[collective, axis, size_bytes] += 1
         return NS[collective]
 
-    def representative(self, *axes: str) -> Recorded:
-        del axes
-        return self
-
     def of(self, *axes: str) -> set[tuple[str, str, int]]:
         return {asked for asked in self.asked if asked[1] in axes}
 

@@ -332,13 +332,12 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     slowness = 1.0
     if options.spread:
         slowness += options.spread * expected_maximum(sum(request.rank_gpus))
-    of_kernels = options.kernels, options.kernel_table, options.fp8_recipe, options.attention
     device_of: dict[tuple[tuple[str, Any], ...], Accelerator] = {}
     for rank, values in enumerate(descriptions):
         if values not in device_of:
             with _rank_errors(rank, is_same_device=len(descriptions) == 1):
                 device_of[values] = memoized(
-                    partial(_device, dict(values), options, slowness), ("device", values, slowness, of_kernels)
+                    partial(_device, dict(values), options, slowness), ("device", values, slowness), options
                 )
     devices = tuple(map(device_of.__getitem__, descriptions))
     ranks = devices if request.rank_devices else devices * request.ranks

@@ -108,20 +108,18 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
         stages: Sequence[Stage] = units_of(model, count_units(model) if by_weight else request.stages)
     else:
         stages = _stages_of_layers(model, options, request)
-    known = _known_layers(request, part)
-    known_replicas = _known_replicas(request, part, known)
+    known, known_times = _known_values(request, part)
     # Values that other builds have computed can depend on the network as well.
-    observed = known_replicas.setdefault("network", network)
+    observed = known_times.setdefault("network", network)
     observing = replace(request, data_parallel=observed)
     job = _Job(
         request=observing, model=model, options=options, part=part, towers=towers_of(model, observing),
-        devices=devices, known=known, known_times=_known_times(request, model, part, known),
+        devices=devices, known=known, known_times=known_times,
     ).of_stages(with_loads(stages, *loads.mean) if loads else stages)  # fmt: skip
     peak_flops = devices.peaks(model.precision, request.rank_gpus)
     sent = job.sent()
     back = job.sent_back(sent)
-    of_replicas = replace(job, known_times=known_replicas)
-    columns, state = job.microbatch_columns(), of_replicas.columns(of_replicas.state)
+    columns, state = job.microbatch_columns(), job.columns(job.state)
     jobs = job.of_classes(stages, loads) if loads else []
     by_class = [each.microbatch_columns() for each in jobs]
     if by_weight:
@@ -130,7 +128,7 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
         if options.optimizer == "muon":
             raise ConfigError("muon balances whole layers: write a number of units", key="data_parallel.units")
         columns, *by_class = (job.microbatch_columns_of_weights(each) for each in (columns, *by_class))
-        state = of_replicas.columns_of_weights(of_replicas.module_state)
+        state = job.columns_of_weights(job.module_state)
         sent = back = [0] * request.stages
     _check_range([*sent, *back])
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
@@ -141,9 +139,7 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
         boundary_bytes=_boundaries(request, sent),
         boundary_gradient_bytes=_boundaries(request, back) if back != sent else np.zeros(0, dtype=np.int64),
         boundary_buffer_bytes=job.buffers(),
-        reserved_bytes=options.reserved + max(
-            replace(each, known_times=known_replicas).beyond_bytes() for each in (job, *jobs)
-        ),
+        reserved_bytes=options.reserved + max(each.beyond_bytes() for each in (job, *jobs)),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
@@ -167,7 +163,7 @@ def _build_within_replicas(request: CostRequest, network: ObservedNetwork) -> _W
     if loads and classes:
         workload = replace(workload, classes=tuple(classes), microbatch_class=(loads.kind_of + 1).astype(np.int32))
     network.is_read = observed.is_read
-    return _WithinReplicas(workload=workload, job=of_replicas, by_weight=bool(by_weight))
+    return _WithinReplicas(workload=workload, job=job, by_weight=bool(by_weight))
 
 
 def _stages_of_layers(model: Transformer, options: RooflineOptions, request: CostRequest) -> Sequence[Stage]:
@@ -198,7 +194,7 @@ class _WithinReplicas(Struct, frozen=True):
         Args:
             request: the request, of which only the data-parallel network can differ from that of the job.
         """
-        job = self.job.between_replicas(request) if request.collectives is None else self.job
+        job = self.job.between_replicas(request)
         return job.columns_of_weights(job.module_times) if self.by_weight else job.columns(job.replica_times)
 
 
@@ -253,50 +249,34 @@ _KNOWN_ROWS = 300
 """Rows of a memo that take as much memory as the costs of some stages."""
 
 
-def _known_layers(request: CostRequest, part: Shard) -> dict[Any, Any]:
-    """Return the values that costs of the same layers have in common.
+def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return the values that costs of the same layers have in common, and those with the same collectives, too.
 
     The share of a device depends on the stages if several of them share the vocabulary.
     """
     model = {name: value for name, value in request.model.items() if name not in _SPLIT}
-    # Segments divide the times of layers, and change none. Sharded state changes those of units alone.
-    unread = ("segments",) if request.units else ("segments", "zero")
+    # Segments divide the times of layers, and change none.
     of_layers = replace(
-        request, model=model, options={**request.options, **dict.fromkeys(unread)}, ranks=0,
+        request, model=model, options={**request.options, "segments": None}, ranks=0,
         stages=request.stages if request.units else 0, edges=(), stage_ranks=(),
         has_pairs=False, microbatches=0, global_batch=0, dp=request.dp if request.encoders else 0,
         collectives=None, data_parallel={}, reshard="", reduce_each=False, reduce_groups="", shard=0,
         expert_shard=0, subgroup=0,
     )  # fmt: skip
     without_replicas = replace(part, replicas=0, expert_replicas=0, shards=0, expert_shards=0, subgroup=0)
-    known: dict[Any, Any] = memoized(
+    layers: dict[Any, Any] = memoized(
         dict, ("layers", without_replicas, repr(of_layers)), request.rank_devices, rows=_KNOWN_ROWS
     )
-    return known
+    return layers, _known_times(request, part, layers)
 
 
-def _known_times(request: CostRequest, model: Transformer, part: Shard, layers: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the values that costs of the same layers with the same collectives within replicas have in common.
-
-    On a cluster, they are those with equal groups, unless an encoder has further collectives.
-    """
-    if request.collectives is None or model.named_encoders:
-        return _known_replicas(request, part, layers)
-    axes = ("tp", "cp", "ep", "etp", *["pp"] * (part.vocabulary_shares > 1))
-    first = request.collectives.representative(*axes)
-    known: dict[Any, Any] = memoized(dict, ("times", axes), layers, first, rows=_KNOWN_ROWS)
-    return known
-
-
-def _known_replicas(request: CostRequest, part: Shard, layers: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the values that costs of the same layers with the same collectives and state have in common."""
-    of_replicas = (
-        part, request.options.get("zero"), request.ranks, request.dp, *request.data_parallel.items(),
-        request.reshard, request.reduce_each, request.reduce_groups,
+def _known_times(request: CostRequest, part: Shard, layers: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the values that costs of the same layers with the same collectives have in common."""
+    of_times = (
+        part, request.ranks, request.dp, *request.data_parallel.items(), request.reshard, request.reduce_each,
+        request.reduce_groups,
     )  # fmt: skip
-    known: dict[Any, Any] = memoized(
-        dict, ("replicas", of_replicas), layers, request.collectives, rows=_KNOWN_ROWS
-    )
+    known: dict[Any, Any] = memoized(dict, ("times", of_times), layers, request.collectives, rows=_KNOWN_ROWS)
     return known
 
 
@@ -388,7 +368,7 @@ def _cached_in(memo: Literal["known", "known_times"]) -> Callable[[_Method], _Me
     """Return a decorator of methods that are computed once for the same arguments, compared by identity.
 
     Args:
-        memo: ``known_times`` for values that depend on collectives, replicas or their state, ``known`` for others.
+        memo: ``known_times`` for values that depend on collectives or replicas, ``known`` for others.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -416,8 +396,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
     known: dict[Any, Any]
     """Values that depend on no other stage, collective or replica; jobs with equal layers share them."""
     known_times: dict[Any, Any]
-    """Values that depend on collectives or replicas. Jobs share those of microbatches if they have equal groups
-    within replicas, and those of state if they differ in their stages alone."""
+    """Values that depend on collectives or replicas; jobs share them that differ in their stages alone."""
     stages: Sequence[Stage] = ()
 
     def of_stages(self, stages: Sequence[Stage]) -> _Job:
@@ -486,7 +465,7 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def between_replicas(self, request: CostRequest) -> _Job:
         """Return the job with the data-parallel network of a request, for times between replicas."""
-        known_times = _known_replicas(request, self.part, self.known).setdefault("between replicas", {})
+        known_times = _known_times(request, self.part, self.known).setdefault("between replicas", {})
         towers = towers_of(self.model, request)
         return replace(self, request=request, towers=towers, known_times=known_times)
 
