@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=BaseModel)
 
 _NOWHERE: Places = MappingProxyType({})
-_FIELD = re.compile(r'^    (\w+): .*+(?:\n {5,}.*+|\n    [)\]}].*+)*+\n    """((?s:.*?))"""', re.MULTILINE)
-"""A field, on one line or more, and its docstring; without backtracking, which takes ten times as long."""
+_FIELD = re.compile(r'^    (\w+): .*(?:\n(?: {5}|    [)\]}]).*)*\n    """((?s:.*?))"""', re.MULTILINE)
+"""A field, on one line or more, and its docstring. Possessive quantifiers fail before Python 3.11.5."""
 
 
 class Parameters(BaseModel):

@@ -286,11 +286,8 @@ _STAGE_KINDS = "|".join(sorted((k.name for k in PER_STAGE), key=len, reverse=Tru
 _KIND_CODES = {kind.name: int(kind) for kind in Kind}
 _PLAIN = rf"[0-9]{{1,9}}(?:(?:{_MICROBATCH_KINDS})[0-9]{{1,9}}(?:\+[1-9][0-9]{{0,8}})?|(?:{_STAGE_KINDS}))"
 _CELL = rf"(?:{_PLAIN}|\({_PLAIN}(?:;{_PLAIN})*\)OVERLAP_F_B)"
-_ROW = {
-    Form.CSV: rf"(?:[ \t]*{_CELL}?[ \t]*,)*+[ \t]*{_CELL}?[ \t]*",
-    Form.TEXT: rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?",
-}
-"""Patterns of whole rows; compiled at their first use, because that takes a millisecond each."""
+_SEPARATORS = {Form.CSV: (",", r"[ \t]*,[ \t,]*"), Form.TEXT: (" ", r"[ \t]+")}
+"""The shortest separator of cells, and the pattern of all."""
 _TOKEN = rf"(\()?([0-9]+)({'|'.join(_KIND_NAMES)})([0-9]*)(?:\+([0-9]+))?(\))?"
 _NO_WAITS = waits_of([])
 _TEXT_CELL = r"\([^()]*\)\S*|\S+"
@@ -305,7 +302,8 @@ def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
     Raises:
         TableError: a cell is not an action; the error has its column.
     """
-    if re.fullmatch(_ROW[form], line) is None:
+    separator, pattern = _SEPARATORS[form]
+    if not all(re.fullmatch(pattern, text) for text in set(re.split(_CELL, f"{separator}{line}{separator}"))):
         actions = [_parse_at(cell, column) for column, cell in cells_of(line, form)]
         return cell_columns(actions), waits_of(actions)
     tokens = re.findall(_TOKEN, line)
