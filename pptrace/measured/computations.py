@@ -317,7 +317,7 @@ def _places(cells: Cells, placement: Placement) -> Int64s:
     stages, microbatches = placement.stages, placement.microbatches
     exists = (cells.stage < stages) & (cells.microbatch < microbatches)
     stage = cells.kind.astype(np.int64) * stages + cells.stage
-    return np.where(exists, stage * microbatches + cells.microbatch, 0)
+    return np.where(exists, stage * microbatches + np.maximum(cells.microbatch, 0), 0)
 
 
 def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:

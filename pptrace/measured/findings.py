@@ -34,11 +34,13 @@ class KindRow(Struct, frozen=True, kw_only=True):
     median_ns: Sides
     """The median of their durations; 0 without actions."""
     ratio: Figure | None
-    """The second median over the first; None where a side has none."""
+    """The second median over the first; None where one of them is 0."""
 
     def is_equal(self, tolerance: float) -> bool:
-        """Return whether the medians are equal within a relative tolerance."""
-        return self.ratio is not None and abs(self.ratio.value - 1) <= tolerance
+        """Return whether both sides have actions, with equal medians within a relative tolerance."""
+        if self.ratio is None:
+            return all(self.count) and not any(median.value for median in self.median_ns)
+        return abs(self.ratio.value - 1) <= tolerance
 
 
 class Change(Struct, frozen=True, kw_only=True):

@@ -81,7 +81,8 @@ def match(a: Computations, b: Computations) -> MatchedActions:
         stages = max(a.placement.stages, b.placement.stages)
         microbatches = max(a.placement.microbatches, b.placement.microbatches)
         keys = [
-            ((step.kind.astype(np.int64) * stages + step.stage) * microbatches + step.microbatch) * _MOST_RANKS
+            ((step.kind.astype(np.int64) * stages + step.stage) * microbatches + np.maximum(step.microbatch, 0))
+            * _MOST_RANKS
             + step.rank
             for step in (a, b)
         ]

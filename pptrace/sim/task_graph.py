@@ -90,8 +90,9 @@ class TaskGraph(Cells, frozen=True, kw_only=True):
     def with_times(self, times: ActionTimes) -> TaskGraph:
         """Return the graph of whole actions with other times of single actions."""
         placement, kinds = self.placement, self.kind.astype(np.int64)
-        rows = np.flatnonzero((self.microbatch >= 0) & (self.stage >= 0))
-        cell = (kinds * placement.stages + self.stage) * placement.microbatches + self.microbatch
+        rows = np.flatnonzero(self.stage >= 0)
+        microbatch = np.maximum(self.microbatch, 0)
+        cell = (kinds * placement.stages + self.stage) * placement.microbatches + microbatch
         index = find(times.place, cell[rows])
         rows, index = rows[index >= 0], index[index >= 0]
         duration_ns, lag_ns = self.duration_ns.copy(), self.lag_ns.copy()
@@ -110,7 +111,7 @@ class TaskGraph(Cells, frozen=True, kw_only=True):
 class ActionTimes(Columns, frozen=True, kw_only=True):
     """Nanoseconds per action, one value for each named action; the workload or the network gives all other times.
 
-    An action of several microbatches has the place of its first one.
+    An action of several microbatches has the place of its first one, an action without one that of the first.
     """
 
     place: Int64s

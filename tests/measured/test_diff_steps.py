@@ -83,6 +83,13 @@ def test_a_step_does_not_differ_from_itself() -> None:
     assert [rung.change_ns.value for rung in difference.ladder] == [0] * 8
 
 
+def test_actions_without_time_are_equal_to_themselves_alone() -> None:
+    free = side(step(slow={1: 0}))
+
+    assert diff(free, side(step(slow={1: 0}))).same
+    assert not diff(free, side(step())).same
+
+
 def test_a_diff_of_64_actions_executes_few_lines() -> None:
     rows = [[f"{stage}{kind}{microbatch}" for kind in "FB" for microbatch in range(8)] for stage in range(4)]
 

@@ -9,6 +9,8 @@ import pytest
 
 import pptrace
 from pptrace.errors import ConfigError
+from pptrace.measured.diff_document import Diff
+from pptrace.measured.replay import replay
 from pptrace.steps.kinds import Kind
 from pptrace.timeline.critical_path import why
 from pptrace.timeline.idle import time_spent
@@ -84,6 +86,21 @@ def test_traces_show_generation_and_passes(tmp_path: Path) -> None:
     for again in (perfetto.read([tmp_path / "step.pftrace"]), kineto.read([tmp_path / "step.json"])):
         assert (again.kind == Kind.GENERATION).sum() == 4
         assert time_spent(again, window(again)).idle_ns.tolist() == run.metrics.idle_ns.tolist()
+
+
+@pytest.mark.parametrize(("schedule", "pp", "vp"), [("1f1b", 1, 1), ("zb-v", 2, 2), ("chimera", 4, 1)])
+def test_generation_and_passes_are_replayed_and_equal_to_themselves(
+    tmp_path: Path, schedule: str, pp: int, vp: int
+) -> None:
+    sections: dict[str, Any] = {"parallel": {"pp": pp, "vp": vp}, "schedule": schedule}
+    run = step({"generation": "1 ms", "forward_passes": 2}, **sections)
+    run.save(tmp_path / "step.pftrace")
+    difference = pptrace.diff(tmp_path / "step.pftrace", tmp_path / "step.pftrace")
+
+    assert isinstance(difference, Diff)
+    assert difference.same
+    assert len(difference.findings.matched) == len(difference.findings.steps[0])
+    assert replay(run.timeline).explained == 1
 
 
 def test_messages_of_passes_use_links() -> None:
