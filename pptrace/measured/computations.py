@@ -20,7 +20,7 @@ from msgspec.structs import asdict, replace
 from pptrace.sim.task_graph import ActionTimes
 from pptrace.steps.actions import CELL, Cells
 from pptrace.steps.columns import Int32s, Int64s, difference, find
-from pptrace.steps.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT, Kind, Pass, Stream, message_kind
+from pptrace.steps.kinds import COMMUNICATION, RECEIVES, RECOMPUTES, TOWARDS_NEXT, Kind, Pass, Stream, message_kind
 from pptrace.steps.schedule import Schedule
 from pptrace.timeline.actions import folded
 from pptrace.timeline.messages import compute_rows, messages
@@ -95,12 +95,15 @@ class Computations(Cells, frozen=True, kw_only=True):
     """Whether it waited for an unrecorded computation, so that its gap is no host gap."""
     transfers: Transfers
     """The messages between ranks."""
+    recompute_waits: bool = False
+    """Whether recomputed forwards wait for the messages of their backwards."""
 
     @property
     def order(self) -> Schedule:
         """The table of the computations."""
         ptr = np.searchsorted(self.rank, np.arange(self.placement.ranks + 1))
-        return Schedule.of_cells(self.placement, ptr, self.cells)
+        order = Schedule.of_cells(self.placement, ptr, self.cells)
+        return replace(order, recompute_waits=self.recompute_waits)
 
     @property
     def places(self) -> Int64s:
@@ -288,6 +291,7 @@ def extract_computations(
         issue_ns=_issue_ns(timeline, by_rank),
         host_ns=np.full(rows.size, -1, dtype=np.int64) if host_ns is None or not host_ns.size else host_ns[rows],
         collective_ns=timeline.collective_ns[rows], waited=waited[rows], outside=outside, transfers=transfers,
+        recompute_waits=bool((released[rows] & RECOMPUTES.mask(cells.kind)).any()),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pptrace.measured.replay import replay
 from pptrace.measured.sides import Side, simulated_side
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
+from pptrace.steps.action_insertion import with_recompute
 from pptrace.steps.kinds import Kind
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
@@ -69,6 +70,15 @@ def side(timeline: Timeline, name: str = "step") -> Side:
 @pytest.mark.parametrize("rows", [ROWS, SPLIT])
 def test_a_simulated_step_is_its_own_replay(rows: list[list[str]], policy: str) -> None:
     again = replay(step(rows, policy=policy))
+
+    assert again.replayed_ns == again.step.span_ns
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_recomputed_forwards_are_replayed_with_and_without_waits_for_gradients(*, early: bool) -> None:
+    table = with_recompute(Schedule.from_rows(ROWS), np.ones((3, 4), dtype=np.bool_), early=early)
+    workload = Workload.uniform(3, f_ns=10 * MS, b_ns=20 * MS, recompute_ns=10 * MS)
+    again = replay(simulate(table, workload))
 
     assert again.replayed_ns == again.step.span_ns
 
