@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pptrace.config.resolution import load
@@ -47,6 +48,7 @@ def test_the_encoder_of_the_first_microbatches_is_on_all_ranks_and_the_next_fill
 
 
 @settings(max_examples=10)
+@example([20, 21], 8, 7, 24)  # one rank encodes five of the microbatches
 @given(st.lists(TIME, min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 60), st.integers(0, 90))
 def test_the_step_is_at_most_that_with_the_encoder_before_and_after_the_decoder(
     forward: list[int], microbatches: int, encoder_forward: int, encoder_backward: int
@@ -55,12 +57,12 @@ def test_the_step_is_at_most_that_with_the_encoder_before_and_after_the_decoder(
     alone = step("1f1b", microbatches, forward, backward).metrics.step_ns
     run = step("optimus", microbatches, [encoder_forward, *forward], [encoder_backward, *backward])
 
-    turn = 1000 * (encoder_forward + encoder_backward)
-    assert alone + turn <= run.metrics.step_ns <= alone + -(-microbatches // len(forward)) * turn
     timeline, ranks = run.timeline, len(forward)
-    encoded = timeline.rank_of_row()[(timeline.stage == 0) & (timeline.kind == Kind.F)]
-    assert len(encoded) == microbatches
-    assert set(encoded.tolist()) == set(range(min(ranks, microbatches)))
+    encoded = Counter(timeline.rank_of_row()[(timeline.stage == 0) & (timeline.kind == Kind.F)].tolist())
+    assert encoded.total() == microbatches
+    assert set(encoded) == set(range(min(ranks, microbatches)))
+    turn = 1000 * (encoder_forward + encoder_backward)
+    assert alone + turn <= run.metrics.step_ns <= alone + max(encoded.values()) * turn
 
 
 def test_an_encoder_that_fits_into_the_bubbles_adds_one_forward_and_one_backward() -> None:
