@@ -4,7 +4,8 @@
 
 Each plan has the default space. The output has the time to the first answer, to a step within 2 % of the best, and
 to the end, in seconds and in processor seconds of this process and its workers. It also has the excess of the best
-step after 120 processor seconds over the last one.
+step after 120 processor seconds over the last one. With one worker, this process computes bounds, and the worker
+simulates.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Watch:
 def report(name: str, limit: str | None, workers: int) -> None:
     """Plan a job and print a row."""
     gpus, flags = JOBS[name]
-    watch = Watch()
+    watch, start = Watch(), time.process_time()
     result = plan(
         gpus=gpus, device="h100-sxm", time=limit, robust=False, workers=workers, progress=watch.progress, **flags
     )  # fmt: skip
@@ -80,12 +81,14 @@ def report(name: str, limit: str | None, workers: int) -> None:
     early = [step_ns for _, used, step_ns in watch.found if used <= USED_S]
     excess = f"{early[-1] / watch.found[-1][2] - 1:.1%}" if early else "no answer"
     excluded = counts["considered"] - counts[Outcome.SIMULATED] - ended["unproved"]
+    bounding_s = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{name}: first {watch.found[0][0]:.0f} s ({watch.found[0][1]:.0f} s used), within 2 % {near[0]:.0f} s "
         f"({near[1]:.0f}), excess after {USED_S} s used {excess}, "
         f"{ended['ended']} after {end_s:.0f} s ({end_used_s:.0f})\n"
-        f"    {counts['considered']:,} considered, {excluded:,} excluded ({excluded / end_used_s:,.0f}/s used), "
+        f"    {counts['considered']:,} considered, {excluded:,} excluded ({excluded / end_used_s:,.0f}/s used, "
+        f"{excluded / bounding_s:,.0f}/s used by this process), "
         f"{counts[Outcome.SIMULATED]:,} simulated, {ended['unproved']:,} unproved, "
         f"{ended['without_bound']:,} groups without bound, gain {ended['gain']}\n"
         f"    {result.best.name}: {DURATION.rounded(int(result.best.row['step_ns'] or 0))}; {peak:.2f} GiB",
