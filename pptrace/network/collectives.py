@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from pptrace.errors import ConfigError
 from pptrace.network.cluster import Cluster, Leg, lowest_rates
-from pptrace.network.contract import NO_ROUTE
+from pptrace.network.contract import NO_ROUTE, UNLIMITED
 from pptrace.steps.columns import distinct
 
 if TYPE_CHECKING:
@@ -375,6 +375,9 @@ def _members(starts_node: Sequence[bool], starts_nic: Sequence[bool]) -> Members
 _BATCH = 2**15
 """Pairs per query of the network, which bounds memory."""
 
+_NO_LIMIT = np.iinfo(np.int64).max
+"""Rate of paths without a limit, while the lowest rate is chosen."""
+
 _BYTE_NS = 1_000_000
 """Nanoseconds of a byte at one kB/s."""
 
@@ -414,19 +417,22 @@ def _flows_of_pairs(network: Network, src: Int32s, dst: Int32s, flow_count: Int6
         batch = slice(first, first + _BATCH)
         legs = _legs(network, src[batch], dst[batch])
         per_pair = max(leg.paths.per_pair for leg in legs)
-        length, rate = np.zeros((2, src[batch].size, per_pair), dtype=np.int64)
+        length = np.zeros((src[batch].size, per_pair), dtype=np.int64)
+        rate = np.full_like(length, _NO_LIMIT)
         link_flows = flows_by_paths.setdefault(per_pair, np.zeros(len(links), dtype=np.int64))
         for leg in legs:
             rows, paths = leg.rows(per_pair), leg.paths
-            overhead[batch][leg.pairs] += paths.overhead_ns[rows].max(axis=1)
-            latency[batch][leg.pairs] += paths.latency_ns[rows].max(axis=1)
+            overhead[batch][leg.pairs] += paths.overhead_ns.reshape(-1, paths.per_pair).max(axis=1)[leg.row]
+            latency[batch][leg.pairs] += paths.latency_ns.reshape(-1, paths.per_pair).max(axis=1)[leg.row]
             leg_length = np.diff(paths.link_ptr)
             length[leg.pairs] += leg_length[rows]
-            rate[leg.pairs] = lowest_rates([rate[leg.pairs], paths.rate_kbps[rows]])
+            limits = np.where(paths.rate_kbps == UNLIMITED, _NO_LIMIT, paths.rate_kbps)
+            rate[leg.pairs] = np.minimum(rate[leg.pairs], limits[rows])
             flows = np.bincount(rows.ravel(), np.repeat(flow_count[batch][leg.pairs], per_pair), len(paths))
             used = np.repeat(flows.astype(np.int64), leg_length) * paths.weight
             link_flows += np.bincount(paths.link + leg.first_link, used, len(links)).astype(np.int64)
         _check_routes(rate, src[batch], dst[batch])
+        rate[rate == _NO_LIMIT] = UNLIMITED
         lowest_kbps[batch] = lowest_rates([*rate.T])
         unshared_kbps[batch] = np.where(length == 0, rate, 0).max(axis=1)
     limits_kbps = lowest_kbps[lowest_kbps > 0]

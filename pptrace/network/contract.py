@@ -107,15 +107,16 @@ class Paths(Struct, frozen=True, kw_only=True, eq=False):
             per_pair: paths of a pair.
         """
         pointer, used = np.asarray(link_ptr, dtype=np.int32), np.asarray(link, dtype=np.int32)
-        row = np.repeat(np.arange(pointer.size - 1), np.diff(pointer))
-        latency, overhead = np.zeros((2, pointer.size - 1), dtype=np.int64)
-        np.add.at(latency, row, links.latency_ns[used])
-        np.add.at(overhead, row, links.overhead_ns[used])
-        cap = links.flow_rate_kbps[used]
-        tightest = np.minimum(links.rate_kbps[used], np.where(cap > 0, cap, links.rate_kbps[used]))
-        rate = np.full(pointer.size - 1, np.iinfo(np.int64).max)
-        np.minimum.at(rate, row, tightest)
-        rate[np.diff(pointer) == 0] = UNLIMITED
+        cap = np.where(links.flow_rate_kbps > 0, links.flow_rate_kbps, links.rate_kbps)
+        tightest = np.minimum(links.rate_kbps, cap)[used]
+        overhead, latency = (
+            np.diff(np.append(0, values[used].cumsum())[pointer])
+            for values in (links.overhead_ns, links.latency_ns)
+        )
+        rate = np.full(pointer.size - 1, UNLIMITED)
+        has_links = np.diff(pointer) > 0
+        if has_links.any():
+            rate[has_links] = np.minimum.reduceat(tightest, pointer[:-1][has_links])
         return cls(
             overhead_ns=overhead,
             latency_ns=latency,

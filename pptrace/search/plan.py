@@ -122,7 +122,7 @@ class Robustness(Struct, frozen=True, kw_only=True):
 
 
 def assess_robustness(
-    request: PlanRequest,
+    space: Space,
     ranked: Sequence[Candidate],
     runner: CandidateRunner,
     bias: Bias,
@@ -140,12 +140,12 @@ def assess_robustness(
         scores: list[Score | None] = []
         for candidate, row in zip(contenders, runner.rows(contenders, machine), strict=True):
             step = None if row.get("error") or not row.get("fits") else bias.step_ns(row)
-            scores.append(None if step is None else request.score(step, candidate.layout))
+            scores.append(None if step is None else space.score(step, candidate.layout))
         first = scores[0]
         if first is None:  # it fails here, or does not fit
             continue
         best, index = min((score, index) for index, score in enumerate(scores) if score is not None)
-        slowdown = float(first[-1] / best[-1] - 1) if best[-1] else 0.0
+        slowdown = float(Fraction(first[-1], best[-1]) - 1) if best[-1] else 0.0
         verdicts.append(Verdict(machine=machine.name, slowdown=max(slowdown, 0.0), best=index))
     return Robustness(contenders=len(contenders), verdicts=tuple(verdicts))
 
@@ -331,19 +331,25 @@ class Plan(Printed):
         """Return a row per candidate, in the order of the space."""
         return [_row(candidate) for candidate in self.candidates]
 
+    @cached_property
+    def _outcomes(self) -> Counter[tuple[Outcome, str, str]]:
+        return Counter(self.search.outcomes())
+
     def counts(self) -> dict[str, int]:
         """Return the number of candidates, and the number with each outcome."""
-        counts = Counter(outcome for outcome, _, _ in self.search.outcomes())
+        counts: Counter[Outcome] = Counter()
+        for (outcome, _, _), number in self._outcomes.items():
+            counts[outcome] += number
         return {"considered": counts.total(), **{outcome.value: counts[outcome] for outcome in Outcome}}
 
     def refusals(self) -> dict[str, int]:
         """Return the number of refused candidates by reason, the most frequent first."""
         reasons: Counter[str] = Counter()
-        for outcome, schedule, reason in self.search.outcomes():
+        for (outcome, schedule, reason), number in self._outcomes.items():
             if outcome is Outcome.REFUSED:
                 # "parallel.tp: does not divide the heads" counts as "parallel.tp", other reasons by schedule.
                 head, colon, _ = reason.partition(":")
-                reasons[head if colon and " " not in head else f"schedule {schedule}"] += 1
+                reasons[head if colon and " " not in head else f"schedule {schedule}"] += number
         return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
     def to_dict(self) -> dict[str, Any]:
@@ -354,7 +360,7 @@ class Plan(Printed):
                 "settings": candidate.settings, "arguments": candidate.arguments,
                 **{key: value for key, value in candidate.row.items() if key not in _NOT_SHOWN},
                 "expected_ns": self.bias.expected_ns(candidate.row, candidate.arguments),
-                "slower": float(candidate.score[-1] / self.best.score[-1] - 1),
+                "slower": float(Fraction(candidate.score[-1], self.best.score[-1]) - 1),
                 "tied": self._is_tied(candidate),
                 "twins": [
                     {"settings": twin.settings, "arguments": twin.arguments} for twin in candidate.equivalents
@@ -405,7 +411,7 @@ class Plan(Printed):
         return {
             "schedule": self.foreign.schedule, "arguments": self.foreign.arguments, "reason": self.foreign.reason,
             "step_ns": self.foreign.row["step_ns"],
-            "slower": float(self.foreign.score[-1] / self.best.score[-1] - 1),
+            "slower": float(Fraction(self.foreign.score[-1], self.best.score[-1]) - 1),
         }  # fmt: skip
 
     def save(self, *targets: str | Path) -> list[Path]:
@@ -580,7 +586,7 @@ def plan(
         search = Search(space, runner, bias, progress)
         search.run()
         assesses = robust and search.ended != "interrupt"
-        robustness = assess_robustness(request, search.best, runner, bias, progress) if assesses else None
+        robustness = assess_robustness(space, search.best, runner, bias, progress) if assesses else None
     result = Plan(
         request=request, problem=problem, ranking=tuple(search.best), search=search, robustness=robustness,
         bias=bias, foreign=search.foreign, heading=space.heading,
@@ -718,7 +724,7 @@ def _figures(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
     exposed = (float(row["mean_collectives_ns"] or 0) + float(row["mean_messages_ns"] or 0)
                + float(row["mean_reduction_ns"] or 0))  # fmt: skip
     has_several_jobs = len({(each.layout.gpus, each.layout.sequences) for each in plan.ranked}) > 1
-    slowdown = float(candidate.score[-1] / plan.best.score[-1] - 1)
+    slowdown = float(Fraction(candidate.score[-1], plan.best.score[-1]) - 1)
     return {
         "step": DURATION.rounded(step),
         **({"expected": DURATION.rounded(expected)} if plan.bias.runs else {}),
@@ -899,7 +905,7 @@ def _other_frameworks(plan: Plan) -> list[tuple[str, str]]:
     """Return the row of the fastest configuration that the framework does not run."""
     if plan.foreign is None:
         return []
-    gain = float(1 - plan.foreign.score[-1] / plan.best.score[-1])
+    gain = float(1 - Fraction(plan.foreign.score[-1], plan.best.score[-1]))
     title, candidate = FRAMEWORKS[plan.problem.framework].title, plan.foreign
     text = f"{candidate.name} is {gain:.1%} shorter, but {title} does not run it: {candidate.reason}"
     return [(f"--for {ANY}", text)]

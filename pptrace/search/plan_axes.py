@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, product
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
     from pptrace.search.grid import Axis
 
 
-Score: TypeAlias = "tuple[Fraction, ...]"
-"""The value of the objective, to be minimized; tuples compare lexicographically."""
+Score: TypeAlias = "tuple[int, ...]"
+"""The value of the objective, to be minimized, in units of a space; tuples compare lexicographically."""
 
 OBJECTIVES = {
     "tokens": "most tokens per second",
@@ -127,7 +126,7 @@ class PlanLayout(Struct, frozen=True, kw_only=True):
         return 0 if rest else count
 
 
-class LayoutGroup(Struct, frozen=True, kw_only=True):
+class LayoutGroup(Struct, frozen=True, kw_only=True, dict=True):
     """Configurations of one layout and settings, which differ in schedule, chunks and split."""
 
     number: int
@@ -135,6 +134,11 @@ class LayoutGroup(Struct, frozen=True, kw_only=True):
     layout: PlanLayout
     varied: tuple[Assignment, ...]
     """Its settings."""
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The values of its settings as texts, by key."""
+        return {key_text(each.path): repr(each.value) for each in self.varied}
 
 
 class PlanRequest(Struct, frozen=True, kw_only=True):
@@ -186,13 +190,6 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
             return start_ns + DURATION.parse(self.time)
         except ConfigError as error:
             raise ConfigError(error.message, file="--time") from None
-
-    def score(self, step_ns: int, layout: PlanLayout) -> Score:
-        """Return the score of a step of a layout, or of a lower bound on it."""
-        if self.objective == "step":
-            return (Fraction(step_ns),)
-        per_sequence = Fraction(step_ns, layout.sequences)
-        return (Fraction(layout.gpus), per_sequence) if self.objective == "gpus" else (per_sequence * layout.gpus,)
 
 
 def gpus_text(count: int) -> str:
@@ -596,6 +593,7 @@ class Space:
         self.divisions = list(self._divisions())
         if not self.divisions or not self.entries or not self._settings_of(0):
             raise self._empty_error()
+        self._batch_unit = lcm(*self.sequences)
         batches = len(self.sequences) * len(self.micro)
         counts = (batches * len(self._settings_of(division)) for division in range(len(self.divisions)))
         self._ends = list(accumulate(counts))
@@ -612,6 +610,13 @@ class Space:
         layout = replace(self.divisions[division], micro=self.micro[micro], sequences=self.sequences[sequences])
         settings = (*self._size_settings(layout), *self._settings_of(division)[combination])
         return LayoutGroup(number=number, layout=layout, varied=settings)
+
+    def score(self, step_ns: int, layout: PlanLayout) -> Score:
+        """Return the score of a step of a layout, or of a lower bound on it."""
+        if self.request.objective == "step":
+            return (step_ns,)
+        batches_ns = step_ns * (self._batch_unit // layout.sequences)
+        return (layout.gpus, batches_ns) if self.request.objective == "gpus" else (batches_ns * layout.gpus,)
 
     def variants_of(self, number: int) -> tuple[int, ...]:
         """Return the numbers of the groups that differ from a group in recomputation alone, and its own.

@@ -16,6 +16,7 @@ import signal
 from bisect import insort
 from collections import Counter, deque
 from contextlib import suppress
+from fractions import Fraction
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
@@ -198,7 +199,7 @@ class Search:
             return Unproved(configurations=number, without_bound=without_bound, gain=None)
         first = self.best[0].score
         least = min([first, *(score for score, _ in left)])
-        gain = float(1 - least[-1] / first[-1]) if least[:-1] == first[:-1] else None
+        gain = float(1 - Fraction(least[-1], first[-1])) if least[:-1] == first[:-1] else None
         return Unproved(configurations=number, gain=gain)
 
     def candidates(self) -> list[Candidate]:
@@ -304,14 +305,14 @@ class Search:
         """Return the score of the expected step of a part, which orders the search."""
         group = part.group
         factor = group.bounds.factor(has_pairs=part.has_pairs)
-        return self.request.score(round(self.bias.bound_ns(part.bound.step_ns) * factor), group.group.layout)
+        return self.space.score(round(self.bias.bound_ns(part.bound.step_ns) * factor), group.group.layout)
 
     def _parts_of(self, group: CandidateGroup) -> list[GroupPart]:
         """Return the parts of a group that have members and can run."""
         return [GroupPart(group, has_pairs) for has_pairs in sorted(group.sizes)]
 
     def _score(self, bound: Bound, layout: PlanLayout) -> Score:
-        return self.request.score(self.bias.bound_ns(bound.step_ns), layout)
+        return self.space.score(self.bias.bound_ns(bound.step_ns), layout)
 
     def _part_score(self, part: GroupPart) -> Score:
         return self._score(part.bound, part.group.group.layout)
@@ -540,7 +541,7 @@ class Search:
         self._report()
 
     def _score_of(self, row: Row, candidate: Candidate) -> Score:
-        return self.request.score(self.bias.expected_ns(row, candidate.arguments), candidate.layout)
+        return self.space.score(self.bias.expected_ns(row, candidate.arguments), candidate.layout)
 
     def _simulate_foreign(self) -> None:
         """Simulate candidates that the framework does not run, in the order of their bounds.

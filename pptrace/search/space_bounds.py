@@ -255,8 +255,7 @@ class SpaceBounds:
         if not layout.microbatches:
             step = layout.dp * layout.micro
             return GroupBounds(reason=f"batch.global: {layout.sequences} is not a multiple of dp x micro = {step}")
-        values = {key_text(each.path): each.value for each in group.varied}
-        state = tuple((key, repr(value)) for key, value in values.items() if key not in _STATELESS)
+        state = tuple(item for item in group.texts.items() if item[0] not in _STATELESS)
         ranks, microbatches, edges = layout.pp, layout.microbatches, layout.edges
         encoder_ranks = sum(layout.branches)
         try:
@@ -437,8 +436,7 @@ class SpaceBounds:
             stage_ns = _stage_times(costs.workload(stages, edges=edges, has_pairs=has_pairs))
         except PptraceError:  # such as more stages than layers
             stage_ns = []
-        settings = ((key_text(each.path), repr(each.value)) for each in group.varied)
-        of_layers = tuple(setting for setting in settings if setting[0] not in _OF_REPLICAS)
+        of_layers = tuple(item for item in group.texts.items() if item[0] not in _OF_REPLICAS)
         key = name, of_layers, tuple(stage_ns), stages
         if key not in self._splits:
             self._splits[key] = costs.balanced_splits(stages, edges, has_pairs=has_pairs)
@@ -545,10 +543,9 @@ class SpaceBounds:
                 within = self._within.of(collectives, lambda: collectives.without(*_REPLICAS))
                 costs = replace(costs, request=replace(costs.request, collectives=within))
                 if not costs.request.encoders:  # which have further collectives
-                    settings = {key_text(each.path): repr(each.value) for each in group.varied}
-                    settings.pop("parallel.order", None)
+                    settings = (item for item in group.texts.items() if item[0] != "parallel.order")
                     network = costs.request.data_parallel.items()
-                    key = name, *settings.items(), *network, *map(within.group_key, _WITHIN_REPLICAS)
+                    key = name, *settings, *network, *map(within.group_key, _WITHIN_REPLICAS)
             return self._shared.of(key, lambda: _GroupCosts(costs, group.varied, key))
 
         return self._bounding.of((group.number, name), build)
@@ -559,9 +556,8 @@ class SpaceBounds:
         They are those of the first group of its family with other values, if configurations with these values are
         known to be valid and the values change the request alone.
         """
-        values = {key_text(each.path): each.value for each in group.varied}
-        texts = {name: repr(values[name]) for name in _COST_REQUEST_KEYS if name in values}
-        common = tuple((name, repr(value)) for name, value in values.items() if name not in _COST_REQUEST_KEYS)
+        texts = {name: group.texts[name] for name in _COST_REQUEST_KEYS if name in group.texts}
+        common = tuple(item for item in group.texts.items() if item[0] not in _COST_REQUEST_KEYS)
         first = None
         if common not in self._fixed:
             first = self._resolved_costs(group)
