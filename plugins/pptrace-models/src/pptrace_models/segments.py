@@ -91,7 +91,7 @@ class _Actions(Struct, frozen=True):
     """Whether an action can recompute the forward."""
 
 
-_UNIT_ROWS = 100
+_UNIT_ROWS = 20
 """Rows of a memo that take as much memory as the segments of a unit."""
 
 
