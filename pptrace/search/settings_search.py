@@ -341,10 +341,9 @@ class SettingsSearch:
             return
         self.copies_take_time = copies_take_time(run.prepared.workload)
         schedule = run.prepared.schedule
-        chunks, uneven = divmod(schedule.stages, schedule.ranks)
-        if not uneven and self.resolved.experiment.schedule.kind != "table":
-            self.chunks = chunks
-            change = Change(settings={"parallel.vp": chunks})
+        if schedule.stages % schedule.ranks == 0 and self.resolved.experiment.schedule.kind != "table":
+            self.chunks = run.prepared.chunks
+            change = Change(settings={"parallel.vp": self.chunks})
         self.actions_left = max(_ACTIONS, _OF_CONFIGURED * len(schedule))
         self.work_ns = run.work_ns
         self._add(change, run)

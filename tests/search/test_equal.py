@@ -53,6 +53,10 @@ CASES = {
          "dgx-h100x2", "--vp", "2", "--schedules", "looped-bfs"],
         "1f1b,zb-v:shorten=step", "20 GiB",
     ),
+    "units": (
+        [*SMALL, *NETWORK, "--pp", "1", "--vp", "2", "--dp", "4", "--global", "4", "--set", "costs.zero=3"],
+        "1f1b", "120 GiB",
+    ),
     "costs": (
         ["--pp", "4", "--microbatches", "8", "--costs", json.dumps({
             "name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "1 GiB", "weights": "2 GiB",
