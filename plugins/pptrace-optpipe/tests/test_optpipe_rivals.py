@@ -72,6 +72,14 @@ def test_no_schedule_made_by_hand_is_shorter(policy: str, memory: int) -> None:
     )
 
 
+@pytest.mark.usefixtures("_default_options")
+def test_tables_with_copies_that_take_no_time_are_rivals() -> None:
+    settings = ["schedule={name: 1f1b, offload: {gap: 0, behind: 1}}", "costs.offload=0 ms", "costs.reload=0 ms"]
+    values = optimized("--work", "0.1", *(word for setting in settings for word in ("--set", setting)))
+
+    assert values["step_ns"] <= min(item["step_ns"] for item in values["hand_made"])
+
+
 @pytest.mark.parametrize("written", [{}, {"vp": 1}])
 def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written: dict[str, int]) -> None:
     """Hanayo says itself how many chunks it has: more than one."""

@@ -19,7 +19,7 @@ from pptrace_optpipe.memory_repair import repaired
 from pptrace_optpipe.model import Effort, WorkClock, limited, solve
 from pptrace_optpipe.partial_models import MOST_OPS, improved, steady_rows
 from pptrace_optpipe.playback import play, rows_of, with_stream_waits
-from pptrace_optpipe.problem import OpKind, coarsened, split_rows
+from pptrace_optpipe.problem import AWAIT_OF, OpKind, coarsened, split_rows
 from pptrace_optpipe.setting import joined, rows_of_table, table_of
 from pptrace_optpipe.start_schedules import (
     StartSchedule,
@@ -528,8 +528,10 @@ def _search_placement(
     rivals: Sequence[Rival],
 ) -> Optimised | None:  # fmt: skip
     """Search in the placement of a judge, and return the best table so far; rivals may exceed memory."""
-    if not judge.problem.recomputes:
-        warm = [[[op for op in row if op.kind is not OpKind.C] for row in rows] for rows in warm]
+    absent = set() if judge.problem.recomputes else {OpKind.C}
+    if not judge.problem.offload:
+        absent |= {OpKind.O, OpKind.R, *AWAIT_OF.values()}
+    warm = [[[op for op in row if op.kind not in absent] for row in rows] for rows in warm]
     judge.play_starts(effort, _rows_in_placement(judge.input, rivals))
     result = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
     if result is None:
