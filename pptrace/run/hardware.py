@@ -194,6 +194,7 @@ def job_network(inputs: Preparation) -> RankNetwork:
     values["nodes"], origin = _nodes(resolved, section, values, count, layout)
     values.setdefault("nics", 0)
     nodes, gpus, nics = values["nodes"], values["gpus"], values["nics"]
+    values["spare"] |= layout.gpus < nodes * gpus  # a derived number of nodes is then also valid as a given one
     node = _part(inputs, values, "node", NetworkRequest(endpoints=gpus + nics, nics=nics))
     fabric = None
     if nodes > 1 and "fabric" in values:
@@ -300,7 +301,8 @@ def _options(
 
 def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[str, str]:
     label = f"preset {section.preset}" if section.preset else "default"
-    origins = {f"cluster.{key}": label for key in ("gpus", "nics")} | {"cluster.nodes": nodes}
+    origins = {f"cluster.{key}": label for key in ("gpus", "nics")}
+    origins |= {"cluster.nodes": nodes, "cluster.spare": nodes if values["spare"] else "default"}
     for part in _PARTS:
         origins |= {f"cluster.{part}.{key}": label for key in values.get(part, {})}
     return origins

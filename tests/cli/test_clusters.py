@@ -206,3 +206,12 @@ def test_the_network_as_json_has_every_link_and_the_route(pptrace: Pptrace) -> N
     assert document["pipeline"] == {"pp": 2, "dp": 1, "cp": 1, "tp": 2}
     assert document["between"]["alone_bytes_per_s"] == 10_000_000_000
     assert document["between"]["shared_bytes_per_s"] == 10_000_000_000
+
+
+def test_the_configuration_of_a_job_on_a_part_of_a_node_runs_again(pptrace: Pptrace, job: Path) -> None:
+    part = changed(job, ("nodes: 2, gpus: 2", "gpus: 8"))
+    first = json.loads(pptrace("simulate", part, "--json").out)
+    (job / "again.yaml").write_text(json.dumps(first["provenance"]["configuration"]))
+
+    assert json.loads(pptrace("simulate", "again.yaml", "--json").out)["step_ns"] == first["step_ns"]
+    assert pptrace("costs", part, "-o", "costs.yaml").code == 0
