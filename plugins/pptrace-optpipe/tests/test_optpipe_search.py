@@ -24,7 +24,7 @@ from pptrace_optpipe.partial_models import improved
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT, Problem, coarsened
 from pptrace_optpipe.search import SearchResult, search
-from pptrace_optpipe.start_schedules import start
+from pptrace_optpipe.start_schedules import start, started
 
 PROFILED = [
     (8, 24, (18522, 18086, 9337, 601)), (8, 24, (29718, 29444, 19927, 527)), (16, 48, (11347, 11248, 8132, 377)),
@@ -298,3 +298,9 @@ def test_no_limit_is_no_limit() -> None:
     assert start_schedule is not None
     assert not problem.copies
     assert start_schedule.played.step == bound(problem)
+
+
+def test_more_memory_than_all_activations_need_adds_no_start_schedules() -> None:
+    counts = [len([*started(toy(2, 3, limit, copies=True))]) for limit in (100, 10_000)]
+
+    assert counts[0] == counts[1]

@@ -185,9 +185,11 @@ def _list_schedules(problem: Problem) -> Iterator[Rows]:
 
 
 def _most_kept(problem: Problem) -> int:
-    """Return the most activations that fit into the memory of any limited rank."""
+    """Return the most activations of a step that fit into the memory of any limited rank."""
     return max(
-        limit // max(min(problem.activation[stage] for stage in stages), 1)
+        min(
+            problem.microbatches * len(stages), limit // max(min(problem.activation[stage] for stage in stages), 1)
+        )
         for limit, stages in zip(problem.limit, problem.stages_of, strict=True)
     )
 
