@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PptraceError(Exception):
-    """The root: only ``main()`` catches it, prints its one line and exits with :attr:`exit_code`."""
+    """The root: ``main()`` prints its one line and exits with :attr:`exit_code`."""
 
     exit_code = 2
 
