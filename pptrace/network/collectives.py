@@ -263,7 +263,7 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return {}
 
     @cached_property
-    def _names(self) -> dict[str, Hashable]:
+    def _names(self) -> dict[str, tuple[int, bytes]]:
         return {}
 
     @cached_property
@@ -275,7 +275,8 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
         Args:
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
-            axis: an axis along which the layout has groups.
+            axis: an axis along which the layout has groups, also with ``-node`` or ``-rail`` for parts of them:
+                the members in each node, or those with equal places in their nodes.
             size_bytes: bytes of the whole vector: what each GPU holds before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
 
@@ -323,16 +324,37 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             self._plans[key] = self.known[collective, name]
         return self._plans[key]
 
-    def group_key(self, axis: str) -> Hashable:
-        """Return a key of the groups along an axis; equal groups in another order have the same key."""
+    def group_key(self, axis: str) -> tuple[int, bytes]:
+        """Return members and digest of the groups along an axis; equal groups in another order have the same key."""
         if axis not in self._names:
             groups = self._sorted_groups(axis)
             self._names[axis] = groups.shape[1], sha256(groups.tobytes()).digest()
         return self._names[axis]
 
+    def members(self, axis: str) -> int:
+        """Return the number of members of a group along an axis; see :meth:`ns`."""
+        return self.group_key(axis)[0]
+
     def _sorted_groups(self, axis: str) -> Int32s:
-        groups = np.sort(self.groups(axis), axis=1)
+        whole, _, part = axis.partition("-")
+        is_by_node = part in {"node", "rail"}
+        groups = np.sort(self.groups(whole if is_by_node else axis), axis=1)
+        if is_by_node:
+            groups = self._by_node(groups, rails=part == "rail")
         return groups[np.argsort(groups[:, 0], kind="stable")]
+
+    def _by_node(self, groups: Int32s, *, rails: bool) -> Int32s:
+        """Return the members of sorted groups in each node, or those with equal places in their nodes (a rail).
+
+        Groups with unequal numbers of members in their nodes count as groups in one node.
+        """
+        nodes = groups // self.network.gpus if isinstance(self.network, Cluster) else np.zeros_like(groups)
+        count = len({*nodes[0].tolist()})
+        parts = nodes.reshape(len(groups), count, -1) if groups.shape[1] % count == 0 else nodes[:, None]
+        is_even = (parts == parts[:, :, :1]).all() and (np.diff(parts[:, :, 0], axis=1) > 0).all()
+        members = groups.reshape(parts.shape) if is_even else groups[:, None]
+        by_node: Int32s = (members.swapaxes(1, 2) if rails else members).reshape(-1, members.shape[1 if rails else 2])
+        return by_node
 
     def _build_plans(self, collective: str, name: Hashable, groups: Int32s) -> list[CollectivePlan]:
         if collective == _ALL_TO_ALL:

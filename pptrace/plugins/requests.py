@@ -28,10 +28,16 @@ class GroupCollectives(Protocol):
             axis: ``tp``, ``cp``, ``ep``, ``etp`` (splits an expert's matrices), ``pp``, ``dp`` (reduces dense
                 gradients; dp x cp), or ``edp`` (reduces an expert's gradients); of the last two also
                 ``-shard`` groups, which share state, ``-subgroup`` groups, which are parts of
-                them, and ``-replicate`` groups between them.
+                them, and ``-replicate`` groups between them. ``-node`` and ``-rail`` after an axis select its
+                members in each node, and those with equal places in their nodes. Groups with unequal numbers of
+                members in their nodes count as groups in one node.
             size_bytes: size of the whole vector: bytes on each GPU before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
         """
+        ...
+
+    def members(self, axis: str) -> int:
+        """Return the number of members of a group along an axis, see :meth:`ns`."""
         ...
 
 

@@ -238,6 +238,23 @@ def test_links_are_counted_once_for_each_axis_and_algorithm() -> None:
     assert network.asked == 2 * len(("ring", "tree", "pairwise"))
 
 
+@pytest.mark.parametrize(
+    ("layout", "members"),
+    [
+        (Layout(dp=16, ep=16), {"ep-rail": 4, "ep-node": 4}),
+        (Layout(dp=8, ep=8, tp=2), {"ep-rail": 4, "ep-node": 2}),
+        (Layout(dp=4, ep=4, tp=4), {"ep-rail": 4, "ep-node": 1}),
+        (Layout(dp=4, ep=4, pp=4), {"ep-rail": 1, "ep-node": 4}),
+        (Layout(dp=6, ep=6, pp=2), {"ep-rail": 1, "ep-node": 6}),  # four members in one node, and two in another
+        (Layout(dp=6, ep=3, pp=2), {"ep-rail": 1, "ep-node": 3}),  # the second group continues in the next node
+    ],
+)
+def test_groups_have_parts_in_nodes_and_rails(layout: Layout, members: dict[str, int]) -> None:
+    job = LinkCollectives(network=cluster(nodes=4, gpus=4, nics=4), groups=layout.groups)
+
+    assert {axis: job.members(axis) for axis in members} == members
+
+
 def test_the_examples_in_the_documentation_are_right() -> None:
     for module in (collectives, collectives):
         assert doctest.testmod(module).failed == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.network.cluster import Layout
+from pptrace.network.cluster import Cluster, Layout
 from pptrace.network.collectives import LinkCollectives
 from pptrace.network.contract import Flat
 
@@ -35,6 +35,9 @@ class Recorded:
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
         self.asked[collective, axis, size_bytes] += 1
         return NS[collective]
+
+    def members(self, axis: str) -> int:
+        return 1 if axis.endswith("-rail") else 4
 
     def of(self, *axes: str) -> set[tuple[str, str, int]]:
         return {asked for asked in self.asked if asked[1] in axes}
@@ -193,3 +196,23 @@ def test_a_flat_cluster_is_the_formula_of_the_same_figures(
 
     for column in ("f_ns", "i_ns", "w_ns", "reduce_ns"):
         assert abs(getattr(formula, column) - getattr(linked, column)).max() <= 2 * 4
+
+
+@pytest.mark.parametrize(("ep", "tp"), [(4, 1), (8, 1), (8, 2), (8, 4)])
+def test_a_token_crosses_the_fabric_of_a_cluster_once_per_node_as_in_the_formula(
+    costs: Callable[..., Workload], devices: dict[str, Any], ep: int, tp: int
+) -> None:
+    device = devices["h100-sxm"] | {"scale_up_latency": 0, "network_efficiency": 1.0, "exchange_efficiency": 1.0}
+    network = Cluster(
+        node=Flat(rate_kbps=450_000_000), fabric=Flat(rate_kbps=50_000_000), nodes=8 * tp, gpus=4, nics=4
+    )
+    links = LinkCollectives(network=network, groups=Layout(pp=4, tp=tp, dp=8, ep=ep).groups)
+    options = {"dispatcher": "deduplicated", "aligned_dispatch": False}
+    sizes: dict[str, Any] = {"tp": tp, "dp": 8, "ep": ep, "etp": tp, "options": options}
+
+    formula = costs(
+        MOE | {"top_k": 4}, **sizes, device=device | {"scale_up_size": 4}, data_parallel={"rate_kbps": 50_000_000}
+    )
+    linked = costs(MOE | {"top_k": 4}, **sizes, collectives=links)
+
+    assert linked.f_collective_ns[1] == pytest.approx(formula.f_collective_ns[1], rel=1e-6)

@@ -456,6 +456,8 @@ class OnLinks(_Groups, frozen=True, kw_only=True):
 
     collective_ns: Callable[[str, str, int], int]
     """Time of a collective over an axis, by its name, the axis and its size in bytes."""
+    nodes: int
+    """Number of nodes of an expert-parallel group; 1 where its nodes have unequal numbers of members."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of collectives, one after another, over ``tp``, ``cp``, ``etp`` or ``pp``."""
@@ -468,9 +470,15 @@ class OnLinks(_Groups, frozen=True, kw_only=True):
         return self.collective_ns("all-gather", "siblings", size_bytes)
 
     def exchange_ns(self, exchange: TokenExchange) -> int:
-        """Return the time of an all-to-all."""
-        size = exchange.to_places_bytes(self.shard.ep) if self.deduplicated else exchange.size_bytes
-        return self.collective_ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
+        """Return the time of concurrent messages: once per node in rails, and once per device inside nodes."""
+        if self.shard.ep == 1:
+            return 0
+        if not self.deduplicated:
+            return self.collective_ns("all-to-all", "ep", exchange.size_bytes)
+        return max(
+            self.collective_ns("all-to-all", f"ep-{part}", exchange.to_places_bytes(places))
+            for part, places in (("rail", self.nodes), ("node", self.shard.ep))
+        )
 
     def maps_ns(self, size_bytes: int) -> int:
         """Return the time to gather routing maps of ``size_bytes`` in the expert-parallel group."""
@@ -495,7 +503,8 @@ def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: 
         "wait_ns": round(options.skew * expected_maximum(shard.tp)) if options.skew else 0,
     }  # fmt: skip
     if request.collectives is not None:
-        return OnLinks(collective_ns=request.collectives.ns, **common)
+        nodes = request.collectives.members("ep-rail") if shard.ep > 1 else 1
+        return OnLinks(collective_ns=request.collectives.ns, nodes=nodes, **common)
     return ByFormula(
         device=device, network=request.data_parallel, every_nic=options.every_nic, nic_rates=options.nic_rates,
         ranks=request.ranks, **common,
