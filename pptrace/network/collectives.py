@@ -325,7 +325,7 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return self._plans[key]
 
     def group_key(self, axis: str) -> tuple[int, bytes]:
-        """Return members and digest of the groups along an axis; equal groups in another order have the same key."""
+        """Return a key of the groups along an axis: members and digest. The order of groups does not matter."""
         if axis not in self._names:
             groups = self._sorted_groups(axis)
             self._names[axis] = groups.shape[1], sha256(groups.tobytes()).digest()
@@ -353,8 +353,8 @@ class LinkCollectives(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         parts = nodes.reshape(len(groups), count, -1) if groups.shape[1] % count == 0 else nodes[:, None]
         is_even = (parts == parts[:, :, :1]).all() and (np.diff(parts[:, :, 0], axis=1) > 0).all()
         members = groups.reshape(parts.shape) if is_even else groups[:, None]
-        by_node: Int32s = (members.swapaxes(1, 2) if rails else members).reshape(-1, members.shape[1 if rails else 2])
-        return by_node
+        by_node: Int32s = members.swapaxes(1, 2) if rails else members
+        return by_node.reshape(-1, by_node.shape[2])
 
     def _build_plans(self, collective: str, name: Hashable, groups: Int32s) -> list[CollectivePlan]:
         if collective == _ALL_TO_ALL:

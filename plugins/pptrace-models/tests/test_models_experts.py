@@ -105,6 +105,39 @@ def test_a_token_goes_once_to_each_place_as_counted_over_all_choices() -> None:
     assert exchange.to_places_bytes(experts) == 3_000_000
 
 
+@pytest.mark.parametrize("places", [2, 4, 8])
+@pytest.mark.parametrize(("groups", "top_groups"), [(4, 1), (4, 2), (2, 1), (8, 3)])
+def test_groups_limit_the_places_of_a_token_as_counted_over_all_choices(
+    groups: int, top_groups: int, places: int
+) -> None:
+    experts, top_k = 16, 2
+    chosen = [
+        experts_of_token
+        for own in combinations(range(groups), top_groups)
+        for experts_of_token in combinations([e for e in range(experts) if e * groups // experts in own], top_k)
+    ]
+    mean = sum(len({expert * places // experts for expert in own}) for own in chosen) / len(chosen)
+    exchange = TokenExchange(
+        size_bytes=2_000_000, top_k=top_k, experts=experts, groups=groups, top_groups=top_groups
+    )
+    assert exchange.to_places_bytes(places) == pytest.approx(1_000_000 * mean, abs=1)
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_tokens_go_to_experts_in_fp8_and_return_in_bf16(
+    costs: Callable[..., Workload], *, segments: bool
+) -> None:
+    def exchanged(**options: Any) -> Workload:
+        return costs({**MOE, "top_k": 4}, dp=4, ep=4, options={"segments": segments, **options})
+
+    bf16, fp8 = exchanged(), exchanged(fp8_dispatch=True)
+    latency_ns = 2 * 2000
+    share = (1 + (1 + 4 / 128) / 2) / 2  # one exchange in two bytes, the other one in one with a scale per 128
+    for name in ("f_collective_ns", "i_collective_ns"):
+        whole, part = (int(getattr(each, name)[1]) - 2 * latency_ns for each in (bf16, fp8))
+        assert part == pytest.approx(share * whole, rel=1e-4)
+
+
 def test_deduplicated_exchanges_are_shorter_and_only_receivers_permute(costs: Callable[..., Workload]) -> None:
     sizes: dict[str, Any] = {"dp": 4, "ep": 4}
     once = costs({**MOE, "top_k": 4}, **sizes, options={"dispatcher": "deduplicated"})

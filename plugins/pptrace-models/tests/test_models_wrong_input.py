@@ -34,6 +34,12 @@ MODEL_ERRORS = [
     ({"layers_per_stage": [2, 2, 2, 4]}, "sums to 10, not to model.layers (8); take away 2"),
     ({"layers_per_stage": [2, 2, 2, -1]}, "model.layers_per_stage[3]: must be at least 0, not -1"),
     ({"num_experts": 2, "top_k": 3}, "model.top_k: 3 passes num_experts (2)"),
+    ({"num_experts": 8, "expert_groups": 3}, "model.expert_groups: 3 do not divide num_experts (8)"),
+    ({"num_experts": 8, "top_groups": 2}, "model.top_groups: 2 passes expert_groups (1)"),
+    (
+        {"num_experts": 8, "expert_groups": 4, "top_k": 3},
+        "model.top_k: 3 passes the experts of top_groups (2)",
+    ),
     ({"vocabulary": 10**9}, "model.vocabulary: must be at most 10000000, not 1000000000"),
 ]
 

@@ -66,8 +66,7 @@ _APART = (
     "initial_loss", "is_hybrid", "keep_mtp", "layernorm", "limit_", "lion", "load", "log", "loss", "lr",
     "make_vocab", "manual_gc", "master", "max_pos", "max_steps", "max_time", "mcore_gpt", "megatron_amp",
     "merge", "min_loss", "min_lr", "mock", "moe_aux", "moe_router_bias", "moe_router_dtype",
-    "moe_router_enable", "moe_router_force", "moe_router_group", "moe_router_load", "moe_router_num_groups",
-    "moe_router_padding", "moe_router_score", "moe_router_topk_scaling", "moe_z_loss", "mtp_eval",
+    "moe_router_enable", "moe_router_force", "moe_router_load", "moe_router_padding", "moe_router_score", "moe_router_topk_scaling", "moe_z_loss", "mtp_eval",
     "mtp_hybrid", "mtp_loss", "muon_extra", "muon_fp32", "muon_momentum", "muon_nesterov", "muon_scal",
     "name", "native_amp", "nnodes", "no_", "node", "norm", "nproc", "num_gpus_per", "num_nodes",
     "num_tokenizer", "num_workers", "override_opt", "pad_cu", "pad_seq", "parallel_output",
@@ -91,7 +90,8 @@ _SIZES: Mapping[str, str] = {
     "num_layers": "layers", "hidden_size": "hidden", "ffn_hidden_size": "ffn", "num_attention_heads": "heads",
     "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "num_experts",
     "moe_ffn_hidden_size": "expert_ffn", "moe_shared_expert_intermediate_size": "shared_ffn",
-    "moe_router_topk": "top_k", "mamba_num_heads": "mamba.heads", "mamba_head_dim": "mamba.head_dim",
+    "moe_router_topk": "top_k", "moe_router_num_groups": "expert_groups", "moe_router_group_topk": "top_groups",
+    "mamba_num_heads": "mamba.heads", "mamba_head_dim": "mamba.head_dim",
     "mamba_state_dim": "mamba.state", "mamba_num_groups": "mamba.groups",
 }  # fmt: skip
 """Settings of sizes by the keys of a model preset."""
@@ -661,7 +661,10 @@ def _latent_attention(settings: Settings) -> dict[str, Any]:
 
 def _mixture(settings: Settings) -> dict[str, Any]:
     values = {"num_experts": settings.count("num_moe_experts"), "top_k": settings.count("moe_router_topk", 2)}
-    values |= _given_sizes(settings, "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
+    values |= _given_sizes(
+        settings, "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_router_num_groups",
+        "moe_router_group_topk",
+    )  # fmt: skip
     return values | _layers_with_experts(settings.read("moe_layer_freq", 1))
 
 

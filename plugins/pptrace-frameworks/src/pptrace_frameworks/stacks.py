@@ -3,7 +3,8 @@
 A rule cites a file or flag of the framework at the release's tag, or says ``fitted to`` and names the rows of
 ``pptrace accuracy`` that its value is fitted to. MB is NVIDIA-NeMo/Megatron-Bridge, MC NVIDIA/Megatron-LM, NM
 NVIDIA/NeMo, NL NVIDIA/NeMo-Framework-Launcher, MK kwai/Megatron-Kwai, TT pytorch/torchtitan, PT pytorch/pytorch,
-NT huggingface/nanotron, DS deepspeedai/DeepSpeed, MD bigscience-workshop/Megatron-DeepSpeed.
+NT huggingface/nanotron, DS deepspeedai/DeepSpeed, MD bigscience-workshop/Megatron-DeepSpeed, DR the DeepSeek-V3
+Technical Report (arXiv 2412.19437).
 """
 
 from __future__ import annotations
@@ -511,6 +512,31 @@ _NANOTRON = (
     ),
 )  # fmt: skip
 
+_HAI_LLM = (
+    *_DEVICES,
+    _rule("no source: tables in issue order", {"p2p.policy": "ordered"}),
+    _rule(
+        "DR section 3.2: ZeRO 1, moments in BF16 (section 3.3.3)",
+        {"costs.zero": 1, "costs.exp_avg": "bf16", "costs.exp_avg_sq": "bf16"},
+    ),
+    _rule(
+        "DR section 3.2.3: norms, up-projections of latent attention and outputs of SwiGLU are computed again; "
+        "section 3.3.3: SwiGLU's inputs are kept in FP8",
+        {
+            "model.fp8_activation_inputs": True, "model.recompute": "selective",
+            "model.recompute_modules": ["layernorm", "mla_up_proj", "mlp_act", "moe_act"],
+        },
+    ),
+    _rule(
+        "DR section 3.2.2: a token goes to a node once, and 20 of 132 multiprocessors exchange tokens",
+        {"costs.dispatcher": "deduplicated", "contention.compute": 0.85}, when=_EXPERTS,
+    ),
+    _rule(
+        "DR section 3.3: scales per block; tokens go to experts in FP8, and return in BF16",
+        {"costs.fp8_recipe": "blockwise", "costs.fp8_dispatch": True}, when={"model.precision": "fp8"},
+    ),
+)  # fmt: skip
+
 
 def _stacks() -> tuple[StackOffer, ...]:
     def core(version: str, inherits: str = "", *rules: StackRule) -> StackOffer:
@@ -632,6 +658,7 @@ def _stacks() -> tuple[StackOffer, ...]:
             summary="torchtitan's main branch since 20 August 2026, which counts batches in tokens.",
         ),
         StackOffer(name="nanotron-0.5", summary="nanotron v0.5.", rules=_NANOTRON),
+        StackOffer(name="hai-llm-2024", summary="HAI-LLM, which trained DeepSeek-V3.", rules=_HAI_LLM),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
     from pptrace_models.layer import Part, Shard
     from pptrace_models.options import RooflineOptions
-    from pptrace_models.transformer import Precision
+    from pptrace_models.transformer import Precision, Transformer
 
 
 Peak = Annotated[Flops, Field(ge=1, le=10**20)]
@@ -246,17 +246,37 @@ class TokenExchange(NamedTuple):
     """Experts of a token."""
     experts: int
     """Number of all experts."""
+    groups: int = 1
+    """Groups of experts from which the router chooses."""
+    top_groups: int = 1
+    """Groups that have the experts of a token."""
+
+    @classmethod
+    def of(cls, model: Transformer, size_bytes: int) -> TokenExchange:
+        """Return the exchange of a model's tokens, of ``size_bytes`` as each counts once per expert."""
+        return cls(
+            size_bytes=size_bytes, top_k=model.top_k, experts=model.num_experts,
+            groups=max(model.expert_groups, 1), top_groups=model.top_groups,
+        )  # fmt: skip
 
     def to_places_bytes(self, places: int) -> int:
-        """Return the bytes that a device sends if a token goes at most once to each of ``places`` expert groups.
+        """Return the bytes that a device sends if a token goes at most once to each of ``places``.
 
-        A token's experts are random with equal probabilities. A token therefore goes to a given group with
-        probability ``1 - C(e - e/p, k) / C(e, k)``.
+        A token's groups, and its experts in these, are random with equal probabilities. With ``c`` experts in its
+        groups, of which a place has ``i``, it goes to this place with probability ``1 - C(c - i, k) / C(c, k)``.
 
         >>> TokenExchange(size_bytes=800, top_k=8, experts=128).to_places_bytes(8)
         532
+        >>> TokenExchange(size_bytes=800, top_k=8, experts=128, groups=8, top_groups=4).to_places_bytes(8)
+        364
         """
-        missed = comb(self.experts - self.experts // places, self.top_k) / comb(self.experts, self.top_k)
+        choices = self.top_groups * self.experts // self.groups
+        of_place, own = max(self.groups // places, 1), min(self.experts // self.groups, self.experts // places)
+        missed = Fraction(0)
+        for chosen in range(min(of_place, self.top_groups) + 1):
+            others = comb(self.groups - of_place, self.top_groups - chosen)
+            share = Fraction(comb(of_place, chosen) * others, comb(self.groups, self.top_groups))
+            missed += share * Fraction(comb(choices - chosen * own, self.top_k), comb(choices, self.top_k))
         return ceil(self.size_bytes * places * (1 - missed) / self.top_k)
 
 

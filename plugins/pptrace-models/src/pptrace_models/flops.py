@@ -424,8 +424,8 @@ def _routing(model: Transformer, shard: Shard, *, deduplicated: bool) -> Operati
     row = model.token_width * model.element_bytes
     copies = (3 * shard.sent + 3 * shard.routed + 2 * shard.split_tokens) * row
     if deduplicated and shard.ep > 1:
-        received = TokenExchange(size_bytes=shard.routed, top_k=model.top_k, experts=model.num_experts)
-        copies = 2 * (received.to_places_bytes(shard.ep) + shard.routed) * row
+        received = TokenExchange.of(model, shard.routed).to_places_bytes(shard.ep)
+        copies = 2 * (received + shard.routed) * row
     scores = shard.split_tokens * model.num_experts * FP32_BYTES
     return _memory("routing", copies + 4 * scores, copies + 4 * scores, kernels=_ROUTING_KERNELS, by_row=True)
 

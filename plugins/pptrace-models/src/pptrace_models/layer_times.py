@@ -93,14 +93,20 @@ class LayerCollectives(Struct, frozen=True):
     """Tensor-parallel collectives of attention."""
     second: HalfTimes
     """Tensor-parallel collectives of the MLP, or of experts and shared experts."""
-    exchange_ns: int
-    """All-to-all of tokens to their experts, or back; 0 without experts."""
+    dispatch_ns: int
+    """All-to-all of tokens, or of gradients of their results, to experts; 0 without experts."""
+    combine_ns: int
+    """All-to-all of results, or of gradients of tokens, from experts; 0 without experts."""
     maps_ns: int
     """All-gather of routing maps before the exchange of the forward."""
     keys_ns: int
     """All-gather of keys and values over the context-parallel group."""
     key_gradients_ns: int
     """Reduce-scatter of the gradients of keys and values."""
+
+
+_SCALED = 128
+"""Elements of a token with a common scale in exchanges in FP8."""
 
 
 def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
@@ -113,10 +119,14 @@ def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
             if matrix.split_tokens and matrix.group in FIRST_HALF
         }  # fmt: skip
         half = _half_ns(costing, precisions.get(True), precisions.get(False))
-    exchange = maps = 0
+    dispatch = combine = maps = 0
     if kind.experts:
         second = _experts_ns(model, shard, groups, second)
-        exchange = groups.exchange_ns(_exchange(model, shard))
+        elements = shard.exchanged * model.token_width
+        combine = groups.exchange_ns(TokenExchange.of(model, elements * model.element_bytes))
+        dispatch = combine
+        if costing.options.fp8_dispatch:
+            dispatch = groups.exchange_ns(TokenExchange.of(model, elements + elements // _SCALED * FP32_BYTES))
         if shard.ep > 1 and costing.options.is_hybrid_ep:
             maps = groups.maps_ns(shard.ep * shard.split_tokens * model.num_experts)  # a byte per expert
     keys_values = _over_context_bytes(model, shard, kind)
@@ -125,7 +135,8 @@ def layer_collectives(costing: Costing, kind: Layer) -> LayerCollectives:
         second=HalfTimes() if kind.feed_forward == "none" else second,
         keys_ns=groups.ns("cp", keys_values, "all-gather") if keys_values else 0,
         key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter") if keys_values else 0,
-        exchange_ns=exchange,
+        dispatch_ns=dispatch,
+        combine_ns=combine,
         maps_ns=maps,
     )
 
@@ -156,7 +167,8 @@ def _over_context_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
 def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     """Return the total times of a layer's collectives."""
     times, recomputed_modules = layer_collectives(costing, kind), costing.model.recomputed_modules
-    others = 2 * times.exchange_ns + times.keys_ns
+    exchanges = times.dispatch_ns + times.combine_ns
+    others = exchanges + times.keys_ns
     is_whole = kind.mixer == "attention" and "full_attn" in recomputed_modules
     recomputed = times.keys_ns * (is_whole or "core_attn" in recomputed_modules)
     recomputed += times.first.forward_ns * is_whole
@@ -165,7 +177,7 @@ def layer_ns(costing: Costing, kind: Layer) -> GroupTimes:
     first_forward_ns = first.gather_ns * projects + first.reduce_ns * outputs
     first_backward_ns = first.reduce_ns * projects + first.gradient_gather_ns * outputs
     if kind.experts and "moe" in recomputed_modules:
-        recomputed += times.second.forward_ns + 2 * times.exchange_ns + times.maps_ns
+        recomputed += times.second.forward_ns + exchanges + times.maps_ns
     if kind.feed_forward == "mlp" and "mlp" in recomputed_modules:
         recomputed += times.second.forward_ns
     if _regathers(costing.model, kind):
@@ -231,11 +243,6 @@ def _experts_ns(model: Transformer, shard: Shard, groups: Groups, dense: HalfTim
         gather, reduce = _tensor_ns(shard, groups, "tp" if shard.etp == shard.tp else "etp", size)
     shared = dense if shard.shared_ffn else HalfTimes()
     return HalfTimes(gather + shared.gather_ns, reduce + shared.reduce_ns, gather + shared.gradient_gather_ns)
-
-
-def _exchange(model: Transformer, shard: Shard) -> TokenExchange:
-    size = shard.exchanged * model.token_width * model.element_bytes
-    return TokenExchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
 
 
 def embedding_ns(costing: Costing) -> GroupTimes:

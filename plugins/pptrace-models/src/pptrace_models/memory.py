@@ -282,7 +282,7 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
         "mlp": 0 if experts else mlp,
         "mlp_act": 0
         if kind.feed_forward != "mlp"
-        else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
+        else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * _input_bytes(model),
         "moe": mlp if experts else 0,
         "moe_act": _factor_bytes(model, shard.routed * shard.expert_ffn) if experts else 0,
         "shared_experts": _shared_activation_bytes(model, shard) if experts else 0,
@@ -376,7 +376,12 @@ def _mlp(model: Transformer, shard: Shard, kind: Layer) -> int:
 def _inner_bytes(model: Transformer, count: int, *, fused: bool = True) -> int:
     """Return the bytes of the inputs and the output of an activation function, of ``count`` elements each."""
     inputs = model.matrices - 1 + (model.gated and not fused)
-    return count * inputs * model.element_bytes + _factor_bytes(model, count)
+    return count * inputs * _input_bytes(model) + _factor_bytes(model, count)
+
+
+def _input_bytes(model: Transformer) -> int:
+    """Return the bytes of an element of an activation function's kept inputs."""
+    return 1 if model.fp8_activation_inputs else model.element_bytes
 
 
 def _shared_activation_bytes(model: Transformer, shard: Shard) -> int:

@@ -109,6 +109,9 @@ class RooflineOptions(Parameters):
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens reach their experts. ``all-to-all``: a token is sent once per expert. ``deduplicated``: it is
     sent once per device and node, which forward it to several of their experts (DeepEP, HybridEP)."""
+    fp8_dispatch: bool = False
+    """Whether tokens, and gradients of their results, go to experts in FP8 with a scale per 128 elements. Results,
+    and gradients of tokens, return in the model's precision (DeepSeek-V3; DeepEP's ``use_fp8_dispatch``)."""
     fused_routing: bool | tuple[Literal["router", "permutation"], ...] = True
     """Which parts of routing are fused kernels: ``true`` for both, or ``router`` (``--moe-router-fusion``) and
     ``permutation`` (``--moe-permute-fusion``). Otherwise the host issues more operations (``host_launch``). An

@@ -157,13 +157,15 @@ MODELS = (
         "deepseek-v2", "DeepSeek-AI, DeepSeek-V2 (2024), section 3.1.2; the published config.json",
         "latent attention, 160 experts of which 6 are chosen, and two shared ones",
         layers=60, hidden=5120, heads=128, ffn=12288, vocabulary=102400, **_LATENT,
-        num_experts=160, top_k=6, expert_ffn=1536, shared_ffn=3072, dense_layers=1,
+        num_experts=160, top_k=6, expert_groups=8, top_groups=3, expert_ffn=1536, shared_ffn=3072,
+        dense_layers=1,
     ),
     _model(
         "deepseek-v3", "DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 4.2; the published config.json",
         "latent attention, 256 experts of which 8 are chosen, a shared one, and multi-token prediction",
         layers=61, hidden=7168, heads=128, ffn=18432, vocabulary=129280, **_LATENT, mtp=1,
-        num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
+        num_experts=256, top_k=8, expert_groups=8, top_groups=4, expert_ffn=2048, shared_ffn=2048,
+        dense_layers=3,
     ),
     _model(
         "kimi-k2", "Kimi Team, Kimi K2: Open Agentic Intelligence (2025), table 2; the published config.json",
@@ -240,7 +242,8 @@ MODELS = (
         "latent attention to 2048 chosen keys, experts as DeepSeek-V3's",
         layers=61, hidden=7168, heads=128, ffn=18432, vocabulary=129280, **_LATENT, mtp=1,
         indexer={"heads": 64, "dim": 128, "top_k": 2048},
-        num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
+        num_experts=256, top_k=8, expert_groups=8, top_groups=4, expert_ffn=2048, shared_ffn=2048,
+        dense_layers=3,
     ),
     *(
         _model(

@@ -193,9 +193,8 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     )
     keys = ActionPart("key-value-gather", collectives.keys_ns, Stream.CONTEXT_PARALLEL)
     key_gradients = ActionPart("key-value-scatter", collectives.key_gradients_ns, Stream.CONTEXT_PARALLEL)
-    dispatch, combine = (
-        ActionPart(name, collectives.exchange_ns, Stream.EXPERT_PARALLEL) for name in ("dispatch", "combine")
-    )
+    dispatch = ActionPart("dispatch", collectives.dispatch_ns, Stream.EXPERT_PARALLEL)
+    combine = ActionPart("combine", collectives.combine_ns, Stream.EXPERT_PARALLEL)
     maps_and_dispatch = dispatch._replace(ns=dispatch.ns + collectives.maps_ns)
     projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
     core = attention - projections
@@ -203,9 +202,11 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     second_parts = (maps_and_dispatch, second_gather, ActionPart(name, second_half.f), second_reduce, combine)
     again_first, again_second = _recomputed_parts(costing, kind, operations, first_parts, second_parts)
     weight = ActionPart(f"{name}-weight", second_half.w, for_weights=True)
+    # The backward of each exchange moves as many bytes as the other one.
+    back, returned = combine._replace(ns=dispatch.ns), dispatch._replace(ns=combine.ns)
     second_backward = (
-        combine, second_gradient_gather, ActionPart(f"{name}-input", second_half.i), second_reduce,
-        *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
+        back, second_gradient_gather, ActionPart(f"{name}-input", second_half.i), second_reduce,
+        *((returned, weight) if options.delay_wgrad else (weight, returned)),
     )  # fmt: skip
     first_backward = (
         gradient_gather, keys, ActionPart("attention-input", core.i), key_gradients,

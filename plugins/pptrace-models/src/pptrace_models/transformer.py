@@ -372,6 +372,8 @@ class Transformer(Parameters):
     """Whether one kernel computes a dense gated MLP's activation function and its product with the gate. Otherwise
     separate kernels do, and the activation function's output is also kept, as in Megatron-LM
     before ``--bias-swiglu-fusion``."""
+    fp8_activation_inputs: bool = False
+    """Whether the inputs of activation functions are kept in FP8 (``activation_func_fp8_input_store``)."""
     fused_norms: bool = True
     """Whether one kernel computes a norm. Otherwise PyTorch's operations of a root-mean-square norm in fp32 do,
     without ``torch.compile``."""
@@ -506,6 +508,11 @@ class Transformer(Parameters):
     """Experts in a mixture-of-experts layer; 0 for a dense model."""
     top_k: Count = 1
     """Experts per token."""
+    expert_groups: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Groups of experts from which a token chooses ``top_groups``, and its experts in these
+    (``--moe-router-num-groups``); 0 for none. Deduplicated exchanges then go to fewer nodes."""
+    top_groups: Count = 1
+    """Groups with the experts of a token (``--moe-router-group-topk``)."""
     expert_ffn: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Inner width of an expert; 0 for that of the MLP."""
     expert_latent: Annotated[int, Field(ge=0, le=10_000_000)] = 0
@@ -549,8 +556,6 @@ class Transformer(Parameters):
         if abs(self.head_dim * self.kv_heads - round(self.head_dim * self.kv_heads)) > _ROUNDING:
             msg = f"head_dim: {self.kv_heads} heads of {self.head_dim:g} are not a whole width"
             raise ValueError(msg)
-        if self.num_experts and self.top_k > self.num_experts:
-            raise ValueError(f"top_k: {self.top_k} passes num_experts ({self.num_experts})")
         for name in ("query_rank", "rope_dim", "value_dim"):
             if getattr(self, name) and not self.kv_rank and not (name == "query_rank" and self.compressed):
                 raise ValueError(f"{name}: belongs to latent attention; give kv_rank, too")
@@ -560,6 +565,19 @@ class Transformer(Parameters):
             raise ValueError("encoder: is another form of encoders; write one of the two keys")
         if self.layout is not None and self.layers_per_stage is not None:
             raise ValueError("layout: defines the same as layers_per_stage; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _routes_agree(self) -> Self:
+        groups = max(self.expert_groups, 1)
+        experts = self.num_experts * self.top_groups // groups
+        if self.num_experts % groups:
+            raise ValueError(f"expert_groups: {groups} do not divide num_experts ({self.num_experts})")
+        if self.top_groups > groups:
+            raise ValueError(f"top_groups: {self.top_groups} passes expert_groups ({groups})")
+        if self.num_experts and self.top_k > experts:
+            whole = "num_experts" if groups == 1 else "the experts of top_groups"
+            raise ValueError(f"top_k: {self.top_k} passes {whole} ({experts})")
         return self
 
     @model_validator(mode="after")

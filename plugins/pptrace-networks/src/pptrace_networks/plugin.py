@@ -175,6 +175,15 @@ def _machines() -> tuple[ClusterOffer, ...]:
             "not published",
         ),
         ClusterOffer(
+            name="h800-8x400",
+            summary="DeepSeek-V3's nodes: 8 H800 80 GB on 8 NVLinks, 8 NICs of 400 Gb/s in planes.",
+            values=_on_fat_tree(_nvlink(4, links=8), "ndr", rails=True, efficiency=0.8),
+            device="h800-sxm",
+            source="Zhao et al., Insights into DeepSeek-V3 (ISCA 2025, arXiv 2505.09343), sections 4 and 5.1: 8 "
+            "ConnectX-7 of 400 Gb/s, each in a fat-tree by itself; section 2.3.2: 40 of 50 GB/s are effective; "
+            "H800 data sheet: 400 GB/s of NVLink",
+        ),
+        ClusterOffer(
             name="h800-8x100",
             summary="Kwai's nodes of 2024: 8 H800 80 GB on 8 NVLinks, 8 NICs of 100 Gb/s.",
             values=_on_fat_tree(_nvlink(4, links=8), "edr"),
