@@ -106,6 +106,7 @@ LEFT = (
     Left(sources="SimuMax*", fits=(Fit(gpu="B200", precisions=("bf16", "fp8", "mxfp8")),)),
     Left(sources="torchtitan*"),
     Left(sources="MLPerf*"),
+    Left(sources="DeepSeek*"),
 )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def _defaults(name: str) -> dict[str, Any]:
     [
         *("dgx-h200x4", "h20-8gpux4", "vr200-nvl72"),
         *("dgx-a100x4", "dgx-h100x4", "dgx-b200x4", "dgx-b300x4", "gb200-nvl72", "gb300-nvl72", "pcie-8gpux4"),
-        *("aws-p5x4", "gcp-a3-megax4", "h800-8x100x4", "mi300x-8gpux4", "mi355x-8gpux4"),
+        *("aws-p5x4", "gcp-a3-megax4", "h800-8x100x4", "h800-8x400x4", "mi300x-8gpux4", "mi355x-8gpux4"),
     ],
 )
 def test_every_machine_takes_a_job_of_its_size(cluster: str) -> None:

@@ -114,7 +114,7 @@ def test_options_that_cannot_be_name_their_key(name: str, options: dict[str, Any
 
 
 def test_every_preset_says_where_its_numbers_come_from() -> None:
-    assert len({offer.name for offer in pptrace_clusters()}) == 24
+    assert len({offer.name for offer in pptrace_clusters()}) == 25
     for offer in pptrace_clusters():
         assert offer.source
         assert offer.device
