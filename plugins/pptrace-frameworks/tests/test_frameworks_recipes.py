@@ -559,7 +559,7 @@ def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path
         "--moe-layer-freq": "'([0]*3+[1]*5)'", "--expert-model-parallel-size": 2, "--micro-batch-size": 2,
         "--moe-token-dispatcher-type": "flex", "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8",
         "--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads", "--no-rope-fusion": False,
-        "--position-embedding-type": "rope",
+        "--position-embedding-type": "rope", "--moe-router-num-groups": 4, "--moe-router-group-topk": 2,
     }  # fmt: skip
     file.write_text(yaml.safe_dump({"ENV_VARS": {"A": 1}, "MODEL_ARGS": arguments}), encoding="utf-8")
 
@@ -568,8 +568,8 @@ def test_a_test_case_of_megatron_has_latent_attention_and_experts(tmp_path: Path
     assert found["model"] == {
         "layers": 8, "hidden": 512, "heads": 8, "ffn": 2048, "gated": True, "vocabulary": 1024,
         "tied_embeddings": True, "bias": True, "dropout": True, "query_rank": 0, "kv_rank": 64, "head_dim": 128,
-        "rope_dim": 64, "value_dim": 128, "num_experts": 16, "top_k": 4, "expert_ffn": 256, "dense_layers": 3,
-        "precision": "mxfp8",
+        "rope_dim": 64, "value_dim": 128, "num_experts": 16, "top_k": 4, "expert_ffn": 256, "expert_groups": 4,
+        "top_groups": 2, "dense_layers": 3, "precision": "mxfp8",
     }  # fmt: skip
     assert found["parallel"] == {"pp": 1, "dp": 4, "ep": 2}
     assert found["batch"] == {"global": 8, "micro": 2, "sequence": 1024}

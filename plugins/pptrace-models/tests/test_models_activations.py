@@ -76,6 +76,17 @@ def test_an_activation_function_computed_again_leaves_what_it_reads(
     assert kept(classic | with_all) == kept(classic | again | {"recompute_modules": ["mlp"]})
 
 
+@pytest.mark.parametrize("modules", [[], ["mlp_act"], ["moe_act"]])
+@pytest.mark.parametrize("moe", [False, True])
+def test_an_activation_function_keeps_its_inputs_in_fp8(
+    classic: dict[str, Any], modules: list[str], *, moe: bool
+) -> None:
+    values = classic | {"gated": True, "num_experts": 8, "top_k": 2}
+    values |= {"recompute": "selective", "recompute_modules": modules} if modules else {}
+    less = kept(values, moe=moe).activation - kept(values | {"fp8_activation_inputs": True}, moe=moe).activation
+    assert less == (1 + moe) * 2048 * 2 * 4096  # tokens, each to two experts; gate and input; inner width
+
+
 def test_flash_attention_keeps_no_scores(classic: dict[str, Any]) -> None:
     assert kept(classic | {"flash_attention": True}).activation == 34 * 2048 * 1024
 
