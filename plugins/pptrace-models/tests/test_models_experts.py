@@ -124,9 +124,7 @@ def test_groups_limit_the_places_of_a_token_as_counted_over_all_choices(
 
 
 @pytest.mark.parametrize("segments", [False, True])
-def test_tokens_go_to_experts_in_fp8_and_return_in_bf16(
-    costs: Callable[..., Workload], *, segments: bool
-) -> None:
+def test_tokens_go_to_experts_in_fp8_and_return_in_bf16(costs: Callable[..., Workload], *, segments: bool) -> None:
     def exchanged(**options: Any) -> Workload:
         return costs({**MOE, "top_k": 4}, dp=4, ep=4, options={"segments": segments, **options})
 
