@@ -462,7 +462,7 @@ def _class_times(costs: Workload, *, has_pairs: bool) -> Int64s:
             key: memoized(
                 partial(_segment_times, segments, overlapped=costs.overlapped),
                 ("segment times", costs.overlapped), segments,
-            ) for key, segments in zip(map(id, stages), stages, strict=True)
+            ) for key, segments in dict(zip(map(id, stages), stages, strict=True)).items()
         }  # fmt: skip
         times[:, kind] = np.transpose([rows[id(segments)] for segments in stages])
     return times
