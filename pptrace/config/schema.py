@@ -464,6 +464,10 @@ class Cluster(Parameters):
     """Nodes; as many as the job needs by default."""
     gpus: _Count | None = None
     """GPUs of a node."""
+    tray: _Count | None = None
+    """GPUs of a tray, a part of a node that jobs get as a whole. A job on several nodes has equal numbers of trays
+    in each, if these are at least half of a node. Other trays are unused. Nodes are filled one after another
+    without this key, and if the GPUs of a node are given."""
     nics: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
     """NICs of a node; GPU g uses NIC g x nics / gpus."""
     node: NetworkPart | None = None

@@ -191,6 +191,8 @@ def job_network(inputs: Preparation) -> RankNetwork:
         inputs.use(offer)
     values = merged(offer.offer.values if offer else {}, section.model_dump(exclude_none=True, exclude={"preset"}))
     _check_whole(resolved, values)
+    if section.gpus is None:
+        _use_equal_trays(values, layout.gpus, section.nodes or count)
     values["nodes"], origin = _nodes(resolved, section, values, count, layout)
     values.setdefault("nics", 0)
     nodes, gpus, nics = values["nodes"], values["gpus"], values["nics"]
@@ -240,6 +242,16 @@ def _check_whole(resolved: Resolved, values: Mapping[str, Any]) -> None:
     if "fabric" in values and not values.get("nics"):
         lacking = "0 NICs are too few" if "nics" in values else "missing"
         raise resolved.error("cluster.nics", f"{lacking}: the fabric joins NICs, write how many a node has")
+
+
+def _use_equal_trays(values: dict[str, Any], gpus: int, nodes: int | None) -> None:
+    """Give a job of some GPUs equal numbers of trays in each of several nodes, if the given nodes suffice."""
+    tray, most, nics = values.get("tray"), values["gpus"], values.get("nics", 0)
+    if not tray or gpus <= most:
+        return
+    used = max((used for used in range(tray, most + 1, tray) if gpus % used == 0), default=most)
+    if 2 * used >= most and nics * used % most == 0 and (nodes is None or nodes * used >= gpus):
+        values["gpus"], values["nics"] = used, nics * used // most
 
 
 def _nodes(

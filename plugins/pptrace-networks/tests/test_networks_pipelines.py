@@ -90,6 +90,53 @@ def test_every_machine_takes_a_job_of_its_size(cluster: str) -> None:
     assert (np.diff(run.traffic.paths.route_ptr) >= 2).all()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "cluster", "changes", "nodes"),
+    [
+        (64, "gb200-nvl72", {}, (1, 72)),  # one domain
+        (256, "gb200-nvl72", {}, (4, 64)),  # 16 of 18 trays
+        (256, "gb300-nvl72x4", {}, (4, 64)),
+        (256, "gb200-nvl72x8", {"spare": True}, (8, 64)),
+        (216, "gb200-nvl72", {}, (3, 72)),
+        (120, "gb200-nvl72", {}, (2, 60)),
+        (200, "gb200-nvl72x3", {"spare": True}, (3, 72)),  # five times 40 are too many nodes
+        (88, "gb200-nvl72", {}, (2, 44)),
+        (76, "gb200-nvl72", {}, (2, 72)),  # 19 trays are prime
+        (256, "gb200-nvl72", {"gpus": 72}, (4, 72)),
+        (24, "dgx-h100", {}, (3, 8)),
+    ],
+)
+def test_a_job_has_equal_numbers_of_trays_in_each_domain(
+    gpus: int, cluster: str, changes: dict[str, Any], nodes: tuple[int, int]
+) -> None:
+    run = simulate_experiment(
+        schedule="1f1b", pp=2, tp=2, dp=gpus // 4, microbatches=4, cluster={"preset": cluster, **changes}
+    )
+
+    filled = run.prepared.resolved.experiment.cluster
+    assert (filled.nodes, filled.gpus) == nodes
+    assert filled.nics == filled.gpus
+
+
+@pytest.mark.parametrize(("cluster", "rate", "domain"), [("gb200-nvl72", 50, 64), ("dgx-h200", 50, 8)])
+def test_experts_on_a_cluster_take_as_long_as_on_a_network_of_the_same_rates(
+    cluster: str, rate: int, domain: int
+) -> None:
+    job: dict[str, Any] = {
+        "schedule": "1f1b", "model": "deepseek-v3", "sequence": 4096, "pp": 4, "dp": 64, "ep": 64, "global": 512,
+    }  # fmt: skip
+    device = {"gb200-nvl72": "gb200", "dgx-h200": "h200-sxm"}[cluster]
+    network = {"name": "hockney", "bandwidth": f"{rate} GB/s", "latency": "5 us"}
+
+    linked = simulate_experiment(**job, cluster=cluster)
+    flat = simulate_experiment(
+        **job, device={"preset": device, "scale_up_size": domain}, network=network,
+        data_parallel={"bandwidth": f"{rate} GB/s"},
+    )  # fmt: skip
+
+    assert linked.metrics.step_ns == pytest.approx(flat.metrics.step_ns, rel=0.06)
+
+
 @pytest.mark.parametrize("name", ["baseline", "slow-nw-fast-cp", "fast-nw-slow-cp"])
 def test_the_papers_systems_run_its_model(name: str) -> None:
     model = {"layers": 128, "hidden": 4096, "heads": 64, "ffn": 16384, "vocabulary": 51200}

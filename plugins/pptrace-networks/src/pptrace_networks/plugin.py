@@ -47,11 +47,12 @@ def _nvlink(generation: int, **options: Any) -> dict[str, Any]:
 
 
 def _on_fat_tree(
-    node: dict[str, Any], generation: str, *, gpus: int = 8, nics: int = 8, **options: Any
+    node: dict[str, Any], generation: str, *, gpus: int = 8, nics: int = 8, tray: int = 0, **options: Any
 ) -> dict[str, Any]:
     """Return a cluster of nodes on an InfiniBand fat-tree of a generation with other ``options``."""
     fabric = {"name": "infiniband-fat-tree", "generation": generation, **options}
-    return {"gpus": gpus, "nics": nics, "node": node, "fabric": fabric}
+    trays = {"tray": tray} if tray else {}
+    return {"gpus": gpus, **trays, "nics": nics, "node": node, "fabric": fabric}
 
 
 _LINKS, _LINK_GBYTES = 18, 25
@@ -95,7 +96,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="gb200-nvl72",
             summary="NVIDIA GB200 NVL72: 72 B200 in one NVLink 5 domain, a 400 Gb/s NIC each.",
-            values=_on_fat_tree(_nvlink(5), "ndr", gpus=72, nics=72),
+            values=_on_fat_tree(_nvlink(5), "ndr", gpus=72, nics=72, tray=4),
             device="gb200",
             source="NVIDIA GB200 NVL72 data sheet: 72 GPUs, 130 TB/s of NVLink; DGX GB200 user guide, hardware: 18"
             " trays of 4 GPUs and 4 single-port ConnectX-7 400 Gb/s",
@@ -103,7 +104,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
         ClusterOffer(
             name="gb300-nvl72",
             summary="NVIDIA GB300 NVL72: 72 B300 in one NVLink 5 domain, an 800 Gb/s NIC each.",
-            values=_on_fat_tree(_nvlink(5, pcie_generation=6), "xdr", gpus=72, nics=72),
+            values=_on_fat_tree(_nvlink(5, pcie_generation=6), "xdr", gpus=72, nics=72, tray=4),
             device="gb300",
             source="NVIDIA Enterprise Reference Architecture, NVL72 AI Factory, components: 72 GPUs, 130 TB/s of "
             "NVLink, 4 ConnectX-8 in a tray of 4 GPUs; Google Cloud, networking and GPU machines, A4X Max: "
@@ -148,7 +149,7 @@ def _machines() -> tuple[ClusterOffer, ...]:
             summary="NVIDIA Vera Rubin NVL72, announced: 72 Rubin in one NVLink 6 domain, 1.6 Tb/s of NICs each.",
             values=_on_fat_tree(
                 _nvlink(5, links=36, pcie_generation=6, pcie_lanes=32), "xdr",
-                gpus=72, nics=72, bandwidth="1600 Gb/s",
+                gpus=72, nics=72, tray=4, bandwidth="1600 Gb/s",
             ),
             device="vr200",
             source="NVIDIA Vera Rubin NVL72 specifications (2026, before release): 72 GPUs, 3600 GB/s of NVLink 6 "
