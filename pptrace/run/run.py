@@ -53,8 +53,8 @@ class Run(SimulatedStep, Printed, frozen=True, dict=True):
     def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
         """Write the step as traces, pictures, a page or its table, by the suffix.
 
-        A table has no messages and no gathers, as the configuration inserts them. Other formats write one file per
-        rank for a name with ``{rank}``.
+        A table has no messages and no gathers, as the configuration inserts them. Gathers from host memory belong
+        to the schedule, and remain. Other formats write one file per rank for a name with ``{rank}``.
 
         Args:
             targets: such as ``step.pftrace``, ``step.json.gz``, ``out/rank{rank}.json``, ``step.svg``,

@@ -452,8 +452,8 @@ def exporter_for(target: str, exporters: Mapping[str, ExporterOffer]) -> Exporte
 def table_exporters(schedule: Schedule) -> dict[str, ExporterOffer]:
     """Return the exporters of a schedule's table by suffix; they ignore the timeline.
 
-    The table has the computations, and copies to the host. Messages and gathers are left out, as the configuration
-    of a simulation and PyTorch's runtime insert their own.
+    The table has the computations, and copies to and from the host. Messages and other gathers are left out, as
+    the configuration of a simulation and PyTorch's runtime insert their own.
     """
     from pptrace.plugins.offers import ExporterOffer
 

@@ -50,7 +50,8 @@ ACTIVE_STAGES = 3
 """Stages of a rank whose weights are gathered at once: the default of ``max_active_stages``."""
 
 _REDUCTIONS = KindSet({Kind.REDUCE_GRAD, Kind.REDUCE_GROUPS, Kind.WAIT_REDUCE_GRAD})
-_INSERTED = KindSet({*COMMUNICATION, *SEND_WAITS, *SHARDING, *_REDUCTIONS})
+_TRANSFERS = KindSet({*COMMUNICATION, *SEND_WAITS})
+_INSERTED = KindSet({*_TRANSFERS, *SHARDING, *_REDUCTIONS})
 """Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 
 _WAITS = (
@@ -146,8 +147,11 @@ def _unsupported_counts(schedule: Schedule) -> Iterator[Unsupported]:
 
 
 def compute_only(schedule: Schedule) -> Schedule:
-    """Return a table without the messages and the other actions that PyTorch inserts."""
-    return _without(schedule, _INSERTED)
+    """Return a table without the messages and the other actions that PyTorch inserts.
+
+    With weights in host memory, gathers and reductions are copies of the schedule, and remain.
+    """
+    return _without(schedule, _TRANSFERS if schedule.placement.has_host_state else _INSERTED)
 
 
 def compute_comms(schedule: Schedule, *, waits: bool) -> Schedule:

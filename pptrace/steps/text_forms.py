@@ -156,7 +156,8 @@ def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
     r"""Return a schedule as text, a line per rank; a rank without actions is one idle cell.
 
     Raises:
-        ScheduleError: its stages form no chain, which is the only graph of a table in a file.
+        ScheduleError: its stages form no chain, which is the only graph of a table in a file, or each backward is
+            on the rank of its forward while weights are in host memory.
 
     >>> from pptrace.steps.schedule import Schedule
     >>> table_text(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]))
@@ -164,6 +165,11 @@ def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
     """
     if not schedule.placement.is_chain:
         message = "a table in a file has stages that feed the next one only, and these stages form another graph"
+        raise ScheduleError(f"{message}: use the name of the schedule in place of a file")
+    if schedule.placement.has_host_state and not schedule.placement.is_moved.any():
+        message = (
+            "a table in a file has weights in host memory only if a backward is on another rank than its forward"
+        )
         raise ScheduleError(f"{message}: use the name of the schedule in place of a file")
     separator, idle = (",", '""') if form is Form.CSV else (" ", "-")
     cells, pair = _cells(schedule), schedule.pair.tolist()

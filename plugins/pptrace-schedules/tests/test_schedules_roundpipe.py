@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pptrace
+from pptrace.errors import ScheduleError
 from pptrace.plugin import ConfigError, ConstraintError, Kind, ScheduleRequest
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.registry import Registry
@@ -16,6 +17,8 @@ from pptrace.steps.validation import validate
 from pptrace_schedules.roundpipe import Times, _partition
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pptrace.steps.schedule import Schedule
 
 PASSES = {"F", "RECOMPUTE", "B"}
@@ -152,6 +155,27 @@ def test_state_is_in_host_memory_if_both_passes_of_a_stage_are_on_one_rank(
     )
 
     assert not run.memory.optimizer_bytes.any()
+
+
+def test_its_table_in_a_file_has_the_copies_of_weights_and_the_same_step(tmp_path: Path) -> None:
+    costs = {
+        "name": "table", "forward": "1 ms", "backward": "2 ms", "weights": "8 MB", "gather": "3 ms",
+        "reduction": "5 ms",
+    }  # fmt: skip
+    run = pptrace.simulate({"schedule": "roundpipe", "costs": costs}, pp=4, vp=2, microbatches=8)
+    run.save(tmp_path / "t.csv")
+    read = pptrace.simulate({"schedule": str(tmp_path / "t.csv"), "costs": costs})
+
+    assert read.metrics.step_ns == run.metrics.step_ns
+    assert read.memory.peak_bytes.tolist() == run.memory.peak_bytes.tolist()
+
+
+def test_a_table_without_moved_backwards_is_not_written(tmp_path: Path) -> None:
+    run = pptrace.simulate({"schedule": "roundpipe"}, pp=1, vp=2, microbatches=2)
+
+    with pytest.raises(ScheduleError, match="only if a backward is on another rank than its forward"):
+        run.save(tmp_path / "t.csv")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_round_copies_the_weights_of_each_pass_once_and_its_gradients_back() -> None:
