@@ -38,8 +38,8 @@ LINES = 25
 _SHOWN = 3
 """Limit of named rank pairs per link."""
 
-_LOADS = "Experts: "
-"""Start of a cost model's note on uneven loads of experts."""
+_NOTED = ("Experts: ", "No network ")
+"""Starts of a cost model's notes that a summary has: on uneven loads of experts, and on a missing network."""
 
 _PATH = "critical path"
 """The longest title of a row."""
@@ -135,7 +135,7 @@ def _notes(run: SimulatedStep, advised: Trial | None) -> list[str]:
     slow = bool(reduction.speeds or reduction.spread)
     of_workload = [
         note for note in run.prepared.workload.notes
-        if (slow and note.startswith("Of ")) or note.startswith(_LOADS)
+        if (slow and note.startswith("Of ")) or note.startswith(_NOTED)
     ]  # fmt: skip
     metrics = run.metrics
     steps = [("this step", metrics.mfu, metrics.plausible_mfu)]

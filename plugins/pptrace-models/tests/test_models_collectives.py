@@ -100,5 +100,5 @@ def test_a_group_wider_than_the_node_takes_the_network(devices: dict[str, Any]) 
 
 
 def test_a_group_wider_than_the_node_is_noted(costs: Callable[..., Workload]) -> None:
-    assert any("pass the node's 8" in note for note in costs(tp=16).notes)
-    assert not any("pass the node's" in note for note in costs(tp=8).notes)
+    assert any("as fast as those in a node of 8" in note for note in costs(tp=16).notes)
+    assert not any("as fast as" in note for note in costs(tp=8).notes)

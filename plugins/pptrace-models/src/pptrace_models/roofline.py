@@ -1137,7 +1137,12 @@ def _network_notes(devices: Devices, request: CostRequest) -> list[str]:
         notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
     wide = max(request.tp * request.cp, (request.etp or request.tp) * request.ep)
     wide = max([wide, *(grid.tp * grid.cp for grid in request.encoders)])
-    if wide > devices.scale_up_size:
-        place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
-        notes.append(f"Groups that span {wide} devices pass the node's {devices.scale_up_size} and use {place}.")
+    node = devices.scale_up_size
+    if wide > node and request.data_parallel:
+        notes.append(f"Groups that span {wide} devices pass the node's {node} and use the data-parallel network.")
+    elif wide > node:
+        notes.append(
+            f"No network between nodes is described: groups that span {wide} devices have links as fast as those in "
+            f"a node of {node}. Choose a cluster, or set data_parallel.bandwidth."
+        )
     return notes
