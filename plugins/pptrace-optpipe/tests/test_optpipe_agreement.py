@@ -90,7 +90,9 @@ def test_what_a_comparison_fits_into_memory_is_no_shorter_than_the_bound(
     if best is not None:
         assert max(best.simulated.peak_bytes) <= memory
         assert best.bound_ns <= best.simulated.step_ns
-        assert not tried or best.simulated.step_ns <= min(item.step_ns or 0 for item in tried)
+        # So little effort need not find the best copies.
+        without_copies = [item for item in tried if "schedule.offload.ratio" not in item.change.settings]
+        assert all(best.simulated.step_ns <= (item.step_ns or 0) for item in without_copies)
         assert all(best.bound_ns <= (item.step_ns or 0) for item in tried)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import BrokenExecutor
+from itertools import count
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
 
 from pptrace.plugin import ExecutorRequest, Registry
 from pptrace.plugins.builtin_executors import Serial
+from pptrace_optpipe import search as search_module
 from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Lister, Rule, serial_rows
+from pptrace_optpipe.model import Effort
 from pptrace_optpipe.partial_models import improved
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT, Problem, coarsened
@@ -304,3 +308,22 @@ def test_more_memory_than_all_activations_need_adds_no_start_schedules() -> None
     counts = [len([*started(toy(2, 3, limit, copies=True))]) for limit in (100, 10_000)]
 
     assert counts[0] == counts[1]
+
+
+def test_no_more_start_schedules_are_built_after_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = count()
+    starts = (SimpleNamespace(played=SimpleNamespace(step=step)) for step in built)
+    monkeypatch.setattr(search_module, "started", lambda _problem: starts)
+    played: list[int] = []
+    judge: Any = SimpleNamespace(
+        input=SimpleNamespace(messages_are_simple=False), problem=None,
+        _play_until=lambda _until, _effort, schedules, **_: played.append(len(list(schedules))),
+    )  # fmt: skip
+    monkeypatch.setattr(search_module, "in_order", lambda _problem, _known: [])
+    now = count()
+
+    play_starts = search_module._Judge.play_starts  # noqa: SLF001 - a whole search takes longer than its time
+    play_starts(judge, Effort(seconds=100, clock=lambda: float(next(now))), [])
+
+    assert played[0] == 0
+    assert 1 <= played[1] == next(built) - 1 <= 100

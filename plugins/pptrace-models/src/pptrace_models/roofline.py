@@ -1142,7 +1142,7 @@ def _network_notes(devices: Devices, request: CostRequest) -> list[str]:
         notes.append(f"Groups that span {wide} devices pass the node's {node} and use the data-parallel network.")
     elif wide > node:
         notes.append(
-            f"No network between nodes is described: groups that span {wide} devices have links as fast as those in "
-            f"a node of {node}. Choose a cluster, or set data_parallel.bandwidth."
+            f"No network between nodes is described: groups that span {wide} devices have links as fast as those "
+            f"in a node of {node}. Choose a cluster, or set data_parallel.bandwidth."
         )
     return notes

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import BrokenExecutor, wait
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -456,8 +457,8 @@ class _Judge:
         if effort.stopped():
             return
         until += effort.seconds * _SHARE / 2
-        starts = sorted(started(self.problem), key=lambda schedule: schedule.played.step)
-        self._play_until(until, effort, starts)
+        starts = takewhile(lambda _: not (effort.stopped() or effort.clock() > until), started(self.problem))
+        self._play_until(until, effort, sorted(starts, key=lambda schedule: schedule.played.step))
 
     def _play_until(
         self, until: float, effort: Effort, schedules: Iterable[StartSchedule], at_least: int = 0
