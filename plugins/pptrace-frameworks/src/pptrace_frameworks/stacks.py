@@ -515,17 +515,19 @@ _NANOTRON = (
 _HAI_LLM = (
     *_DEVICES,
     _rule("no source: tables in issue order", {"p2p.policy": "ordered"}),
+    _rule("DR section 3.2: ZeRO 1", {"costs.zero": 1}),
     _rule(
-        "DR section 3.2: ZeRO 1, moments in BF16 (section 3.3.3)",
-        {"costs.zero": 1, "costs.exp_avg": "bf16", "costs.exp_avg_sq": "bf16"},
+        "DR section 3.3.3: moments in BF16", {"costs.exp_avg": "bf16", "costs.exp_avg_sq": "bf16"},
+        unless={"costs.zero": 0},
     ),
     _rule(
-        "DR section 3.2.3: norms, up-projections of latent attention and outputs of SwiGLU are computed again; "
-        "section 3.3.3: SwiGLU's inputs are kept in FP8",
-        {
-            "model.fp8_activation_inputs": True, "model.recompute": "selective",
-            "model.recompute_modules": ["layernorm", "mla_up_proj", "mlp_act", "moe_act"],
-        },
+        "DR section 3.2.3: selective recomputation; section 3.3.3: SwiGLU's inputs are kept in FP8",
+        {"model.recompute": "selective", "model.fp8_activation_inputs": True},
+    ),
+    _rule(
+        "DR sections 3.2.3 and 3.3.3: norms, up-projections of latent attention and SwiGLU",
+        {"model.recompute_modules": ["layernorm", "mla_up_proj", "mlp_act", "moe_act"]},
+        when={"model.recompute": "selective"},
     ),
     _rule(
         "DR section 3.2.2: a token goes to a node once, and 20 of 132 multiprocessors exchange tokens",
