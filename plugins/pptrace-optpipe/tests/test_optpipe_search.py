@@ -263,7 +263,7 @@ def test_other_processes_search_as_well(monkeypatch: pytest.MonkeyPatch) -> None
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
             self.pool.shutdown(wait, cancel_futures=cancel_futures)
 
-    result = search(problem, effort(2, workers=2, start_executor=Counted))
+    result = search(problem, effort(4, workers=2, start_executor=Counted))
 
     assert result is not None
     assert result.schedule.played.fits(problem)
