@@ -1,4 +1,4 @@
-"""A schedule of one's own in one file: all forwards, then all backwards in reverse order."""
+"""A custom schedule in one file, GPipe: all forwards, then all backwards in reverse order."""
 
 
 def make(ranks: int, microbatches: int) -> list[list[str]]:
