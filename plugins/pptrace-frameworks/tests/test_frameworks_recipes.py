@@ -717,6 +717,32 @@ def test_experts_of_arguments_are_split_as_megatron_does() -> None:
     assert found["parallel"]["etp"] == 2
 
 
+ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+
+
+@pytest.mark.parametrize(("arguments", "model"), [("10", "llama3-70b"), (f"16 {ENDS}", "llama3-405b")])
+def test_chunks_follow_from_the_layers_of_the_model(arguments: str, model: str) -> None:
+    line = f"{JOB} --num-layers-per-virtual-pipeline-stage {arguments}"
+
+    found, _ = of_line(line, gpus=16, model=model, device="h100-sxm")
+
+    assert found["parallel"]["vp"] == 4
+
+
+def test_chunks_follow_from_a_layout_in_a_list(tmp_path: Path) -> None:
+    layout = [["embedding", "decoder"], ["decoder"], ["decoder"], ["decoder", "loss"]]
+    document = f"pipeline_model_parallel_size: 2\npipeline_model_parallel_layout: {layout}"
+
+    found, _ = converted(write(tmp_path, {"llama3_70b.yaml": document}), gpus=64, device="h100-sxm")
+
+    assert found["parallel"]["vp"] == 2
+
+
+def test_layers_that_do_not_fill_chunks_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"80 layers do not fill stages of 7 on 2 ranks"):
+        of_line(f"{JOB} --num-layers-per-virtual-pipeline-stage 7", gpus=16, model="llama3-70b", device="h100-sxm")
+
+
 @pytest.mark.parametrize("modules", ["core_attn attn_proj", "'[core_attn attn_proj]'"])
 def test_modules_are_copied_to_the_host(modules: str) -> None:
     arguments = f"--fine-grained-activation-offloading --offload-modules {modules}"

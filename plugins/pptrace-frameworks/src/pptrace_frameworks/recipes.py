@@ -141,6 +141,7 @@ def _configuration(
 ) -> tuple[dict[str, Any], list[str]]:
     parallel = _parallel(settings, options)
     model, layers = _model(recipe, settings, options, registry)
+    parallel["vp"] = _chunks(settings, parallel["pp"], layers[0])
     notes: list[str]
     if recipe.is_torchtitan:
         sections, notes = titan_sections(settings, parallel, layers[0]), titan_notes(settings)
@@ -239,7 +240,7 @@ def _parallel(settings: Settings, options: RecipeOptions) -> dict[str, Any]:
         raise ConfigError(
             f"{gpus} GPUs are not a multiple of tp x pp x cp, {tp * pp * cp}: give --gpus", key="num_gpus"
         )
-    parallel = {"pp": pp, "tp": tp, "cp": cp, "dp": replicas, "ep": ep, "vp": _chunks(settings, pp)}
+    parallel = {"pp": pp, "tp": tp, "cp": cp, "dp": replicas, "ep": ep, "vp": 1}
     if etp and ep > 1:
         parallel["etp"] = settings.count("expert_tensor_parallel_size")
     sequence = settings.read("sequence_parallel")
@@ -255,15 +256,31 @@ def _launched(settings: Settings) -> int:
     return settings.count("nproc_per_node") * settings.count("nnodes", 1)
 
 
-def _chunks(settings: Settings, ranks: int) -> int:
+def _chunks(settings: Settings, ranks: int, layers: int) -> int:
+    """Return the chunks of the model on each rank.
+
+    Raises:
+        ConfigError: the layers do not fill chunks of the given size.
+    """
     per_stage = settings.count("num_layers_per_virtual_pipeline_stage")
-    if per_stage and settings.count("num_layers"):
-        return max(settings.count("num_layers") // ranks // per_stage, 1)
-    chunks = settings.size("virtual_pipeline_model_parallel_size")
     layout = settings.read("pipeline_model_parallel_layout")
-    if chunks == 1 and isinstance(layout, str) and ranks > 1:
-        return max(_stages_of(layout) // ranks, 1)
+    chunks = settings.size("virtual_pipeline_model_parallel_size")
+    if per_stage and layers and ranks > 1:
+        chunks, rest = divmod(layers + sum(_counted_ends(settings)), ranks * per_stage)
+        if rest or chunks < 1:
+            message = f"{layers} layers do not fill stages of {per_stage} on {ranks} ranks"
+            raise ConfigError(message, key="num_layers_per_virtual_pipeline_stage")
+    elif chunks == 1 and isinstance(layout, str | list):
+        chunks = max((len(layout) if isinstance(layout, list) else _stages_of(layout)) // ranks, 1)
     return chunks if ranks > 1 else 1
+
+
+def _counted_ends(settings: Settings) -> tuple[bool, bool]:
+    """Return whether embedding and LM head count as a layer each where layers are divided into stages."""
+    embedding, loss = (
+        bool(settings.read(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss")
+    )
+    return embedding, loss
 
 
 def _stages_of(layout: str) -> int:
@@ -694,7 +711,7 @@ def _split(settings: Settings, layers: tuple[int, int], stages: int) -> dict[str
     layout = settings.read("pipeline_model_parallel_layout")
     count, mtp = layers
     first, last = (settings.count(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
-    ends = sum(bool(settings.read(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    ends = any(_counted_ends(settings))
     if isinstance(layout, list) and layout:
         return {"layout": _layout_text([_stage_letters(stage) for stage in layout])}
     if layout:
