@@ -738,6 +738,35 @@ def test_chunks_follow_from_a_layout_in_a_list(tmp_path: Path) -> None:
     assert found["parallel"]["vp"] == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "stages"),
+    [
+        ("--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 28", [2, 14, 2, 14]),
+        ("--decoder-last-pipeline-num-layers 12", [10, 6, 10, 6]),
+        ("--account-for-loss-in-pipeline-split --num-layers 31", [8, 8, 8, 7]),
+    ],
+)
+def test_layers_of_ends_are_those_of_ranks(arguments: str, stages: list[int]) -> None:
+    sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32000"
+
+    line = f"{JOB} {sizes} --num-virtual-stages-per-pipeline-rank 2 {arguments}"
+    found, _ = of_line(line, gpus=16, device="h100-sxm")
+
+    assert found["model"]["layers_per_stage"] == stages
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--decoder-first-pipeline-num-layers 40", "40 does not divide 32 layers into 1 equal chunks on 2"),
+        ("--account-for-loss-in-pipeline-split", "32 layers and one end do not fill 2 stages"),
+    ],
+)
+def test_ends_that_leave_no_equal_stages_are_an_error(arguments: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        of_line(f"{JOB} {arguments}", gpus=16, model="llama3-8b", device="h100-sxm")
+
+
 def test_layers_that_do_not_fill_chunks_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"80 layers do not fill stages of 7 on 2 ranks"):
         of_line(f"{JOB} --num-layers-per-virtual-pipeline-stage 7", gpus=16, model="llama3-70b", device="h100-sxm")

@@ -171,7 +171,7 @@ def _megatron_sections(
     recipe: Recipe, settings: Settings, parallel: Mapping[str, Any], layers: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
     """Return the sections of the configuration except stack, device and parallel sizes."""
-    model = _split(settings, layers, parallel["pp"] * parallel["vp"]) | _recomputation(settings)
+    model = _split(settings, layers, parallel["pp"], parallel["vp"]) | _recomputation(settings)
     offloaded = settings.count("cpu_offloading_num_layers")
     model |= {"offloaded_layers": offloaded} if offloaded else {}
     if settings.read("fine_grained_activation_offloading"):
@@ -706,28 +706,46 @@ def _layers_with_experts(pattern: Any) -> dict[str, int]:
     )
 
 
-def _split(settings: Settings, layers: tuple[int, int], stages: int) -> dict[str, Any]:
+def _split(settings: Settings, layers: tuple[int, int], ranks: int, chunks: int) -> dict[str, Any]:
     """Return the layers of each stage where the recipe or the model's size does not leave an even split."""
+    stages = ranks * chunks
     layout = settings.read("pipeline_model_parallel_layout")
     count, mtp = layers
     first, last = (settings.count(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
-    ends = any(_counted_ends(settings))
-    if isinstance(layout, list) and layout:
-        return {"layout": _layout_text([_stage_letters(stage) for stage in layout])}
+    ends = _counted_ends(settings)
     if layout:
-        return {"layout": str(layout)}
-    if first or last:
-        inner = stages - bool(first) - bool(last)
-        even = (count - first - last) // inner if inner else 0
-        return {"layers_per_stage": [*([first] if first else []), *[even] * inner, *([last] if last else [])]}
-    if stages == 1 or not count or ends or any((count + each) % stages == 0 for each in (0, 1, 2)):
+        is_list = isinstance(layout, list)
+        return {"layout": _layout_text(map(_stage_letters, layout)) if is_list else str(layout)}
+    if stages == 1 or not count:
         return {}
+    if first or last:
+        return {"layers_per_stage": _uneven_split(count, first, last, ranks, chunks)}
+    if sum(ends) == 1:
+        each, rest = divmod(count + 1, stages)
+        if rest:
+            raise ConfigError(f"{count} layers and one end do not fill {stages} stages", key="num_layers")
+        return {"layers_per_stage": [each - ends[0], *[each] * (stages - 2), each - ends[1]]}
     # Megatron-Bridge's layouts of DeepSeek-V3 and Kimi K2: equal stages, and fewer layers on the last
     each = -(-count // stages)
     rest = count - each * (stages - 1)
-    if rest <= 0:
+    if any(ends) or rest <= 0 or any((count + more) % stages == 0 for more in (0, 1, 2)):
         return {}
     return {"layout": _layout_text(["E" + "t" * each, *["t" * each] * (stages - 2), "t" * rest + "m" * mtp + "L"])}
+
+
+def _uneven_split(layers: int, first: int, last: int, ranks: int, chunks: int) -> list[int]:
+    """Return the layers of each stage with the layers of the first or last rank; chunks of a rank are equal.
+
+    Raises:
+        ConfigError: the layers do not fill the ranks.
+    """
+    inner = ranks - bool(first) - bool(last)
+    even = (layers - first - last) // inner if inner > 0 else 0
+    split = [*[first] * bool(first), *[even] * inner, *[last] * bool(last)]
+    if sum(split) != layers or any(each < 0 or each % chunks for each in split):
+        message = f"{first or last} does not divide {layers} layers into {chunks} equal chunks on {ranks} ranks"
+        raise ConfigError(message, key=f"num_layers_in_{'first' if first else 'last'}_pipeline_stage")
+    return [each // chunks for each in split] * chunks
 
 
 def _stage_letters(stage: Any) -> str:
