@@ -709,6 +709,23 @@ def test_an_interpolation_without_a_value_is_not_a_size(tmp_path: Path, text: st
         converted(write(tmp_path, {"llama3_70b.yaml": document}), gpus=64, device="h100-sxm")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "groups"),
+    [
+        ("--group-query-attention", 1),
+        ("--group-query-attention --num-query-groups 8", 8),
+        ("--num-query-groups 8", None),
+    ],
+)
+def test_query_groups_need_their_argument(arguments: str, groups: int | None) -> None:
+    sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32000"
+
+    found, notes = of_line(f"{JOB} {sizes} {arguments}", gpus=16, device="h100-sxm")
+
+    assert found["model"].get("kv_heads") == groups
+    assert ("without effect: num_query_groups" in notes) == (groups is None)
+
+
 def test_experts_of_arguments_are_split_as_megatron_does() -> None:
     arguments = "--tensor-model-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2"
 

@@ -32,7 +32,7 @@ _ARGUMENT_DEFAULTS: Mapping[str, Any] = {
     "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
     "expert_model_parallel_size": 1, "sequence_parallel": False, "use_distributed_optimizer": False,
     "overlap_grad_reduce": False, "tp_comm_overlap": False, "moe_token_dispatcher_type": "allgather",
-    "micro_batch_size": 1, "moe_router_fusion": False, "moe_permute_fusion": False,
+    "micro_batch_size": 1, "moe_router_fusion": False, "moe_permute_fusion": False, "num_query_groups": 1,
 }  # fmt: skip
 """Defaults of Megatron-LM's arguments, where a software stack has another value."""
 _MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
@@ -640,7 +640,9 @@ def _architecture(recipe: Recipe, settings: Settings, registry: Registry) -> dic
     }  # fmt: skip
     if settings.read("position_embedding_type", "learned_absolute") == "learned_absolute":
         model["learned_positions"] = settings.count("max_position_embeddings") or settings.count("seq_length")
-    model |= _given_sizes(settings, "num_query_groups", "kv_channels")
+    if not recipe.is_command or settings.read("group_query_attention"):  # without it, the number has no effect
+        model |= _given_sizes(settings, "num_query_groups")
+    model |= _given_sizes(settings, "kv_channels")
     if settings.count("mtp_num_layers"):
         model["mtp"] = settings.count("mtp_num_layers")
     if settings.read("multi_latent_attention"):
