@@ -726,12 +726,16 @@ def test_query_groups_need_their_argument(arguments: str, groups: int | None) ->
     assert ("without effect: num_query_groups" in notes) == (groups is None)
 
 
-def test_experts_of_arguments_are_split_as_megatron_does() -> None:
-    arguments = "--tensor-model-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2"
+@pytest.mark.parametrize(
+    ("arguments", "etp"),
+    [("--expert-model-parallel-size 2", 2), ("", 2), ("--expert-tensor-parallel-size 1", 1)],
+)
+def test_experts_of_arguments_are_split_as_megatron_does(arguments: str, etp: int) -> None:
+    line = f"{JOB} --tensor-model-parallel-size 2 --num-experts 8 {arguments}"
 
-    found, _ = of_line(f"{JOB} {arguments}", gpus=16, model="mixtral-8x7b", device="h100-sxm")
+    found, _ = of_line(line, gpus=16, model="mixtral-8x7b", device="h100-sxm")
 
-    assert found["parallel"]["etp"] == 2
+    assert found["parallel"]["etp"] == etp
 
 
 ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"

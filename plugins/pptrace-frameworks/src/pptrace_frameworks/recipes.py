@@ -142,13 +142,15 @@ def _configuration(
     parallel = _parallel(settings, options)
     model, layers = _model(recipe, settings, options, registry)
     parallel["vp"] = _chunks(settings, parallel["pp"], layers[0])
+    preset = registry.models[model["preset"]].offer.values if model.get("preset") in registry.models else {}
+    default = parallel["tp"] if recipe.is_command and parallel["tp"] > 1 else 0
+    etp = settings.count("expert_tensor_parallel_size") or default
+    if etp and (model.get("num_experts") or preset.get("num_experts")):
+        parallel["etp"] = etp
     notes: list[str]
     if recipe.is_torchtitan:
         sections, notes = titan_sections(settings, parallel, layers[0]), titan_notes(settings)
     else:
-        preset = registry.models[model["preset"]].offer.values if model.get("preset") in registry.models else {}
-        if recipe.is_command and parallel["tp"] > 1 and (model.get("num_experts") or preset.get("num_experts")):
-            parallel.setdefault("etp", parallel["tp"])
         sections, notes = _megatron_sections(recipe, settings, parallel, layers), _notes(settings, parallel)
     if parallel["pp"] * parallel["dp"] > 1:
         notes.insert(0, "a recipe has no network: add network or cluster, or give --cluster")
@@ -231,7 +233,6 @@ def _parallel(settings: Settings, options: RecipeOptions) -> dict[str, Any]:
     pp = settings.size("pipeline_model_parallel_size")
     cp = settings.size("context_parallel_size")
     ep = settings.size("expert_model_parallel_size")
-    etp = settings.read("expert_tensor_parallel_size")
     gpus = options.gpus or settings.count("num_gpus") or _launched(settings)
     replicas, rest = divmod(gpus, tp * pp * cp)
     if not gpus:
@@ -241,8 +242,6 @@ def _parallel(settings: Settings, options: RecipeOptions) -> dict[str, Any]:
             f"{gpus} GPUs are not a multiple of tp x pp x cp, {tp * pp * cp}: give --gpus", key="num_gpus"
         )
     parallel = {"pp": pp, "tp": tp, "cp": cp, "dp": replicas, "ep": ep, "vp": 1}
-    if etp and ep > 1:
-        parallel["etp"] = settings.count("expert_tensor_parallel_size")
     sequence = settings.read("sequence_parallel")
     if sequence is not None and tp > 1:
         parallel["sequence_parallel"] = bool(sequence)
