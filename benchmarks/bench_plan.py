@@ -5,7 +5,7 @@
 Each plan has the default space. The output has the time to the first answer, to a step within 2 % of the best, and
 to the end, in seconds and in processor seconds of this process and its workers. It also has the excess of the best
 step after 120 processor seconds over the last one. With one worker, this process computes bounds, and the worker
-simulates.
+simulates. Python collects garbage as seldom as in the command.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pptrace.cli  # noqa: F401 - sets how often Python collects garbage
 from pptrace.config.quantities import DURATION
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import plan
