@@ -13,7 +13,7 @@ from pptrace.plugin import ConfigError, ConstraintError
 from pptrace.plugins.requests import CostRequest
 from pptrace_models import flops, memory
 from pptrace_models.kernel_times import Shaped, shaped_ns
-from pptrace_models.layer import linears, shard
+from pptrace_models.layer import active_weights, linears, shard
 from pptrace_models.presets import MODELS
 from pptrace_models.transformer import Delta, Layer, Mamba, Transformer, checked
 
@@ -138,17 +138,38 @@ def test_sparse_attention_counts_the_chosen_keys_of_each_token(sequence: int, to
 
 @given(sequence=st.integers(2, 12).map(lambda count: count * 256), top_k=st.sampled_from([16, 64, 2**20]))
 def test_compressed_keys_are_counted_for_each_token(sequence: int, top_k: int) -> None:
-    """A token reads its window, and the compressed keys before it: all of them, or the best ones."""
+    """Model FLOPs have the keys before each token; kernels compute all places for them."""
     values = {**MIXED[3], "indexer": {"heads": 4, "dim": 32, "top_k": top_k}}
-    whole = model(**values)
-    for index, ratio in enumerate((0, 4, 128)):
-        operations = flops.layer(whole, on_device(whole, sequence=sequence), 4, whole.layer(index))
+    for ratio in (0, 4, 128):
+        whole = model(**{**values, "layers": 1, "compressed": {**MIXED[3]["compressed"], "ratios": [ratio]}})
+        operations = flops.layer(whole, on_device(whole, sequence=sequence), 4, whole.layer(0))
         (core,) = [operation.forward.flops for operation in operations if operation.name == flops.CORE]
         keys = sum(min(token + 1, 64) for token in range(sequence))
+        places, scores = min(64, sequence), 0
         if ratio:
             most = top_k if ratio == 4 else sequence
             keys += sum(min((token + 1) / ratio, most) for token in range(sequence))
-        assert core == pytest.approx(4 * 1024 * keys, rel=0.05)
+            places += min(most, sequence // ratio)
+            scores = 2 * 4 * 32 * sequence * sequence // ratio * (ratio == 4)
+        assert core == 4 * 1024 * sequence * places
+        matrices = active_weights(whole, whole.layer(0)) + whole.hidden * whole.vocabulary
+        mixing = flops.step_flops(whole, 1, sequence) / 3 - 2 * sequence * matrices
+        assert mixing == pytest.approx(4 * 1024 * keys + scores, rel=0.05)
+
+
+def test_residual_streams_are_read_and_written_as_counted() -> None:
+    """A half with 4 streams moves 14 widths in place of a sum's 3, and 39 backward."""
+    plain, streamed = (model(residual_streams=streams) for streams in (1, 4))
+    width = on_device(plain).split_tokens * plain.hidden * 2
+    operations = [
+        {each.name: each for each in flops.layer(whole, on_device(whole), 4, whole.layer(0))}
+        for whole in (plain, streamed)
+    ]
+    norms = [each["norms and residuals"] for each in operations]
+    assert norms[0].forward.size_bytes - norms[1].forward.size_bytes == 2 * 3 * width
+    assert operations[1]["streams"].forward.size_bytes == 2 * 14 * width
+    assert operations[1]["streams"].input_gradient.size_bytes == 2 * 39 * width
+    assert "streams" not in operations[0]
 
 
 def test_experts_of_latent_width_exchange_as_much_less(costs: Callable[..., Workload]) -> None:

@@ -42,6 +42,22 @@ square, a sum of gradients, and the cast back (torchtitan 9dec370, ``torchtitan/
 """
 _NORM_KERNELS = 7
 """Kernels of such a norm's forward."""
+_COMPRESSION = (44, 88, 12)
+"""Bytes per token and element of compressed keys that PyTorch's operations move, forward and backward, and their
+kernels in each.
+
+Forward, with keys in bf16 and gates in fp32: gates with positions (6), windows of keys (6) and of gates (12),
+softmax (8), cast (6), product (6) (``_forward_sbhd`` in ``csa.py`` of Megatron-Core's ``dev``). The backward moves
+twice as much.
+"""
+_INDEXER_LOSS = (28, 20)
+"""Elements per token and chosen key that PyTorch's operations of the indexer's loss move, and their kernels with
+those of indices.
+
+The operations gather scores (4), mask them (3), compute their softmax (2), clamp and take logarithms of both
+distributions (8), subtract (3), multiply (3), sum (1), and copy both (4) (``csa_kernels.py`` of Megatron-Core's
+``dev``).
+"""
 _ROUTING_KERNELS = 8
 """Kernels for scores, top-k, counts and offsets, and for permutations on both sides of two exchanges."""
 
@@ -86,13 +102,14 @@ def layer(
         *(_activations(model, shard, experts=kind.experts) if kind.feed_forward != "none" else ()),
         *(_unfused_expert_kernels(model, shard) if kind.experts and not model.fused_experts else ()),
         *(_rotary(model, shard) if projects else ()),
-        *((_head_norms(model, shard),) if projects and model.head_norms else ()),
+        *((_head_norms(model, shard),) if projects and (model.head_norms or model.compressed) else ()),
         *((_routing(model, shard, deduplicated=deduplicated),) if kind.experts else ()),
         *((_router_scores(model, shard),) if kind.experts and not fused_router else ()),
         *((_padding(model, shard),) if kind.experts and not aligned else ()),
         *((_sequence_copies(model, shard, kind, copied_bytes),) if any(copied_bytes) else ()),
         *((_shard_copies(matrices, element, gradient_bytes),) if copied_shards else ()),
         *((_norms(model, shard, kind.halves),) if kind.halves else ()),
+        *((_streams(model, shard, kind.halves),) if kind.halves and model.stream_maps else ()),
     )
     return tuple(map(_without_weight_gradient, operations)) if model.frozen else operations
 
@@ -387,7 +404,9 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
         return ()
     rotated = shard.query + shard.kv
     moved, kernels = 2 * rotated, 2
-    if model.kv_rank:
+    if model.compressed:
+        moved = rotated // 4  # in place, and an eighth of each head
+    elif model.kv_rank:
         rotated = shard.heads * model.rope_dim
         moved = 2 * rotated + (shard.kv - rotated + shard.value) + (shard.kv + shard.value)
     copied_bytes = 0
@@ -397,7 +416,7 @@ def _rotary(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     counts, joint = (2, 1), shard.kv + shard.value
     if model.copied_kv:
         split, joined, counts = 2 * shard.query + 6 * joint, 4 * shard.query + 6 * joint, (3, 3)
-    elif model.fused_projections and not model.kv_rank and model.kv_heads < model.heads:
+    elif model.fused_projections and not model.kv_rank and not model.compressed and model.kv_heads < model.heads:
         split, joined = 2 * (shard.query + shard.value), 2 * (shard.query + joint)
     forward, backward = (
         Work(
@@ -488,11 +507,11 @@ def _shard_copies(matrices: Sequence[Linear], element: int, gradient_bytes: int)
 
 def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
     stream_bytes = shard.split_tokens * model.hidden * model.element_bytes
-    # Per half: a norm (1 read and 1 write; 2 and 1 backward) and a residual sum (the streams and the half's output
-    # read, the streams written). Dropout before a sum writes a mask of a byte per element. Its backward reads the
-    # mask, and reads and writes the gradient.
+    # Per half: a norm (1 read and 1 write; 2 and 1 backward) and a residual sum (2 reads and 1 write), unless maps
+    # of streams have it. Dropout before a sum writes a mask of a byte per element. Its backward reads the mask,
+    # and reads and writes the gradient.
     mask = shard.split_tokens * model.hidden * model.dropout
-    summed = (1 + 2 * model.residual_streams) * stream_bytes
+    summed = 0 if model.stream_maps else 3 * stream_bytes
     normed, normed_backward, kernels = 2 * stream_bytes, 3 * stream_bytes, 1
     if not model.fused_norms:
         normed, normed_backward = (size * shard.split_tokens * model.hidden for size in UNFUSED_NORM)
@@ -501,6 +520,17 @@ def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
     backward = normed_backward + summed + mask + 2 * stream_bytes * model.dropout
     kernels = halves * (kernels + 1 + model.dropout)
     return _memory("norms and residuals", halves * forward, halves * backward, kernels=kernels)
+
+
+def _streams(model: Transformer, shard: Shard, halves: int) -> Operation:
+    """Return the kernels that apply the maps of residual streams (``hyper_connection.py`` of Megatron-Core 0.19).
+
+    Forward: the streams' sum is a half's input, and they are mixed and added to its output. The backward has the
+    gradients of both, and adds the three gradients of the streams: those of the maps, of the sum and of the mix.
+    """
+    streams, tokens_bytes = model.residual_streams, shard.split_tokens * model.hidden * model.element_bytes
+    forward, backward = ((3 * streams + 2) * tokens_bytes, (9 * streams + 3) * tokens_bytes)
+    return _memory("streams", halves * forward, halves * backward, kernels=3 * halves)
 
 
 def _memory(name: str, forward: int, backward: int, kernels: int = 1, *, by_row: bool = False) -> Operation:
@@ -627,40 +657,55 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
 
 
 def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Operation, ...]:
-    """Return the operations of attention to a window and to compressed keys: compression, scores and the core."""
+    """Return the operations of attention to a window and to compressed keys: compression, scores and the core.
+
+    These are the kernels of training in ``csa.py`` and ``csa_kernels.py`` of Megatron-Core's ``dev``. The core
+    computes scores of all places for keys, also of those that the causal mask leaves empty. A kernel then rotates
+    its output back. The indexer's loss compares its scores with those of the core, which it computes again. The
+    forward also computes its gradients.
+    """
     tokens, sequence, element = shard.tokens, shard.sequence, model.element_bytes
-    reach = doubled_reach(model, sequence, model.window) + _compressed_reach(model, sequence, kind.ratio)
-    flops = core_flops(tokens, reach, shard.query + shard.output)
+    compressed = sequence // kind.ratio if kind.ratio else 0
+    indexer = model.indexer if model.overlap(kind.ratio) > 1 else None
+    chosen = min(indexer.top_k, compressed) if indexer else compressed
+    keys = min(model.window, sequence) + chosen
+    flops = core_flops(tokens, 2 * keys, shard.query + shard.output)
     size = (tokens * (shard.query + shard.output) + shard.cp * tokens * shard.kv) * element
     core = Core(
-        heads=shard.heads * max(tokens * shard.cp // sequence, 1), queries=sequence // shard.cp,
-        keys=max(reach // 2, 1),
+        heads=shard.heads * max(tokens * shard.cp // sequence, 1), queries=sequence // shard.cp, keys=keys,
         width=(shard.query + shard.output) / shard.heads / 2,
     )  # fmt: skip
+    rotated = 2 * tokens * shard.output * element
     attention = Operation(
-        name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size, core=core),
-        input_gradient=Work(flops=2 * flops, size_bytes=2 * size, core=replace(core, backward=True)),
+        name=CORE, unit="attention", forward=Work(flops=flops, size_bytes=size, core=core, beside_bytes=rotated),
+        input_gradient=Work(
+            flops=2 * flops, size_bytes=2 * size, core=replace(core, backward=True), beside_bytes=rotated
+        ),
     )  # fmt: skip
     overlap = model.overlap(kind.ratio)
     if not overlap:
         return (attention,)
-    pooled = 2 * overlap * tokens * round(model.head_dim) * element
-    compression = _memory("compression of keys", pooled, 2 * pooled)
-    if overlap == 1 or not model.indexer:
+    pooled = overlap * tokens * round(model.head_dim)
+    forward, backward, kernels = _COMPRESSION
+    compression = _memory("compression of keys", forward * pooled, backward * pooled, kernels=kernels)
+    if not indexer:
         return (compression, attention)
-    scores = Product(
-        m=tokens, n=max(sequence // kind.ratio, 1), k=model.indexer.dim, copies=model.indexer.heads, result_bytes=0
-    )
-    chosen = replace(scores, n=max(min(model.indexer.top_k, scores.n), 1), copies=2 * scores.copies)
-    choice = tokens * scores.n * FP32_BYTES
+    scores = Product(m=tokens, n=max(compressed, 1), k=indexer.dim, copies=indexer.heads, result_bytes=0)
+    again = replace(scores, n=max(chosen, 1), k=round(model.head_dim), copies=shard.heads)
+    gradients = replace(scores, n=max(chosen, 1), copies=3 * scores.copies)
+    choice, loss = tokens * scores.n * FP32_BYTES, tokens * chosen * FP32_BYTES
+    passes, kernels = _INDEXER_LOSS
     return (
         compression,
         Operation(
             name="indexer scores", unit="attention",
-            forward=Work(flops=scores.flops, size_bytes=choice, products=(scores,)),
-            input_gradient=Work(flops=chosen.flops, size_bytes=choice, products=(chosen,)),
+            forward=Work(
+                flops=sum(product.flops for product in (scores, again, gradients)), size_bytes=choice + 3 * loss,
+                products=(scores, again, gradients),
+            ),
+            input_gradient=Work(),
         ),
-        _memory("choice of keys", 2 * choice, 0),
+        _memory("choice of keys", 2 * choice + passes * loss, 0, kernels=kernels),
         attention,
     )  # fmt: skip
 

@@ -315,9 +315,10 @@ def active_weights(model: Transformer, kind: Layer) -> int:
 def _precision_of(model: Transformer, kind: Layer, matrix: Linear) -> Precision | None:
     """Return the precision of a matrix's products, if it is not that of the layer.
 
-    Routers and the maps of hyper-connections are no modules of Transformer Engine, and are not quantized.
+    Routers, the maps of hyper-connections, and matrices of compressed keys and of groups of outputs are not
+    quantized (``csa.py`` and ``deepseek_v4_hybrid_attention.py`` of Megatron-Core's ``dev``).
     """
-    if matrix.group in {"router", "stream maps"}:
+    if matrix.group in {"router", "stream maps", "matrices of compressed keys", "output groups"}:
         return kept_precision(model.precision)
     name: Literal["attention", "latent", "mamba_output"] | None = None
     if matrix.group == "latent projections":
@@ -471,15 +472,17 @@ def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> tupl
         return ()
     h, dim, parallel, overlap = model.hidden, round(model.head_dim), _parallel(shard), model.overlap(kind.ratio)
     groups, rank = model.compressed.output_groups // shard.tp, model.compressed.output_rank
-    compression: dict[str, Any] = {"group": "compression", "inputs": h, "normed": True, **_replicated(shard)}
+    compression: dict[str, Any] = {"inputs": h, "normed": True, **_replicated(shard)}
+    pooled = Linear(group="matrices of compressed keys", outputs=2 * overlap * dim, **compression)
     return (
-        Linear(outputs=model.query_rank, **compression),
-        Linear(outputs=dim * (1 + 2 * overlap), **compression),
+        Linear(group="compression", outputs=model.query_rank, **compression),
+        Linear(group="compression", outputs=dim, **compression),
+        *((pooled,) if overlap else ()),
         Linear(group="expansion", inputs=model.query_rank, outputs=shard.query, normed=True, **parallel),
         *(_indexer(model, shard, keys=2 * overlap) if overlap > 1 else ()),
         Linear(
-            group="attention projections", inputs=shard.output // groups, outputs=rank,
-            tokens=groups * shard.tokens, copies=groups,
+            group="output groups", inputs=shard.output // groups, outputs=rank, tokens=groups * shard.tokens,
+            copies=groups,
         ),
         Linear(group="attention projections", inputs=groups * rank, outputs=h, **parallel),
     )  # fmt: skip
@@ -576,7 +579,8 @@ class Work(Struct, frozen=True):
 FIRST_HALF = frozenset({
     "attention projections", "attention core", "rotary embedding", "norms of heads", "compression", "expansion",
     "attention gate", "attention gate function", "indexer", "indexer scores", "compression of keys",
-    "choice of keys", "recurrent core", "convolution", "gated norm", "norm",
+    "matrices of compressed keys", "output groups", "choice of keys", "recurrent core", "convolution",
+    "gated norm", "norm",
 })  # fmt: skip
 """Names of the operations of a layer's first half, without norms."""
 

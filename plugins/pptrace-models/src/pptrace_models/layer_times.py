@@ -285,7 +285,7 @@ _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
     "core_attn": ("attention core",),
     "full_attn": tuple(FIRST_HALF),
-    "mla_up_proj": ("expansion", "rotary embedding"),
+    "mla_up_proj": ("expansion", "norms of heads", "rotary embedding"),
     "layernorm": ("norms and residuals",),
     "mlp": ("mlp", "activation function"),
     "moe": (
@@ -635,7 +635,7 @@ def again_share(operation: Operation, model: Transformer) -> float:
     """
     if operation.name == "norms and residuals":
         norm = _NORM_BYTES if model.fused_norms else flops.UNFUSED_NORM[0]
-        return norm / (norm + _SUM_BYTES)
+        return norm / (norm + _SUM_BYTES * (not model.stream_maps))
     if "alternate_products" not in model.recomputed_modules or operation.unit != "linear":
         return 1.0
     if operation.name == "mlp":

@@ -209,15 +209,15 @@ def _mixing(model: Transformer, shard: Shard, kind: Layer) -> int:
 def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> int:
     """Return the bytes of attention with compressed keys.
 
-    These are queries before and after their expansion, keys with what is compressed, the indexer's tensors, the
-    output and its groups.
+    These are queries before and after their expansion and after their norm, keys with what is compressed, the
+    indexer's tensors, the output before and after its rotation, and its groups.
     """
     overlap = model.overlap(kind.ratio)
     replicated = model.query_rank + round(model.head_dim) * (1 + 2 * overlap)
     if overlap > 1 and model.indexer:
         replicated += model.indexer.heads * (model.indexer.dim + 1) + 2 * overlap * model.indexer.dim
     groups = (model.compressed.output_groups * model.compressed.output_rank if model.compressed else 0) // shard.tp
-    kept = shard.split_tokens * replicated + shard.tokens * (shard.query + shard.output)
+    kept = shard.split_tokens * replicated + 2 * shard.tokens * (shard.query + shard.output)
     factors = shard.split_tokens * model.query_rank + shard.tokens * groups
     return kept * model.element_bytes + _factor_bytes(model, factors)
 
@@ -273,11 +273,11 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
     """Return the part of a layer's ``all_bytes`` that recomputed modules do not keep."""
     mlp, experts = _mlp(model, shard, kind), kind.experts
     attends = kind.mixer == "attention" and kind.has("core")
-    is_latent = attends and model.kv_rank > 0
+    expanded = 2 * shard.query if model.compressed else _mixed_width(model, shard) if model.kv_rank else 0
     freed = {
         "core_attn": _scores(model, shard, kind),
         "full_attn": _mixing(model, shard, kind) + _scores(model, shard, kind) if attends else 0,
-        "mla_up_proj": shard.tokens * _mixed_width(model, shard) * model.element_bytes if is_latent else 0,
+        "mla_up_proj": shard.tokens * expanded * model.element_bytes if attends else 0,
         "layernorm": _normed_bytes(model, shard, kind) + _unfused_norm_bytes(model, shard, kind),
         "mlp": 0 if experts else mlp,
         "mlp_act": 0
