@@ -709,6 +709,14 @@ def test_an_interpolation_without_a_value_is_not_a_size(tmp_path: Path, text: st
         converted(write(tmp_path, {"llama3_70b.yaml": document}), gpus=64, device="h100-sxm")
 
 
+def test_values_without_effect_have_a_note() -> None:
+    line = f"{JOB} --optimizer sgd --recompute-granularity Selectiv --cuda-graph-impl none"
+
+    _, notes = of_line(line, gpus=16, model="llama3-8b", device="h100-sxm")
+
+    assert "unknown values without effect: optimizer sgd, recompute_granularity Selectiv" in notes
+
+
 @pytest.mark.parametrize(
     ("arguments", "groups"),
     [

@@ -87,6 +87,19 @@ _ASSUMED: Mapping[str, tuple[Any, ...]] = {
     "use_fused_weighted_squared_relu": (True,),
 }  # fmt: skip
 """Settings that the costs assume to have one of these values. Another value has no effect, and a note."""
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
+    "cross_entropy_fusion_impl": ("native", "te"),
+    "cuda_graph_impl": ("none", "local", "transformer_engine", "full_iteration"),
+    "expert_parallel_comm_backend": ("standard", "deepep"),
+    "moe_flex_dispatcher_backend": ("none", "deepep", "hybridep"),
+    "moe_token_dispatcher_type": ("allgather", "alltoall", "alltoall_seq", "flex"),
+    "optimizer": ("adam", "muon", "dist_muon"),
+    "recompute_granularity": ("full", "selective"),
+    "recompute_method": ("uniform", "block"),
+    "transformer_impl": ("local", "transformer_engine"),
+}
+"""Settings that have one of these values. Another value has no effect, and a note."""
 _SIZES: Mapping[str, str] = {
     "num_layers": "layers", "hidden_size": "hidden", "ffn_hidden_size": "ffn", "num_attention_heads": "heads",
     "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "num_experts",
@@ -163,6 +176,13 @@ def _configuration(
         },
         **sections,
     }
+    unknown = [
+        f"{name} {value}"
+        for name, known in _VALUES.items()
+        if (value := settings.values.get(name)) and str(value).lower() not in known and "$" not in str(value)
+    ]
+    if unknown:
+        notes.append(f"unknown values without effect: {', '.join(unknown)}")
     ambiguous = sorted(recipe.ambiguous & settings.used)
     if ambiguous:
         notes.append(f"several values, of which the last one is used: {', '.join(ambiguous)}")
