@@ -901,6 +901,10 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
          r"micro_batch_size: must be a whole number, not '.SIZE': set the variable in the environment, or"),
         (f"{JOB} --micro-batch-size two", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "micro_batch_size: must be a whole number, not 'two'"),
+        (f"{JOB} --micro-batch-size {'9' * 5000}", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "micro_batch_size: must be a whole number, not '9{59}$"),
+        (f"{JOB} --seq-length $(({'1+' * 900}1))", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
+         "seq_length: must be a whole number, not '1.1"),
         (f"{JOB} --pipeline-model-parallel-size 0", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "pipeline_model_parallel_size: must be 1 or more, not 0"),
         (f"{JOB} --micro-batch-size 1e400", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
@@ -940,6 +944,7 @@ def test_files_of_gpt_2_have_its_tokens() -> None:
         ("A_CONFIG = job()\n", "B_CONFIG", "has no recipe 'B_CONFIG' .did you mean 'A_CONFIG'. known: A_CONFIG"),
         ("A_CONFIG = job()\n", "A_CONFIG", "A_CONFIG is not a recipe: it has no fields"),
         ("x = (\n", "", "is not Python"),
+        ("x = 1if 2 else (\n", "", r"is not Python: '\(' was never closed"),
         ("import os\n", "", "has no recipe: no name in upper case"),
         ("def f():\n    return f()\ndef a_config():\n    return f()\n", "a_config", "f is nested too deeply"),
         (

@@ -162,7 +162,7 @@ class Settings(Struct):
                 if "$" in str(value)
                 else ""
             )
-            raise ConfigError(f"must be a whole number, not {value!r}{fix}", key=name)
+            raise ConfigError(f"must be a whole number, not {value!r:.60}{fix}", key=name)
         return int(value)
 
     def size(self, name: str, default: int = 1) -> int:
@@ -564,7 +564,7 @@ _PARAMETERS = re.compile(r"\"\$@\"|\$[@*]")
 _POLICY = re.compile("^activation[-_]checkpoint:")
 _COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
 """A line with only a comment, whose backslash does not continue it."""
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
+_NUMBER = re.compile(r"-?\d{1,40}(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
 _END = ""
 """The word after the last one of a line, which ends the values of an argument."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,10 +150,16 @@ def read_module(file: Path) -> Module:
     if len(content) > _MOST_BYTES:
         raise ConfigError(f"is larger than {_MOST_BYTES // 2**20} MiB", file=file)
     try:
-        return Module(file, ast.parse(content))
+        return Module(file, _parsed(content, "exec"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 0
         raise ConfigError(f"is not Python: {getattr(error, 'msg', error)}", file=file, line=line) from None
+
+
+def _parsed(source: bytes | str, mode: str) -> Any:
+    """Return the syntax tree of a program, without Python's warnings about it."""
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(source, mode=mode)
 
 
 def evaluate_recipe(module: Module, name: str) -> tuple[dict[tuple[str, str], Any], list[str]]:
@@ -177,10 +184,10 @@ def evaluate_recipe(module: Module, name: str) -> tuple[dict[tuple[str, str], An
 def evaluate_expression(text: str) -> Any:
     """Return the value of an expression of constants, such as ``([0]*3+[1]*58)``; None if it has none."""
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = _parsed(text.strip(), "eval")
+        value = _Scope(Module(Path(), ast.Module([], [])), {}, Evaluation()).visit(tree.body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    value = _Scope(Module(Path(), ast.Module([], [])), {}, Evaluation()).visit(tree.body)
     return None if isinstance(value, Fields | Unknown) else value
 
 
