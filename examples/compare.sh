@@ -2,7 +2,8 @@
 set -eu
 
 echo "== five schedules, 16 microbatches"
-pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules gpipe,1f1b,looped-bfs,chimera,hanayo
+pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 \
+  --schedules gpipe,1f1b,looped-bfs,chimera,hanayo
 echo
 echo "== separate settings, a custom schedule, and one that cannot run"
 pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 \

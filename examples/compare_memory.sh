@@ -2,8 +2,8 @@
 set -eu
 
 echo "== which schedule, in 30 GiB per rank"
-pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,zb-v --memory 30GiB \
-  --set 'device.host_bandwidth=64 GB/s'
+pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --memory 30GiB \
+  --schedules 1f1b,interleaved-1f1b,zb-v --set 'device.host_bandwidth=64 GB/s'
 echo
 echo "== in 76 GiB, messages as Megatron issues them where it runs the schedule"
 pptrace compare llama3-70b.yaml --microbatches 16 --schedules 1f1b,interleaved-1f1b,zb-v,dualpipe-v --memory 76GiB \
