@@ -172,6 +172,21 @@ def test_residual_streams_are_read_and_written_as_counted() -> None:
     assert "streams" not in operations[0]
 
 
+def test_recomputed_streams_are_kept_once_per_stage(costs: Callable[..., Workload]) -> None:
+    """A half keeps its output alone, and the first half of a stage its streams, too."""
+    values = {**SMALL, "layers": 8, "residual_streams": 4}
+    kept, again = (costs(model={**values, **key}) for key in (
+        {}, {"recompute": "selective", "recompute_modules": ["mhc"]}
+    ))  # fmt: skip
+    width = 2048 * 1024 * 2
+    # Two layers of two halves, each without five widths and its norm's output; the stage has its input.
+    freed = kept.activation_bytes[1] - again.activation_bytes[1]
+    assert freed == 2 * 2 * 6 * width - 4 * width
+    backward = (kept.i_ns + kept.w_ns)[1], (again.i_ns + again.w_ns)[1]
+    assert backward[1] > backward[0]
+    assert again.f_ns[1] == kept.f_ns[1]
+
+
 def test_experts_of_latent_width_exchange_as_much_less(costs: Callable[..., Workload]) -> None:
     mixture = {**SMALL, "num_experts": 8, "top_k": 2, "expert_ffn": 512}
     full, narrow = (

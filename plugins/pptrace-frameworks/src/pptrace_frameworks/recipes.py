@@ -35,7 +35,7 @@ _ARGUMENT_DEFAULTS: Mapping[str, Any] = {
     "micro_batch_size": 1, "moe_router_fusion": False, "moe_permute_fusion": False, "num_query_groups": 1,
 }  # fmt: skip
 """Defaults of Megatron-LM's arguments, where a software stack has another value."""
-_MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
+_MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mhc")
 """Modules of --recompute-modules with an effect here."""
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "nemotron_2_256k": 256000}
 """Tokens of tokenizers whose size follows from the name of their kind or file."""

@@ -287,6 +287,7 @@ _MODULES = {
     "full_attn": tuple(FIRST_HALF),
     "mla_up_proj": ("expansion", "norms of heads", "rotary embedding"),
     "layernorm": ("norms and residuals",),
+    "mhc": ("norms and residuals", "streams"),
     "mlp": ("mlp", "activation function"),
     "moe": (
         "router",

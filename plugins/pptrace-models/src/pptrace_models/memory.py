@@ -72,7 +72,7 @@ def layer_activations(model: Transformer, shard: Shard, kind: Layer) -> Activati
     weight_part = 0 if model.frozen else min(_weight_part(model, shard, kind), all_bytes)
     kept_bytes = all_bytes - _freed_bytes(model, shard, kind, all_bytes)
     if model.recompute == "full" and kind.is_recomputed:
-        kept_bytes = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
+        kept_bytes = stream_bytes(model, shard)
     copied = kept_bytes if kind.offloaded else _copied_bytes(model, shard, kind)
     return ActivationBytes(
         activation=kept_bytes - copied,
@@ -161,9 +161,18 @@ def logits_bytes(model: Transformer, shard: Shard) -> int:
     return shard.tokens * shard.vocabulary * model.element_bytes
 
 
+def stream_bytes(model: Transformer, shard: Shard) -> int:
+    """Return the bytes of a layer's input: all residual streams of a microbatch."""
+    return shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
+
+
 def _boundary_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
-    """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
-    row_bytes = model.residual_streams * model.element_bytes + model.dropout
+    """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks.
+
+    With residual streams, these are the streams, their sum that is a half's input, and the half's output.
+    """
+    widths = model.residual_streams + 2 * (model.residual_streams > 1)
+    row_bytes = widths * model.element_bytes + model.dropout
     inputs = kind.halves * shard.split_tokens * model.hidden * row_bytes
     return inputs + _normed_bytes(model, shard, kind) + _unfused_norm_bytes(model, shard, kind)
 
@@ -216,10 +225,15 @@ def _compressed_attention(model: Transformer, shard: Shard, kind: Layer) -> int:
     replicated = model.query_rank + round(model.head_dim) * (1 + 2 * overlap)
     if overlap > 1 and model.indexer:
         replicated += model.indexer.heads * (model.indexer.dim + 1) + 2 * overlap * model.indexer.dim
-    groups = (model.compressed.output_groups * model.compressed.output_rank if model.compressed else 0) // shard.tp
     kept = shard.split_tokens * replicated + 2 * shard.tokens * (shard.query + shard.output)
-    factors = shard.split_tokens * model.query_rank + shard.tokens * groups
+    factors = shard.split_tokens * model.query_rank + _grouped_outputs(model, shard)
     return kept * model.element_bytes + _factor_bytes(model, factors)
+
+
+def _grouped_outputs(model: Transformer, shard: Shard) -> int:
+    """Return the elements between the two output matrices of attention with compressed keys."""
+    width = model.compressed.output_groups * model.compressed.output_rank if model.compressed else 0
+    return shard.tokens * width // shard.tp
 
 
 def _recurrence(model: Transformer, shard: Shard, part: Delta | Mamba) -> int:
@@ -273,12 +287,16 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
     """Return the part of a layer's ``all_bytes`` that recomputed modules do not keep."""
     mlp, experts = _mlp(model, shard, kind), kind.experts
     attends = kind.mixer == "attention" and kind.has("core")
+    norms = _normed_bytes(model, shard, kind) + _unfused_norm_bytes(model, shard, kind)
+    streams = model.residual_streams
     expanded = 2 * shard.query if model.compressed else _mixed_width(model, shard) if model.kv_rank else 0
     freed = {
         "core_attn": _scores(model, shard, kind),
         "full_attn": _mixing(model, shard, kind) + _scores(model, shard, kind) if attends else 0,
         "mla_up_proj": shard.tokens * expanded * model.element_bytes if attends else 0,
-        "layernorm": _normed_bytes(model, shard, kind) + _unfused_norm_bytes(model, shard, kind),
+        "layernorm": norms,
+        # A half keeps its output, and the first of a stage its streams.
+        "mhc": norms + kind.halves * stream_bytes(model, shard) * (streams + 1) // streams if streams > 1 else 0,
         "mlp": 0 if experts else mlp,
         "mlp_act": 0
         if kind.feed_forward != "mlp"
@@ -292,6 +310,7 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
     contained = {"moe_act", "shared_experts"} if "moe" in modules else set()
     contained |= {"mlp_act"} if "mlp" in modules else set()
     contained |= {"core_attn", "mla_up_proj"} if "full_attn" in modules else set()
+    contained |= {"layernorm"} if "mhc" in modules else set()
     contained |= modules - {"alternate_products"} if "alternate_products" in modules else set()
     return sum(freed[name] for name in modules - contained)
 
@@ -305,9 +324,15 @@ def _copied_bytes(model: Transformer, shard: Shard, kind: Layer) -> int:
     if not model.offload_modules:
         return 0
     recomputed = model.recomputed_modules
-    row = shard.split_tokens * model.hidden * model.residual_streams * model.element_bytes
+    row = stream_bytes(model, shard)
     sizes: dict[str, int] = {}
-    if kind.mixer == "attention" and kind.has("core") and not model.compressed:
+    if kind.mixer == "attention" and kind.has("core") and model.compressed:
+        core = shard.tokens * (shard.output + shard.query * ("mla_up_proj" not in recomputed))
+        sizes |= {
+            "core_attn": core * model.element_bytes,
+            "attn_proj": _factor_bytes(model, _grouped_outputs(model, shard)),
+        }
+    elif kind.mixer == "attention" and kind.has("core"):
         is_latent = model.kv_rank > 0
         projections = _attention(model, shard, kind._replace(attention="projections"))
         output = _factor_bytes(model, shard.tokens * shard.output)

@@ -619,6 +619,8 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         if model.recompute_method == "uniform":
             layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
             items[layers] = memory.grouped(items[layers], model.recompute_num_layers or 1)
+        if "mhc" in model.recomputed_modules and stage.layers:
+            items[int(stage.embedding)] += memory.ActivationBytes(activation=memory.stream_bytes(model, part))
         return [*encoder_items(stage, [tower.activations() for tower in self.towers]), *items]
 
     @_cached_in("known")

@@ -92,7 +92,7 @@ def encoder_key(name: str) -> str:
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Again = Literal[
     "core_attn", "full_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts",
-    "alternate_products",
+    "alternate_products", "mhc",
 ]  # fmt: skip
 Offloaded = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"
@@ -449,7 +449,7 @@ class Transformer(Parameters):
     offload_modules: list[Offloaded] = Field(default=[])
     """Modules of each layer whose kept tensors are copied likewise, with the names of Megatron-LM's
     ``--offload-modules``. A norm has an effect where it is a module by itself: before latent attention and before
-    experts. Compressed attention is not copied, and overlapped pairs hide copies."""
+    experts. Compressed attention has ``core_attn`` and ``attn_proj``. Overlapped pairs hide copies."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Number of layers of each stage, in order; by default an even split, with the remainder on the middle stages,
     later ones first."""
