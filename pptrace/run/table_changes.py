@@ -374,8 +374,9 @@ def units_of(reduction: DataParallel, workload: Workload, *, has_pairs: bool) ->
 
 
 def is_sharded(workload: Workload) -> bool:
-    """Return whether weights are gathered."""
-    return bool(workload.gathered_bytes.any() or workload.unshard_ns.any())
+    """Return whether replicas share weights or unreduced gradients."""
+    shared = workload.gathered_bytes, workload.unreduced_bytes, workload.unshard_ns
+    return any(values.any() for values in shared)
 
 
 _COPY_KEYS = {
@@ -448,7 +449,8 @@ def with_sharding(
     freed, gathered = workload.gathered_bytes > 0, workload.unshard_ns > 0
     if configured.reduces_each(units=has_units and is_sharded(workload)):
         _check_reductions(resolved, table)
-        table = with_reductions(table, workload.reduce_ns > 0, workload.reduce_groups_ns > 0)
+        reduced = (workload.reduce_ns > 0) | (workload.unreduced_bytes > 0)
+        table = with_reductions(table, reduced, workload.reduce_groups_ns > 0)
     written = [f"data_parallel.{key}" for key in _KEYS if getattr(configured, key) not in _USUAL]
     if written and parallel.dp * parallel.cp > 1 and not freed.any():
         raise resolved.error(written[0], f"no weights are gathered and freed: {_SHARDS}")

@@ -145,6 +145,20 @@ def test_gathered_units_are_those_of_the_prefetch_and_the_current_one(prefetch: 
     assert memory.weights_bytes.tolist() == [(4 * 2 + (prefetch + 1) * 8) * 2**20]
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_units_have_the_same_memory_without_a_network(zero: int) -> None:
+    """Reductions that take no time free unreduced gradients, too."""
+    peaks = [
+        pptrace.simulate({
+            "model": MODEL, **place, "parallel": {"pp": 1, "dp": 8}, "schedule": "1f1b",
+            "batch": {"microbatches": 2, "sequence": 1024}, "costs": {"zero": zero},
+        }).metrics.memory.gradients_bytes.tolist()
+        for place in ({"device": "h100-sxm"}, {"cluster": "dgx-h100"})
+    ]  # fmt: skip
+
+    assert peaks[0] == peaks[1]
+
+
 @pytest.mark.parametrize(("reshard", "gathers", "units"), [("never", 4, 4), ("backward", 8, 4), ("always", 14, 2)])
 def test_units_are_gathered_again_when_they_were_freed(reshard: str, gathers: int, units: int) -> None:
     step = run_units(reshard=reshard)
