@@ -120,7 +120,7 @@ def report_journal(paths: Sequence[Path]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if not paths:
-            text = "no rows are stored without an output: name one with -o"
+            text = "finished rows are stored only with an output: add -o FILE, and the same command continues"
         elif not (path := journal_path(paths[0])).exists():
             text = "no row was finished"
         else:

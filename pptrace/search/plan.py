@@ -902,10 +902,10 @@ def _missing_options(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _other_frameworks(plan: Plan) -> list[tuple[str, str]]:
-    """Return the row of the fastest configuration that the framework does not run."""
-    if plan.foreign is None:
+    """Return the row of the fastest configuration that the framework does not run, if it gains 0.1 % or more."""
+    gain = float(1 - Fraction(plan.foreign.score[-1], plan.best.score[-1])) if plan.foreign else 0.0
+    if plan.foreign is None or round(gain, 3) == 0:
         return []
-    gain = float(1 - Fraction(plan.foreign.score[-1], plan.best.score[-1]))
     title, candidate = FRAMEWORKS[plan.problem.framework].title, plan.foreign
     text = f"{candidate.name} is {gain:.1%} shorter, but {title} does not run it: {candidate.reason}"
     return [(f"--for {ANY}", text)]

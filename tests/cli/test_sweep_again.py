@@ -230,7 +230,7 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
 ) -> None:
     stop_after(monkeypatch, 3)
 
-    assert "no rows are stored without an output: name one with -o" in sweep("--over", MICROBATCHES).err
+    assert "finished rows are stored only with an output: add -o FILE" in sweep("--over", MICROBATCHES).err
 
 
 def test_ctrl_c_before_the_first_row_says_that_nothing_is_kept(
