@@ -630,9 +630,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     heads, dim = (model.indexer.heads, model.indexer.dim) if model.indexer else (0, 0)
     scores = Product(m=tokens, n=max(all_keys // 2, 1), k=dim, copies=heads, result_bytes=0)
     scored = _indexer_flops(model, tokens, shard.sequence)
-    # The loss compares the scores of the chosen keys with attention's: two gradients, and attention's scores.
-    chosen_scores = tokens * reach * (2 * heads * (dim + 1) + shard.heads * (model.kv_rank + model.rope_dim))
-    again = replace(scores, n=max(reach // 2, 1), copies=2 * heads)
+    loss = _indexer_loss(scores, max(reach // 2, 1), shard.heads, model.kv_rank + model.rope_dim)
     choice = tokens * all_keys // 2 * FP32_BYTES
     width, bytes_per_row = _absorbed_width(model), model.element_bytes
     size = tokens * shard.heads * width * bytes_per_row
@@ -646,7 +644,7 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
         Operation(
             name="indexer scores", unit="attention",
             forward=Work(flops=scored, size_bytes=choice, products=(scores,)),
-            input_gradient=Work(flops=chosen_scores, size_bytes=choice, products=(again,)),
+            input_gradient=Work(flops=sum(each.flops for each in loss), size_bytes=choice, products=loss),
         ),
         _memory("choice of keys", 2 * choice, 0),
         Operation(
@@ -656,13 +654,20 @@ def _chosen_core(model: Transformer, shard: Shard) -> tuple[Operation, ...]:
     )  # fmt: skip
 
 
+def _indexer_loss(scores: Product, chosen: int, heads: int, width: int) -> tuple[Product, Product]:
+    """Return the products of the indexer's loss, which compares its scores of the chosen keys with attention's.
+
+    These are attention's scores, and the indexer's with both of their gradients.
+    """
+    return replace(scores, n=chosen, k=width, copies=heads), replace(scores, n=chosen, copies=3 * scores.copies)
+
+
 def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Operation, ...]:
     """Return the operations of attention to a window and to compressed keys: compression, scores and the core.
 
     These are the kernels of training in ``csa.py`` and ``csa_kernels.py`` of Megatron-Core's ``dev``. The core
     computes scores of all places for keys, also of those that the causal mask leaves empty. A kernel then rotates
-    its output back. The indexer's loss compares its scores with those of the core, which it computes again. The
-    forward also computes its gradients.
+    its output back. The forward also has the indexer's loss with its gradients.
     """
     tokens, sequence, element = shard.tokens, shard.sequence, model.element_bytes
     compressed = sequence // kind.ratio if kind.ratio else 0
@@ -691,8 +696,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     if not indexer:
         return (compression, attention)
     scores = Product(m=tokens, n=max(compressed, 1), k=indexer.dim, copies=indexer.heads, result_bytes=0)
-    again = replace(scores, n=max(chosen, 1), k=round(model.head_dim), copies=shard.heads)
-    gradients = replace(scores, n=max(chosen, 1), copies=3 * scores.copies)
+    products = scores, *_indexer_loss(scores, max(chosen, 1), shard.heads, round(model.head_dim))
     choice, loss = tokens * scores.n * FP32_BYTES, tokens * chosen * FP32_BYTES
     passes, kernels = _INDEXER_LOSS
     return (
@@ -700,8 +704,7 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
         Operation(
             name="indexer scores", unit="attention",
             forward=Work(
-                flops=sum(product.flops for product in (scores, again, gradients)), size_bytes=choice + 3 * loss,
-                products=(scores, again, gradients),
+                flops=sum(product.flops for product in products), size_bytes=choice + 3 * loss, products=products
             ),
             input_gradient=Work(),
         ),
