@@ -66,7 +66,7 @@ LEFT = (
     *(
         Left(sources=one, fits=(Fit(gpu="A100*"),), rules=rules)
         for one, rules in (
-            ("BLOOM*", ({"where": {"source": "*"}, "set": {"costs.skew": "0 us"}},)),
+            ("BLOOM*", ({"where": {"source": "*"}, "set": {"costs.skew": "0 us", "device.peak_fp32": None}},)),
             ("Megatron SC21*", ()),
             ("Reducing activation*", ()),
         )

@@ -67,6 +67,17 @@ def test_sizes_that_are_not_aligned_take_longer() -> None:
     assert product_ns(4096, 4096, 108, uneven_depth=True) <= product_ns(4096, 4096, 112)
 
 
+def test_unaligned_heads_are_multiplied_without_tensor_cores() -> None:
+    """At 0.56 of the FP32 peak, unless it is unknown."""
+    known, flops = device(peak_fp32=10**13), 2 * 16 * 2048 * 2048 * 108
+    assert product_ns(2048, 2048, 108, copies=16, on=known) == pytest.approx(flops / 5.6e3, rel=1e-6)
+    assert product_ns(2048, 2048, 112, copies=16, on=known) < flops / 5.6e3 / 4
+    unknown = device(peak_fp32=None)
+    assert product_ns(2048, 2048, 108, copies=16, on=unknown) < 3 * product_ns(
+        2048, 2048, 112, copies=16, on=unknown
+    )
+
+
 def test_a_product_in_fp8_also_takes_the_time_of_its_cast() -> None:
     cast, slow = Cast(elements=4096 * 4096), device(memory_bandwidth=10**12)
     plain = product_ns(4096, 4096, 4096, precision="fp8", on=slow)

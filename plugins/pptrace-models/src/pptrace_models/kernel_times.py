@@ -122,6 +122,12 @@ _ALIGNED = 8
 """Two-byte elements per aligned read; kernels of unaligned sizes read elements one by one."""
 _UNALIGNED = 0.5
 """Rate of unaligned sizes relative to aligned sizes."""
+_WITHOUT_TENSOR_CORES = 0.56
+"""Share of the FP32 peak that unaligned products of several heads attain.
+
+It is fitted to three pairs of steps of BLOOM's authors on A100 (chronicles-prequel.md). With heads of width 108,
+steps are 38.7, 40.3 and 43.6 s longer than with heads of width 144, and simulated 37.6, 40.4 and 43.4 s longer.
+"""
 _EXPOSED_LOADS = 0.5
 """Share of loads that products of several experts do not hide (120 measured products, A100 PCIe and B200)."""
 _BLOCK = 128
@@ -225,6 +231,9 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
     is_aligned = (product.uneven_depth or k % _ALIGNED == 0) and n % _ALIGNED == 0
     if precision != "fp32" and not padded and not is_aligned:
         compute /= _UNALIGNED
+        if product.copies > 1 and not product.grouped and device.peak_fp32:
+            rate = device.peak_fp32 * _WITHOUT_TENSOR_CORES / device.slowness
+            compute = max(compute, product.flops * _SECOND_NS / rate)
     factor = OPERAND_BYTES[precision]
     moved = product.moved_bytes(factor)
     cast_bytes, cast_kernels = device.casting(precision).work(product.cast)
