@@ -380,6 +380,10 @@ def test_narrower_formats_are_faster_on_the_devices_that_have_them(costs: Callab
         ({"rope_dim": 64}, "model.rope_dim: belongs to latent attention; give kv_rank, too"),
         ({"kv_rank": 512, "kv_heads": 4}, "model.kv_heads: latent attention has as many as heads"),
         ({"recompute_modules": ["moe"]}, "model.recompute_modules: write recompute: selective beside them"),
+        (
+            {"recompute": "selective", "recompute_modules": ["mhc"]},
+            "model.recompute_modules: mhc belongs to residual streams; give residual_streams, too",
+        ),
         ({"layout": "E", "layers_per_stage": [8]}, "model.layout: defines the same as layers_per_stage"),
     ],
 )

@@ -296,7 +296,7 @@ def _freed_bytes(model: Transformer, shard: Shard, kind: Layer, all_bytes: int) 
         "mla_up_proj": shard.tokens * expanded * model.element_bytes if attends else 0,
         "layernorm": norms,
         # A half keeps its output, and the first of a stage its streams.
-        "mhc": norms + kind.halves * stream_bytes(model, shard) * (streams + 1) // streams if streams > 1 else 0,
+        "mhc": norms + kind.halves * stream_bytes(model, shard) * (streams + 1) // streams,
         "mlp": 0 if experts else mlp,
         "mlp_act": 0
         if kind.feed_forward != "mlp"

@@ -625,6 +625,8 @@ class Transformer(Parameters):
     def _recomputation_agrees(self) -> Self:
         if self.recompute_modules and self.recompute != "selective":
             raise ValueError("recompute_modules: write recompute: selective beside them")
+        if "mhc" in self.recompute_modules and self.residual_streams == 1:
+            raise ValueError("recompute_modules: mhc belongs to residual streams; give residual_streams, too")
         if self.recompute_method and self.recompute != "full":
             raise ValueError("recompute_method: write recompute: full beside it")
         if self.recompute_num_layers and not self.recompute_method:
