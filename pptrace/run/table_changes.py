@@ -463,7 +463,8 @@ def with_sharding(
         )
         raise resolved.error("data_parallel.reshard", message)
     if configured.prefetch is not None and not has_units and configured.units is None:
-        raise resolved.error("data_parallel.prefetch", "a pipeline has no units: write pp: 1, or remove the key")
+        needed = "costs.zero: 3" if parallel.pp == 1 else "pp: 1"
+        raise resolved.error("data_parallel.prefetch", f"the step has no units: write {needed}, or remove the key")
     if (table.kind == int(Kind.UNSHARD)).any():
         if written:
             name = resolved.experiment.schedule.name

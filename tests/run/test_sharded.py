@@ -388,7 +388,7 @@ def test_each_unit_computes_each_microbatch_once(schedule: str) -> None:
 
 @pytest.mark.parametrize(("zero", "keys", "said"), [
     (3, {"units": 4}, "data_parallel.units: a pipeline gathers and reduces stages: write pp: 1 and one chunk"),
-    (3, {"prefetch": 2, "reshard": "always"}, "data_parallel.prefetch: a pipeline has no units: write pp: 1, or "),
+    (3, {"prefetch": 2, "reshard": "always"}, "data_parallel.prefetch: the step has no units: write pp: 1, or "),
     (3, {"shard": 3}, "data_parallel.shard: 3 does not divide dp 4"),
     (0, {"shard": 2}, "data_parallel.shard: no state is sharded: write costs.zero: 3, or remove the key"),
     (2, {"reshard": "always"}, "data_parallel.reshard: no weights are gathered and freed: write costs.zero: 3, "),
