@@ -886,6 +886,7 @@ def test_printed_arguments_of_weight_shards_are_read_back() -> None:
 
 
 JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
+EXPERTS = f"{JOB} --num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 512 --num-experts 8"
 
 
 @pytest.mark.parametrize(
@@ -909,6 +910,11 @@ JOB = "--pipeline-model-parallel-size 2 --seq-length 4096 --bf16"
          "pipeline_model_parallel_size: must be 1 or more, not 0"),
         (f"{JOB} --micro-batch-size 1e400", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "micro_batch_size: must be a whole number, not inf"),
+        *(
+            (f"{EXPERTS} --moe-layer-freq {pattern}", {"gpus": 8, "device": "h100-sxm"},
+             "moe_layer_freq: must be an interval, or 8 numbers: 0 for layers without experts, then 1")
+            for pattern in ("0", "'([0]*1+[1]*4)'", "'([1]*4+[0]*4)'")
+        ),
         (f"{JOB} --peft lora", {"gpus": 8, "model": "llama3-8b", "device": "h100-sxm"},
          "peft: fine-tuning of adapters is not modelled"),
         (f"{JOB} --tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 3",

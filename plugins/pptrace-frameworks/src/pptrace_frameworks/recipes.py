@@ -704,7 +704,7 @@ def _mixture(settings: Settings) -> dict[str, Any]:
         settings, "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_router_num_groups",
         "moe_router_group_topk",
     )  # fmt: skip
-    return values | _layers_with_experts(settings.read("moe_layer_freq", 1))
+    return values | _layers_with_experts(settings)
 
 
 def _given_sizes(settings: Settings, *names: str) -> dict[str, int]:
@@ -712,18 +712,19 @@ def _given_sizes(settings: Settings, *names: str) -> dict[str, int]:
     return {_SIZES[name]: settings.count(name) for name in names if settings.count(name)}
 
 
-def _layers_with_experts(pattern: Any) -> dict[str, int]:
+def _layers_with_experts(settings: Settings) -> dict[str, int]:
     """Return the keys for a pattern: an interval, or a list with a number for each layer."""
+    pattern, layers = settings.read("moe_layer_freq", 1), settings.count("num_layers")
     if isinstance(pattern, str):
         pattern = evaluate_expression(pattern.strip("'\""))
-    if isinstance(pattern, int) and not isinstance(pattern, bool):
+    if isinstance(pattern, int) and pattern > 0:
         return {"moe_every": pattern} if pattern > 1 else {}
-    if isinstance(pattern, list) and 1 in pattern:
+    if isinstance(pattern, list) and len(pattern) == layers and 1 in pattern:
         dense = pattern.index(1)
         if all(pattern[dense:]):
             return {"dense_layers": dense} if dense else {}
     raise ConfigError(
-        "must be an interval, or layers without experts and then layers with experts", key="moe_layer_freq"
+        f"must be an interval, or {layers} numbers: 0 for layers without experts, then 1", key="moe_layer_freq"
     )
 
 
