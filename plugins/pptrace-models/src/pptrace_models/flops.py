@@ -523,13 +523,13 @@ def _norms(model: Transformer, shard: Shard, halves: int) -> Operation:
 
 
 def _streams(model: Transformer, shard: Shard, halves: int) -> Operation:
-    """Return the kernels that apply the maps of residual streams (``hyper_connection.py`` of Megatron-Core 0.19).
+    """Return the kernels that apply maps of residual streams (``hyper_connection.py``, Megatron-Core's ``dev``).
 
     Forward: the streams' sum is a half's input, and they are mixed and added to its output. The backward has the
     gradients of both, and adds the three gradients of the streams: those of the maps, of the sum and of the mix.
     """
     streams, tokens_bytes = model.residual_streams, shard.split_tokens * model.hidden * model.element_bytes
-    forward, backward = ((3 * streams + 2) * tokens_bytes, (9 * streams + 3) * tokens_bytes)
+    forward, backward = (3 * streams + 2) * tokens_bytes, (9 * streams + 3) * tokens_bytes
     return _memory("streams", halves * forward, halves * backward, kernels=3 * halves)
 
 
@@ -671,7 +671,8 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
     """
     tokens, sequence, element = shard.tokens, shard.sequence, model.element_bytes
     compressed = sequence // kind.ratio if kind.ratio else 0
-    indexer = model.indexer if model.overlap(kind.ratio) > 1 else None
+    overlap = model.overlap(kind.ratio)
+    indexer = model.indexer if overlap > 1 else None
     chosen = min(indexer.top_k, compressed) if indexer else compressed
     keys = min(model.window, sequence) + chosen
     flops = core_flops(tokens, 2 * keys, shard.query + shard.output)
@@ -687,7 +688,6 @@ def _compressed_core(model: Transformer, shard: Shard, kind: Layer) -> tuple[Ope
             flops=2 * flops, size_bytes=2 * size, core=replace(core, backward=True), beside_bytes=rotated
         ),
     )  # fmt: skip
-    overlap = model.overlap(kind.ratio)
     if not overlap:
         return (attention,)
     pooled = overlap * tokens * round(model.head_dim)
