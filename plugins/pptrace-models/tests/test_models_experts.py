@@ -321,6 +321,15 @@ def test_replicas_in_a_node_share_its_nics_and_its_links_at_most(costs: Callable
     assert whole.reduce_ns[1] < shared.reduce_ns[1] * 40 / 90
 
 
+def test_a_tensor_parallel_group_across_nodes_has_the_nics_of_a_node(costs: Callable[..., Workload]) -> None:
+    network = {"rate_kbps": 40_000_000, "latency_ns": 0}
+    one, every = (
+        costs(tp=16, data_parallel=network, options={"every_nic": shared}).f_collective_ns[1]
+        for shared in (False, True)
+    )
+    assert one == pytest.approx(8 * every, rel=1e-3)
+
+
 def test_a_group_has_the_measured_rate_of_its_nodes(costs: Callable[..., Workload]) -> None:
     def reduce_ns(dp: int, **options: Any) -> int:
         network = {"rate_kbps": 40_000_000, "latency_ns": 0}

@@ -209,13 +209,21 @@ def test_weights_gathered_after_the_optimizer_are_copied_out_of_a_buffer(costs: 
         assert (costs(**unsharded).weights_bytes == sharded.weights_bytes).all()
 
 
-def test_collectives_hold_their_tensors_while_a_pipeline_fills(costs: Callable[..., Workload]) -> None:
+def test_collectives_hold_their_tensors_while_kernels_are_in_the_queue(costs: Callable[..., Workload]) -> None:
     split = {"tp": 2, "sequence_parallel": True}
-    deferred = {"deferred_frees": True}
-    held = costs(**split, options=deferred).reserved_bytes - costs(**split).reserved_bytes
-    # Two outputs, of the whole sequence and of a half, of two layers for the third and fourth microbatch.
-    assert held == 2 * (2048 + 1024) * 1024 * 2 * 2 * 2
-    assert costs(tp=2, options=deferred).reserved_bytes == costs(tp=2).reserved_bytes
+
+    def held(host: str, **sizes: Any) -> int:
+        slow = {"host_kernel": host}
+        deferred = costs(**split, **sizes, options={"deferred_frees": True} | slow)
+        return deferred.reserved_bytes - costs(**split, **sizes, options=slow).reserved_bytes
+
+    layer = 2 * (2048 + 1024) * 1024 * 2  # two outputs, of the whole sequence and of a half
+    # A host that is never ahead: two layers of the third and fourth microbatch, which messages delay.
+    assert held("10 ms", microbatches=4) == layer * 2 * 2
+    # A host that needs no time: a full queue, or the only forward.
+    assert held("0 ms", microbatches=16) == layer * 18
+    assert held("0 ms", microbatches=1) == layer * 2
+    assert costs(tp=2, options={"deferred_frees": True}).reserved_bytes == costs(tp=2).reserved_bytes
 
 
 def test_each_shape_of_a_matrix_has_a_tensor_in_place_of_its_gradient(costs: Callable[..., Workload]) -> None:

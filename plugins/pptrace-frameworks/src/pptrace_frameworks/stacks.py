@@ -463,6 +463,16 @@ _TORCHTITAN = (
         {"parallel.etp": 1, "costs.dispatcher": "all-to-all"}, when=_EXPERTS,
     ),
 )  # fmt: skip
+_PIPELINED = {"min": 2}
+_NANOTRON_HOSTS: dict[str, tuple[tuple[Any, Any, Any, int], ...]] = {
+    "without a pipeline": ((1, {"max": 8}, None, 75), (1, 16, None, 135), (1, 32, None, 270)),
+    "with messages between nodes": (
+        (_PIPELINED, 1, None, 100), (_PIPELINED, 2, None, 145), (_PIPELINED, 4, None, 225),
+        (_PIPELINED, 8, None, 360), (_PIPELINED, 16, None, 750), (_PIPELINED, 32, None, 1500),
+    ),
+    "on one node": ((2, 2, {"max": 2}, 75), (2, 4, 1, 75), (4, 2, 1, 75)),
+}  # fmt: skip
+"""Time to issue a kernel in us, by pipeline, tensor and data parallel size."""
 _NANOTRON = (
     *_DEVICES,
     _rule(
@@ -506,6 +516,15 @@ _NANOTRON = (
         "NT v0.5 src/nanotron/parallel/pipeline_parallel/p2p.py: kernels wait for each send; PT "
         "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp recordStream",
         {"costs.deferred_frees": True}, when={"schedule.name": "1f1b"},
+    ),
+    *(
+        _rule(
+            f"fitted to tokens per second of nanotron's Ultra-Scale Playbook, {nodes}",
+            {"costs.host_kernel": f"{us} us"},
+            when={"parallel.pp": pp, "parallel.tp": tp} | ({"parallel.dp": dp} if dp else {}),
+        )
+        for nodes, sizes in _NANOTRON_HOSTS.items()
+        for pp, tp, dp, us in sizes
     ),
     _rule(
         "fitted to the memory of 1,082 steps in nanotron's Ultra-Scale Playbook", {"costs.fragmentation": 0.06}

@@ -372,6 +372,8 @@ class ByFormula(_Groups, frozen=True, kw_only=True, dict=True):
         devices = {"tp": shard.tp, "cp": shard.cp, "etp": shard.etp, "pp": self.ranks}[axis]
         extent = devices * {"cp": shard.tp, "pp": shard.tp * shard.replicas}.get(axis, 1)
         fabric = group_fabric(self.device, self.network, extent)
+        if self.every_nic and self.network and axis in {"tp", "etp"} and extent > self.device.scale_up_size:
+            fabric = self._nics_fabric(1, devices, self.ranks * shard.replicas)
         rounds = sum(_ROUNDS[name] for name in collectives)
         return fabric.ring_ns(size_bytes, devices, rounds) + self._waits_ns(axis, collectives)
 
@@ -443,18 +445,24 @@ class ByFormula(_Groups, frozen=True, kw_only=True, dict=True):
         outer = data_parallel_fabric(self.network)
         if part in {"shard", "subgroup"} and not self.every_nic:
             return group_fabric(self.device, self.network, distance * replicas)
-        if not (self.every_nic and outer.rate):
+        if not self.every_nic:
             return outer
-        nodes = -(-distance * replicas // self.device.scale_up_size)
+        whole = self.shard.members(part) if part in {"shard", "subgroup"} else self.shard.replicas
+        return self._nics_fabric(distance, replicas, self.ranks * (self.shard.replicas // whole))
+
+    def _nics_fabric(self, distance: int, members: int, groups: int) -> Fabric:
+        """Return the fabric of a ring on the NICs of all its devices, one of ``groups`` consecutive ones."""
+        outer = data_parallel_fabric(self.network)
+        if not outer.rate:
+            return outer
+        nodes = -(-distance * members // self.device.scale_up_size)
         measured = [count for count in self.nic_rates or {} if count <= nodes]
         if self.nic_rates and measured:
             outer = replace(outer, rate=Fraction(self.nic_rates[max(measured)]))
         per_node = max(self.device.scale_up_size // distance, 1)
-        whole = self.shard.members(part) if part in {"shard", "subgroup"} else self.shard.replicas
-        groups = self.ranks * (self.shard.replicas // whole)
-        fewest = _fewest_in_a_node(per_node, replicas, groups)
-        inner = group_fabric(self.device, {}, min(per_node, replicas))
-        return inner if fewest == replicas else replace(outer, rate=min(fewest * outer.rate, inner.rate))
+        fewest = _fewest_in_a_node(per_node, members, groups)
+        inner = group_fabric(self.device, {}, min(per_node, members))
+        return inner if fewest == members else replace(outer, rate=min(fewest * outer.rate, inner.rate))
 
 
 def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:

@@ -37,8 +37,6 @@ BUFFERED = 2
 """Layers with copied tensors or gathered weights in device memory at once: the current and the next layer."""
 _ROW_PARALLEL = 2
 """Row-parallel products of a layer: the last ones of attention and MLP."""
-_RUN_AT_ONCE = 2
-"""Microbatches that the first rank computes without a wait: the second rank computes the first one meanwhile."""
 _QUEUED_LAYERS = 18
 """Layers whose forwards fill the device's queue of 1,024 kernels and events; fitted to nanotron's steps with 16
 stages, about 55 per layer."""
@@ -702,21 +700,18 @@ def sequence_buffer_bytes(model: Transformer, shard: Shard, options: RooflineOpt
     return options.sequence_buffers * shard.tokens * model.hidden * model.element_bytes * is_split
 
 
-def deferred_bytes(model: Transformer, shard: Shard, layers: int, microbatches: int) -> int:
-    """Return the bytes of outputs of products that stay reserved while a pipeline fills, on its first rank.
+def deferred_bytes(model: Transformer, shard: Shard, queued: float) -> int:
+    """Return the bytes of outputs of products that stay reserved while kernels wait in the device's queue.
 
-    These are two outputs of each layer, before and after their reduce-scatter, of microbatches from the third on.
-    The host queues their kernels while the device waits for a message.
+    These are two outputs of each layer, before and after their reduce-scatter.
 
     Args:
         model: the model.
         shard: the device's part of a microbatch.
-        layers: layers of the first stage.
-        microbatches: microbatches that the first rank holds at once.
+        queued: layers whose forwards are in the queue.
     """
-    queued = min(layers * max(0, microbatches - _RUN_AT_ONCE), _QUEUED_LAYERS)
-    rows = shard.tokens + shard.split_tokens
-    return _ROW_PARALLEL * queued * rows * model.hidden * model.element_bytes * (shard.split_tokens < shard.tokens)
+    rows = (shard.tokens + shard.split_tokens) * (shard.split_tokens < shard.tokens)
+    return round(_ROW_PARALLEL * min(queued, _QUEUED_LAYERS) * rows * model.hidden * model.element_bytes)
 
 
 def gather_buffer_bytes(model: Transformer, shard: Shard, items: Iterable[ParameterCounts]) -> int:

@@ -145,17 +145,18 @@ class RooflineOptions(Parameters):
     outputs or input gradients before their reduction."""
     deferred_frees: bool = False
     """Whether PyTorch's allocator waits for reduce-scatters of tensor parallelism before it reuses their tensors
-    (``record_stream``), and messages delay them while a 1F1B pipeline fills. Memory then holds these tensors for
-    each microbatch of the first rank from the third on."""
+    (``record_stream``). Memory then holds these tensors of the layers whose kernels are in the device's queue, at
+    most 18. The queue contains the third and later microbatches while a 1F1B pipeline fills. It also grows while
+    the host issues kernels (``host_kernel``) faster than the device computes them."""
     eager_loss: bool | Literal["in-place"] = False
     """Whether the loss is PyTorch's ``cross_entropy`` in fp32 without ``torch.compile``, whose separate kernels
     keep several fp32 tensors of the size of the logits. ``in-place``: separate kernels that write exponentials,
     probabilities and gradient over one fp32 tensor (nanotron)."""
     every_nic: bool = False
-    """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL. Their rate is
-    at most that of the node's links. Otherwise each ring uses one NIC."""
+    """Whether rings between nodes (of replicas, or tensor parallelism) use the NICs of all devices of the group in
+    a node, as in NCCL. Their rate is at most that of the node's links. Otherwise each ring uses one NIC."""
     nic_rates: dict[Annotated[int, Field(ge=2)], Annotated[Rate, Field(ge=1)]] | None = None
-    """Measured rates per NIC of rings between replicas, by the number of nodes that a group spans; by default
+    """Measured rates per NIC of rings between nodes, by the number of nodes that a group spans; by default
     ``data_parallel.bandwidth`` for any number. A number between two has the rate of the lower one. Needs
     ``every_nic``."""
     sequence_first: bool = True

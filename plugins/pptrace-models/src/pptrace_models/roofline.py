@@ -247,6 +247,8 @@ _SPLIT = frozenset({"layers_per_stage", "layout"})
 """Parameters of a model that its stages depend on, and none of its layers."""
 _KNOWN_ROWS = 300
 """Rows of a memo that take as much memory as the costs of some stages."""
+_RUN_AT_ONCE = 2
+"""Microbatches that the first rank computes without a wait: the second rank computes the first one meanwhile."""
 
 
 def _known_values(request: CostRequest, part: Shard) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -765,9 +767,25 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         """
         fixed = memory.sequence_buffer_bytes(self.model, self.part, self.options)
         if self.options.deferred_frees:
-            in_flight = min(self.request.ranks, self.request.microbatches)
-            fixed += memory.deferred_bytes(self.model, self.part, len(self.stages[0].layers), in_flight)
+            fixed += memory.deferred_bytes(self.model, self.part, self._queued_layers())
         return fixed + max(self._beyond(stage) for _, stage in self.placed.distinct)
+
+    def _queued_layers(self) -> float:
+        """Return the layers in the queue of the first device of a 1F1B pipeline when its memory is at its peak.
+
+        Messages delay each microbatch from the third on, while the host issues its kernels. Apart from that, the
+        queue grows by the part of each layer's time in which the host has issued its kernels. The host waits for
+        each send until the first backward.
+        """
+        costing, stage = next(iter(self.placed.all()))
+        microbatches = self.request.microbatches
+        in_flight = min(self.request.ranks, microbatches)
+        layers_ns = sum(costing.once(layer_cost, kind).f for kind in stage.layers)
+        ahead = 1 - sum(map(costing.layer_host_ns, stage.layers)) / max(layers_ns, 1)
+        forwards = (
+            3 * microbatches - 2 * in_flight if microbatches > in_flight else 1
+        )  # a backward is as long as two
+        return len(stage.layers) * max(in_flight - _RUN_AT_ONCE, forwards * ahead)
 
     @_cached_in("known_times")
     def _beyond(self, stage: Stage) -> int:
