@@ -186,7 +186,7 @@ def whatif(run: Run, *, lost: int = 0, balance_experts: bool = False) -> WhatIfs
     - Free network: communication takes no time.
     - Half the bubble: twice as many microbatches of half the work each.
     - Even stages: every stage has the mean computation of all stages.
-    - No stragglers: all devices have the same speed, if the costs have different speeds (``spread``, ``skew``).
+    - No stragglers: all devices have the same speed, if the costs have different speeds (``spread``).
     - One more microbatch: a step with one more microbatch, scaled to the original number of sequences.
     - Workers lost: their microbatches go to the replicas of their stages (Gandhi et al., ReCycle, SOSP 2024).
     - Balanced experts: each layer's experts have the placement that DeepSeek's EPLB computes, without and with
@@ -320,9 +320,7 @@ def _even_stages(run: Run) -> int | None:
 
 def _no_stragglers(run: Run) -> int | None:
     resolved = run.prepared.resolved
-    values = {key: str(value_of(resolved, key)).partition(" ")[0] for key in ("costs.spread", "costs.skew")}
-    uneven_keys = [key for key, value in values.items() if value not in {"None", "0", "0.0"}]
-    sets = [f"{key}=0{' ns' * (key == 'costs.skew')}" for key in uneven_keys]
+    sets = ["costs.spread=0"] * bool(value_of(resolved, "costs.spread"))
     reduction = resolved.experiment.data_parallel
     sets += ["data_parallel.speeds="] * bool(reduction.speeds)
     sets += ["data_parallel.spread=0"] * bool(reduction.spread)

@@ -354,7 +354,7 @@ def test_rules_for_published_sources_can_be_read() -> None:
 
 
 def test_rules_for_published_sources_hold_no_fitted_constant_of_a_model_or_a_row() -> None:
-    fitted = {"attainable", "spread", "skew", "host", "imbalance"}
+    fitted = {"attainable", "spread", "host", "imbalance"}
     given = {(key, "0 ms") for key in ("costs.host", "costs.host_action")}
     for rule in sorted(read_rules(), key=lambda rule: not set(rule.where) <= {"source", "gpu", "precision"}):
         result = {(key, value) for key, value in _leaves(rule.set) if any(name in key for name in fitted)}

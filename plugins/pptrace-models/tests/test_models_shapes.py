@@ -346,12 +346,21 @@ def test_computation_waits_for_the_slowest_of_the_job_s_devices(costs: Callable[
     assert wide.peak_flops == even.peak_flops
 
 
-def test_tensor_parallel_collectives_wait_for_the_last(costs: Callable[..., Workload]) -> None:
-    even, late = costs(tp=4), costs(tp=4, options={"skew": "100 us"})
-
-    wait = round(100_000 * expected_maximum(4))
-    assert late.f_ns[1] - even.f_ns[1] == 2 * 2 * wait  # two layers of two collectives
-    assert costs(tp=1, options={"skew": "100 us"}).f_ns.tolist() == costs(tp=1).f_ns.tolist()
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("model", [{}, {"recompute": "full"}])
+def test_blocking_launches_add_the_time_of_the_host(
+    costs: Callable[..., Workload], model: dict[str, Any], *, segments: bool
+) -> None:
+    sizes: dict[str, Any] = {"model": model, "tp": 4}
+    options = {"kernels": "shapes", "segments": segments}
+    overlapped, blocking = (
+        costs(**sizes, options={**options, "host_kernel": 1_000, "blocking_launches": waits})
+        for waits in (False, True)
+    )
+    host_ns = blocking.f_ns[1] - overlapped.f_ns[1]
+    assert host_ns % (2 * 1_000) == 0  # two layers of as many kernels
+    assert 2 * 1_000 * 10 < host_ns < 2 * 1_000 * 50
+    assert blocking.b_ns[1] - overlapped.b_ns[1] == (3 if model else 2) * host_ns
 
 
 def test_shares_of_messages_are_sent_where_sequences_are_whole(costs: Callable[..., Workload]) -> None:

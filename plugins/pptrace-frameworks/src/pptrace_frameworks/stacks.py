@@ -3,8 +3,8 @@
 A rule cites a file or flag of the framework at the release's tag, or says ``fitted to`` and names the rows of
 ``pptrace accuracy`` that its value is fitted to. MB is NVIDIA-NeMo/Megatron-Bridge, MC NVIDIA/Megatron-LM, NM
 NVIDIA/NeMo, NL NVIDIA/NeMo-Framework-Launcher, MK kwai/Megatron-Kwai, TT pytorch/torchtitan, PT pytorch/pytorch,
-NT huggingface/nanotron, DS deepspeedai/DeepSpeed, MD bigscience-workshop/Megatron-DeepSpeed, DR the DeepSeek-V3
-Technical Report (arXiv 2412.19437).
+NT huggingface/nanotron, DS deepspeedai/DeepSpeed, MD bigscience-workshop/Megatron-DeepSpeed, BS
+bigscience-workshop/bigscience, DR the DeepSeek-V3 Technical Report (arXiv 2412.19437).
 """
 
 from __future__ import annotations
@@ -346,9 +346,9 @@ _BIGSCIENCE = (
     _REDUCED,
     _HALF_GRADIENTS,
     _PARTITIONED,
+    _HOST_OF_KERNELS,
     _rule(
-        "fitted to the best microbatches of BLOOM's prequel: processes on the wrong cores",
-        {"costs.skew": "200 us"},
+        "BS train/tr11-176B-ml/chronicles-prequel.md: CUDA_LAUNCH_BLOCKING=1", {"costs.blocking_launches": True}
     ),
     _rule("fitted to the memory of BLOOM's prequel", {"costs.fragmentation": 0.33}),
 )

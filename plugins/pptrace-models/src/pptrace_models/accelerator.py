@@ -340,11 +340,6 @@ class _Groups(Struct, frozen=True, kw_only=True):
     """Sizes of the groups."""
     deduplicated: bool = False
     """Whether a token is sent once to a place that has several of its experts."""
-    wait_ns: int = 0
-    """Expected wait of a tensor-parallel collective for the last device of its group."""
-
-    def _waits_ns(self, axis: str, collectives: Sequence[str]) -> int:
-        return len(collectives) * self.wait_ns if axis in {"tp", "etp"} else 0
 
 
 class ByFormula(_Groups, frozen=True, kw_only=True, dict=True):
@@ -375,7 +370,7 @@ class ByFormula(_Groups, frozen=True, kw_only=True, dict=True):
         if self.every_nic and self.network and axis in {"tp", "etp"} and extent > self.device.scale_up_size:
             fabric = self._nics_fabric(1, devices, self.ranks * shard.replicas)
         rounds = sum(_ROUNDS[name] for name in collectives)
-        return fabric.ring_ns(size_bytes, devices, rounds) + self._waits_ns(axis, collectives)
+        return fabric.ring_ns(size_bytes, devices, rounds)
 
     def siblings_ns(self, size_bytes: int, replicas: int, extent: int) -> int:
         """Return the time to gather over ``replicas`` of one module, which ``extent`` devices hold."""
@@ -489,8 +484,7 @@ class OnLinks(_Groups, frozen=True, kw_only=True):
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of collectives, one after another, over ``tp``, ``cp``, ``etp`` or ``pp``."""
-        total_ns = sum(self.collective_ns(name, axis, size_bytes) for name in collectives)
-        return total_ns + self._waits_ns(axis, collectives)
+        return sum(self.collective_ns(name, axis, size_bytes) for name in collectives)
 
     def siblings_ns(self, size_bytes: int, replicas: int, extent: int) -> int:
         """Return the time to gather over ``replicas`` of one module, which ``extent`` devices hold."""
@@ -528,7 +522,6 @@ def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: 
     """Return the times of collectives: those of the cluster if the request has them, else times by formula."""
     common: dict[str, Any] = {
         "shard": shard, "deduplicated": options.dispatcher == "deduplicated",
-        "wait_ns": round(options.skew * expected_maximum(shard.tp)) if options.skew else 0,
     }  # fmt: skip
     if request.collectives is not None:
         nodes = request.collectives.members("ep-rail") if shard.ep > 1 else 1

@@ -473,8 +473,13 @@ class Costing(Struct, frozen=True, kw_only=True, dict=True):
         graphs = bool(captured & counts.keys())
         return options.host_launch * (graphs + sum(counts[part] for part in counts.keys() - captured))
 
+    def layer_waits(self, kind: Layer, cost: Cost) -> Cost:
+        """Return the time that each pass of a layer of this cost waits for the host."""
+        beside = Cost() if self.options.blocking_launches else cost
+        return beside.host_waits(self.layer_host_ns(kind), frozen=self.model.frozen)
+
     def stage_host_ns(self, layers: Iterable[Layer], *, paired: bool = False) -> int:
-        """Return the time of the host to issue a forward of a stage in ns; 0 if the host issues no layer.
+        """Return the time of the host to issue a forward of a stage in ns; 0 if layers already have all of it.
 
         A stage that is one of several units has a share of the operations beside layers.
 
@@ -483,7 +488,7 @@ class Costing(Struct, frozen=True, kw_only=True, dict=True):
             paired: whether the forward is a member of an overlapped pair.
         """
         options, layers_ns = self.options, sum(map(self.layer_host_ns, layers))
-        if not layers_ns:
+        if not layers_ns or options.blocking_launches:
             return 0
         operations = _OF_NARROW_PAIRED if paired and self.model.precision in NARROW else _OF_ACTION
         beside_ns = options.host_action or (0 if options.host else options.host_launch * operations)
@@ -554,7 +559,7 @@ def layer_cost(costing: Costing, kind: Layer) -> Cost:
     model = costing.model
     group = _exposed(costing, kind, layer_ns(costing, kind))
     cost = costing.layer_work(kind).beside(group)
-    cost += cost.host_waits(costing.layer_host_ns(kind), frozen=model.frozen)
+    cost += costing.layer_waits(kind, cost)
     if model.recompute == "full":
         return cost + _recomputed(costing, kind, cost) if kind.is_recomputed else cost
     recomputed_ns = group.again_ns + costing.again_ns(kind)
@@ -581,7 +586,7 @@ def _recomputed(costing: Costing, kind: Layer, cost: Cost) -> Cost:
     halves = first, second._replace(reduce_ns=0)
     group = _exposed(costing, kind, replace(group, forward_ns=group.forward_ns - second.reduce_ns, halves=halves))
     again = costing.cost(recomputed_operations(costing, kind)).beside(group)
-    again += again.host_waits(costing.layer_host_ns(kind), frozen=costing.model.frozen)
+    again += costing.layer_waits(kind, again)
     return Cost(i=again.f, i_collective=again.f_collective)
 
 

@@ -103,9 +103,6 @@ class RooflineOptions(Parameters):
     spread: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Standard deviation of the devices' speeds, relative to the mean. All computation takes the expected time on
     the slowest device of the job."""
-    skew: Annotated[Duration, Field(ge=0)] = 0
-    """Standard deviation of the times at which the devices of a tensor-parallel group reach a collective. The
-    collective starts at the expected time of the last device."""
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
     """How tokens reach their experts. ``all-to-all``: a token is sent once per expert. ``deduplicated``: it is
     sent once per device and node, which forward it to several of their experts (DeepEP, HybridEP)."""
@@ -179,6 +176,9 @@ class RooflineOptions(Parameters):
     """Time in which the host issues one kernel of a forward of a layer without experts, including the framework's
     code. It applies if ``host_launch`` is 0. Casts and tensor-parallel collectives count as well. A backward takes
     twice as long. It is a lower bound of the layer's time."""
+    blocking_launches: bool = False
+    """Whether the host waits for each kernel of a layer before it issues the next (``CUDA_LAUNCH_BLOCKING``). The
+    host's time is then added to that of the device."""
     host_action: Annotated[Duration, Field(ge=0)] = 0
     """Additional host time per forward of a stage with such layers, for messages, buffers and the schedule; a
     backward takes twice as long. By default, it follows from ``host_launch``."""

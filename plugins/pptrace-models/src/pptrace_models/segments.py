@@ -174,8 +174,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     attention += norms.share(int(kind.mixer != "none"), kind.halves)
     layer = costing.layer_work(kind)
     whole = layer.beside(layer_times.layer_ns(costing, kind))
-    host_ns = costing.layer_host_ns(kind)
-    waits = whole.host_waits(host_ns, frozen=model.frozen)
+    waits = costing.layer_waits(kind, whole)
     if layer.f and layer.i:
         attention += Cost(
             f=waits.f * attention.f // layer.f,
