@@ -124,6 +124,10 @@ _HOST_OF_KERNELS = _rule(
     "fitted to GPT-3 in FP8 of dgxc-benchmarking 25.04: time to issue a kernel of a dense layer",
     {"costs.host_kernel": "0.115 ms"},
 )
+_HOST_OF_X86 = _rule(
+    "likewise; on Grace hosts, recipes have CUDA graphs", {"costs.host_kernel": "0.115 ms"},
+    unless={"device.preset": _GRACE},
+)  # fmt: skip
 _HOST_OF_GRACE = _rule(
     "not fitted: 0.115 ms, times 27 us over 17 us (costs.host_launch of mixtures on Grace and on x86 hosts)",
     {"costs.host_kernel": "0.183 ms"}, when={"device.preset": _GRACE},
@@ -587,7 +591,7 @@ def _stacks() -> tuple[StackOffer, ...]:
         StackOffer(
             name="megatron-deepspeed-2022", summary="BigScience's Megatron-DeepSpeed of 2022.", rules=_BIGSCIENCE
         ),
-        core("0.14", "", *_MEGATRON, _REDUCED_IN_BF16, *_HOSTS, _COPIED_ROWS),
+        core("0.14", "", *_MEGATRON, _REDUCED_IN_BF16, *_HOSTS, _HOST_OF_X86, _COPIED_ROWS),
         StackOffer(
             name="megatron-kwai-2024", summary="Kwai's Megatron-LM of ATC 2024.", inherits="megatron-core-0.14",
             rules=_KWAI, framework="megatron",
