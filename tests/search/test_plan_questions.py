@@ -170,9 +170,9 @@ def test_settings_of_the_configured_job_do_not_end_the_plan(
 
 
 def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
-    (tmp_path / "step.yaml").write_text(
-        json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b"], "pp": [2], "tp": [1], "micro": [1, 2]}})
-    )
+    vary = {**FEW, "schedule": ["1f1b"], "pp": [2], "tp": [1], "micro": [1, 2]}
+    step = {**STEP, "costs": {"host_kernel": "0 ms"}, "plan": vary}
+    (tmp_path / "step.yaml").write_text(json.dumps(step))
     told = ["--gpus", "4", "--top", "2", "--executor", "serial"]
 
     result = CliRunner().invoke(

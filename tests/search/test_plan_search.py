@@ -759,6 +759,7 @@ def test_a_plan_splits_encoders_and_decoder_as_well_as_every_split_by_hand(regis
         "model": MODEL
         | {"hidden": 2048, "layers": 2, "encoders": {"vision": vision, "audio": ENCODER}},
         "device": "a100-sxm", "network": {"name": "hockney", "bandwidth": "100 GB/s"}, "schedule": "1f1b",
+        "costs": {"host_kernel": "0 ms"},
     }  # fmt: skip
     encoders = {name: {"pp": pp, "tp": 1, "dp": 1} for name, pp in ranks.items()}
     vary = {"schedule": ["1f1b"], "pp": [5], "tp": [1], "zero": [0], "recompute": ["none"], "micro": [1]} | {
