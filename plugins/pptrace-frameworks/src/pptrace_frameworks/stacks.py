@@ -471,8 +471,8 @@ _PIPELINED = {"min": 2}
 _NANOTRON_HOSTS: dict[str, tuple[tuple[Any, Any, Any, int], ...]] = {
     "without a pipeline": ((1, {"max": 8}, None, 75), (1, 16, None, 135), (1, 32, None, 270)),
     "with messages between nodes": (
-        (_PIPELINED, 1, None, 100), (_PIPELINED, 2, None, 145), (_PIPELINED, 4, None, 225),
-        (_PIPELINED, 8, None, 360), (_PIPELINED, 16, None, 750), (_PIPELINED, 32, None, 1500),
+        (_PIPELINED, 1, None, 100), (_PIPELINED, 2, None, 140), (_PIPELINED, 4, None, 215),
+        (_PIPELINED, 8, None, 350), (_PIPELINED, 16, None, 780), (_PIPELINED, 32, None, 1500),
     ),
     "on one node": ((2, 2, {"max": 2}, 75), (2, 4, 1, 75), (4, 2, 1, 75)),
 }  # fmt: skip
