@@ -446,7 +446,7 @@ class ByFormula(_Groups, frozen=True, kw_only=True, dict=True):
         return self._nics_fabric(distance, replicas, self.ranks * (self.shard.replicas // whole))
 
     def _nics_fabric(self, distance: int, members: int, groups: int) -> Fabric:
-        """Return the fabric of a ring on the NICs of all its devices, one of ``groups`` consecutive ones."""
+        """Return the fabric of one of ``groups`` consecutive rings, on the NICs of all its devices."""
         outer = data_parallel_fabric(self.network)
         if not outer.rate:
             return outer

@@ -782,9 +782,8 @@ class _Job(Struct, frozen=True, kw_only=True, dict=True):
         in_flight = min(self.request.ranks, microbatches)
         layers_ns = sum(costing.once(layer_cost, kind).f for kind in stage.layers)
         ahead = 1 - sum(map(costing.layer_host_ns, stage.layers)) / max(layers_ns, 1)
-        forwards = (
-            3 * microbatches - 2 * in_flight if microbatches > in_flight else 1
-        )  # a backward is as long as two
+        # A backward is as long as two forwards.
+        forwards = 3 * microbatches - 2 * in_flight if microbatches > in_flight else 1
         return len(stage.layers) * max(in_flight - _RUN_AT_ONCE, forwards * ahead)
 
     @_cached_in("known_times")
