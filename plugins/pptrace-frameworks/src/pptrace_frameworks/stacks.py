@@ -125,8 +125,8 @@ _HOST_OF_KERNELS = _rule(
     {"costs.host_kernel": "0.115 ms"},
 )
 _HOST_OF_X86 = _rule(
-    "fitted to GPT-3 in FP8 of dgxc-benchmarking 25.04; recipes on Grace hosts have CUDA graphs",
-    {"costs.host_kernel": "0.115 ms"}, unless={"device.preset": _GRACE},
+    "fitted to GPT-3 in FP8 of dgxc-benchmarking 25.04; recipes on Grace and Vera hosts have CUDA graphs",
+    {"costs.host_kernel": "0.115 ms"}, unless={"device.preset": [*_GRACE, "vr200"]},
 )  # fmt: skip
 _HOST_OF_GRACE = _rule(
     "not fitted: 0.115 ms, times 27 us over 17 us (costs.host_launch of mixtures on Grace and on x86 hosts)",
