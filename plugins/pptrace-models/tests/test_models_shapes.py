@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, Kind
-from pptrace_models.accelerator import expected_maximum
-from pptrace_models.kernel_times import Shaped, row_tiles, shaped_ns
+from pptrace_models.kernel_times import Shaped, expected_maximum, row_tiles, shaped_ns
 from pptrace_models.layer import Cast, Core, Product, Work
 from pptrace_models.plugin import pptrace_devices
 from pptrace_models.stages import partition

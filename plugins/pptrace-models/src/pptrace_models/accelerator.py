@@ -2,8 +2,6 @@
 
 A ring's gather or scatter of V bytes over n devices has n - 1 steps: (n - 1) latency + (n - 1)/n V / rate. An
 all-reduce is a scatter and a gather. Messages of an exchange between experts start together, with one latency.
-
-``E[max of n] = n * integral of x phi(x) Phi(x)^(n-1) dx`` (David and Nagaraja, Order Statistics, section 3.1).
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import ceil, comb, erf, exp, gcd, pi, sqrt
+from math import ceil, comb, gcd
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias
 
 from msgspec import Struct
@@ -520,9 +518,7 @@ Groups: TypeAlias = ByFormula | OnLinks
 
 def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: RooflineOptions) -> Groups:
     """Return the times of collectives: those of the cluster if the request has them, else times by formula."""
-    common: dict[str, Any] = {
-        "shard": shard, "deduplicated": options.dispatcher == "deduplicated",
-    }  # fmt: skip
+    common: dict[str, Any] = {"shard": shard, "deduplicated": options.dispatcher == "deduplicated"}
     if request.collectives is not None:
         nodes = request.collectives.members("ep-rail") if shard.ep > 1 else 1
         return OnLinks(collective_ns=request.collectives.ns, nodes=nodes, **common)
@@ -530,26 +526,3 @@ def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: 
         device=device, network=request.data_parallel, every_nic=options.every_nic, nic_rates=options.nic_rates,
         ranks=request.ranks, **common,
     )  # fmt: skip
-
-
-_REACH = 10.0
-_STEPS = 2_000
-
-
-@lru_cache(maxsize=256)
-def expected_maximum(count: int) -> float:
-    """Return the expected maximum of ``count`` independent standard normal numbers.
-
-    >>> round(expected_maximum(2), 4)  # 1 / sqrt(pi)
-    0.5642
-    >>> round(expected_maximum(1), 4)
-    0.0
-    """
-    width = 2 * _REACH / _STEPS
-    total = 0.0
-    for step in range(_STEPS + 1):
-        x = step * width - _REACH
-        below = 0.5 * (1 + erf(x / sqrt(2)))
-        weight = 1 if step in {0, _STEPS} else 4 if step % 2 else 2  # Simpson's rule
-        total += weight * x * exp(-x * x / 2) * below ** (count - 1)
-    return count * total * width / 3 / sqrt(2 * pi)
